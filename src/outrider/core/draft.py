@@ -1,0 +1,139 @@
+"""The unit of work that flows from a drafter to the verifier, and what comes back.
+
+Shapes:  N = draft nodes, V = vocabulary, B = sequences, W = longest path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core.host import host_ints
+from outrider.core.noise import ROOT
+
+Origin = Literal["accepted", "recovered", "bonus", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuations of one sequence: a tree, parents before children.
+
+    A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the law node i was drawn
+    from, given its earlier siblings; None says every node was chosen deterministically.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probs_NV: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents)
+        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents))
+        assert self.probs_NV is None or self.probs_NV.shape[0] == len(self.tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def empty(cls) -> Draft:
+        return cls((), ())
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None) -> Draft:
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs_NV)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Children of `node` in the order they were drawn."""
+        return tuple(i for i, parent in enumerate(self.parents) if parent == node)
+
+    def depth(self, node: int) -> int:
+        """Tokens between the root and `node`, itself included; 0 at the root."""
+        count = 0
+        while node != ROOT:
+            count, node = count + 1, self.parents[node]
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDraft:
+    """The drafts of a batch in the flat form that packed kernels take; `unpack` is loss-free.
+
+    `offsets[b]:offsets[b + 1]` are sequence b's nodes; parents count within the sequence.
+    """
+
+    tokens_N: Tensor
+    parents_N: Tensor
+    offsets: tuple[int, ...]
+    probs: tuple[Tensor | None, ...]
+
+    @classmethod
+    def pack(cls, drafts: Sequence[Draft]) -> PackedDraft:
+        offsets = [0]
+        for draft in drafts:
+            offsets.append(offsets[-1] + len(draft))
+        return cls(
+            torch.tensor([t for d in drafts for t in d.tokens], dtype=torch.int64),
+            torch.tensor([p for d in drafts for p in d.parents], dtype=torch.int64),
+            tuple(offsets),
+            tuple(d.probs_NV for d in drafts),
+        )
+
+    def unpack(self) -> list[Draft]:
+        tokens, parents = host_ints(self.tokens_N), host_ints(self.parents_N)
+        ends = zip(self.offsets, self.offsets[1:], self.probs, strict=False)
+        return [Draft(tuple(tokens[a:b]), tuple(parents[a:b]), probs) for a, b, probs in ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target decided: the accepted path, then one token of its own.
+
+    `next_token` is the recovered token after a rejection, the bonus token otherwise.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One sequence's round: what was drafted and what became of it."""
+
+    seq_id: int
+    draft: Draft
+    verdict: Verdict
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the round emitted: the accepted path, then the target's own token."""
+        accepted = (self.draft.tokens[node] for node in self.verdict.path)
+        return (*accepted, self.verdict.next_token)
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.verdict.path)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where each of `tokens` came from."""
+        leaf = self.verdict.path[-1] if self.verdict.path else ROOT
+        refused = [self.draft.tokens[child] for child in self.draft.children(leaf)]
+        last: Origin = "recovered" if refused else "bonus"
+        if not len(self.draft):
+            last = "plain"
+        elif self.verdict.next_token in refused:
+            last = "accepted"  # the outcome was ended at a token that the target had accepted
+        accepted: tuple[Origin, ...] = ("accepted",) * self.num_accepted
+        return (*accepted, last)
+
+    def keep(self, num_tokens: int) -> Outcome:
+        """The same outcome, ended after its first `num_tokens` tokens (at least one)."""
+        assert 1 <= num_tokens <= len(self.tokens)
+        if num_tokens == len(self.tokens):
+            return self
+        path = self.verdict.path[: num_tokens - 1]
+        return Outcome(self.seq_id, self.draft, Verdict(path, self.tokens[num_tokens - 1]))

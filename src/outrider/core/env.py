@@ -1,0 +1,62 @@
+"""The environment, read here and nowhere else.
+
+Every setting has a variable `OUTRIDER_<NAME>` (`outrider config` lists them); the few others that
+change what the program does are documented in `OTHER_VARIABLES`. Importing this module reads
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "OUTRIDER_"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that is no setting: who reads it, and what for."""
+
+    name: str
+    reader: str
+    meaning: str
+
+
+OTHER_VARIABLES = (
+    Variable("OUTRIDER_PYTHON", "scripts/setup", "Interpreter that makes .venv."),
+    Variable(
+        "CXX", "outrider", "C++ compiler of the native kernels; c++, g++ or clang++ if unset."
+    ),
+    Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
+    Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
+    Variable("HF_TOKEN", "huggingface_hub", "Access to gated models."),
+    Variable("HF_HUB_OFFLINE", "huggingface_hub", "1: never go to the network."),
+    Variable("NO_COLOR", "rich", "Any value: no colours."),
+    Variable("COLUMNS", "rich", "Width of tables."),
+)
+
+
+def outrider_variables() -> dict[str, str]:
+    """The variables that name settings, rightly or wrongly; the settings registry checks them."""
+    others = {variable.name for variable in OTHER_VARIABLES}
+    return {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251 - the one reader
+        if name.startswith(PREFIX) and name not in others
+    }
+
+
+def compiler() -> str | None:
+    """The C++ compiler the user asked for."""
+    return _read("CXX")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept; it may not exist yet."""
+    base = _read("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+
+
+def _read(name: str) -> str | None:
+    return os.environ.get(name) or None  # noqa: TID251 - the one reader

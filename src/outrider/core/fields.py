@@ -1,0 +1,81 @@
+"""Dataclass fields that document and check themselves: the single source of flags and settings.
+
+A field made with `setting` carries its help text, its bounds and its choices. The settings registry
+reads them to make command-line flags, environment variables and file keys, so a name, a default or
+a bound is written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a `setting` field says of itself. Bounds are inclusive."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field with help, inclusive bounds and choices."""
+    return field(default=default, metadata={"meta": Meta(text, minimum, maximum, tuple(choices))})
+
+
+def meta_of(item: Field[Any]) -> Meta:
+    meta = item.metadata["meta"]
+    assert isinstance(meta, Meta)
+    return meta
+
+
+def default_of(item: Field[Any]) -> Any:
+    assert item.default is not MISSING
+    return item.default
+
+
+def check_fields(config: DataclassInstance) -> None:
+    """Raise ConfigError for the first field of `config` outside what it declares."""
+    for item in fields(config):
+        check_value(item.name, getattr(config, item.name), meta_of(item))
+
+
+def check_value(name: str, value: object, meta: Meta) -> None:
+    """Raise ConfigError if `value` is not finite, out of bounds or not one of the choices."""
+    if isinstance(value, str) and meta.choices and value not in meta.choices:
+        raise ConfigError(
+            f"{name}: unknown value {value!r}.", hint=did_you_mean(value, meta.choices)
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value}.")
+    low = meta.minimum is not None and value < meta.minimum
+    if low or (meta.maximum is not None and value > meta.maximum):
+        raise ConfigError(f"{name} must be {_range(meta)}, got {value}.")
+
+
+def _range(meta: Meta) -> str:
+    if meta.minimum is None:
+        return f"at most {meta.maximum}"
+    if meta.maximum is None:
+        return f"at least {meta.minimum}"
+    return f"between {meta.minimum} and {meta.maximum}"

@@ -1,0 +1,91 @@
+"""From logits to laws: the one processed distribution that decides, draws and reports.
+
+Temperature, top-k, top-p and min-p turn a node's logits into one law; the same law is the
+acceptance ratio's p, the residual's source and what is drawn from. A greedy law is a point mass,
+held as a token id, so that greedy decoding never builds a distribution.
+
+Shapes:  N = nodes, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.noise import Noise, Role
+from outrider.core.params import SamplingParams
+
+
+# A quotient by less would overflow to infinity, and its law would not be numbers.
+_MIN_TEMPERATURE = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """One law a node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
+
+    tokens: tuple[int, ...] | None = None
+    probs_NV: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.tokens is None) != (self.probs_NV is None)
+
+    def law(self, index: int) -> int | Tensor:
+        """A token id (all mass on it) or probabilities of shape V."""
+        if self.tokens is not None:
+            return self.tokens[index]
+        assert self.probs_NV is not None
+        return self.probs_NV[index]
+
+
+def processed_probs(logits_NV: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities under `params`, temperature > 0; the dtype of `logits_NV` is kept.
+
+    Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
+    top-k edge are all kept, so the law does not depend on the order of a sort.
+    """
+    scaled_NV = logits_NV / max(params.temperature, _MIN_TEMPERATURE)
+    vocab_size = scaled_NV.shape[-1]
+    if 0 < params.top_k < vocab_size:
+        edge_N1 = torch.topk(scaled_NV, params.top_k, dim=-1).values[:, -1:]
+        scaled_NV = scaled_NV.masked_fill(scaled_NV < edge_N1, float("-inf"))
+    probs_NV = torch.softmax(scaled_NV, dim=-1)
+    if params.top_p < 1:
+        probs_NV = _nucleus(probs_NV, params.top_p)
+    if params.min_p > 0:
+        floor_N1 = params.min_p * probs_NV.amax(-1, keepdim=True)
+        probs_NV = _renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0))
+    return probs_NV
+
+
+def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of likeliest tokens whose mass reaches `top_p` (at least one)."""
+    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
+    before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
+    keep_NV = before_NV < top_p
+    keep_NV[:, 0] = True
+    mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
+    return _renormalised(probs_NV.masked_fill(~mask_NV, 0))
+
+
+def _renormalised(probs_NV: Tensor) -> Tensor:
+    return probs_NV / probs_NV.sum(-1, keepdim=True)
+
+
+def mass(law: int | Tensor, token: int) -> float:
+    """The probability that `law`, a point mass or probabilities of shape V, gives `token`."""
+    if isinstance(law, int):
+        return float(law == token)
+    return float(law[token])
+
+
+def draw(law: int | Tensor, noise: Noise, node: int) -> int:
+    """The target's own token after draft node `node`."""
+    return law if isinstance(law, int) else noise.pick(law, node, Role.NEXT)
+
+
+def draw_at(law: int | Tensor, noise: Noise, depth: int) -> int:
+    """The target's own token `depth` places after the round's start, keyed by position."""
+    return law if isinstance(law, int) else noise.pick_at(law, depth)

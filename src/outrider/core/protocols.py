@@ -1,0 +1,163 @@
+"""The seams of the system. Each implementation lives in the folder its docstring names.
+
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
+         K = captured layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.laws import Laws
+from outrider.core.noise import ROOT, Noise
+from outrider.core.params import SamplingParams
+from outrider.core.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """What a drafter asks of the target pass; the engine reads this instead of its class."""
+
+    hidden_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """New tokens of one sequence, as nodes of the tree that hangs from its committed state.
+
+    Node ids count from the last commit, over all steps since: a step's first token is the node
+    after the last one staged, and `parents` may name nodes that earlier steps staged (ROOT is the
+    committed state itself). Logits come back for tokens `logits_from` and later.
+    """
+
+    seq_id: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    logits_from: int = 0
+
+    @classmethod
+    def chain(
+        cls, seq_id: int, tokens: Sequence[int], *, parent: int = ROOT, logits_from: int = 0
+    ) -> StepRow:
+        """A chain of new nodes below `parent`, which must be the last node staged (or ROOT)."""
+        parents = tuple(range(parent, parent + len(tokens)))
+        return cls(seq_id, tuple(tokens), parents, logits_from)
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.tokens) - self.logits_from
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Logits packed row by row, as asked for by each row's `logits_from`.
+
+    `logits_MV` is float32 and may be a view of a buffer that the model's next step overwrites.
+    `num_passes` says how often the weights were read.
+    """
+
+    logits_MV: Tensor
+    hidden_NKD: Tensor | None = None
+    num_passes: int = 1
+
+
+class StateStore(Protocol):
+    """Model memory of many sequences (state/). Nodes are staged by `step`, kept by `commit`.
+
+    Law: after `commit(path)` the next step returns what it would for a model that was fed only
+    the committed tokens. `commit({seq: ()})` is rollback.
+    """
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        """Start a sequence that will read `tokens`; the number already in shared memory."""
+        ...
+
+    def fork(self, source: int, new: int) -> None:
+        """Start `new` with the committed tokens of `source`, sharing whole pages."""
+        ...
+
+    def length(self, seq_id: int) -> int:
+        """Committed tokens."""
+        ...
+
+    def num_staged(self, seq_id: int) -> int: ...
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        """Keep exactly these nodes of each sequence; the number of rows that had to be copied."""
+        ...
+
+    def close(self, seq_id: int) -> None: ...
+
+    @property
+    def num_free_tokens(self) -> int: ...
+
+
+class CausalLM(Protocol):
+    """A decoder over packed token trees (models/). Prefill, decode and verify are one call."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def state(self) -> StateStore: ...
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One sequence's request for a draft.
+
+    `tokens` is everything emitted so far, prompt included; the last one is pending (not yet in
+    the target's memory). `last` is the outcome of the round before, None in a first round.
+    """
+
+    seq_id: int
+    tokens: Sequence[int]
+    last: Outcome | None
+    budget: Budget
+    params: SamplingParams
+    noise: Noise
+
+
+class Drafter(Protocol):
+    """Proposes; never decides (drafters/). It cannot change the output, only the time.
+
+    It may return less than the budget, never more. A drafter that samples reports the very law it
+    drew each node from; `probs_NV` is None only when nothing was sampled.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> DraftNeeds: ...
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]: ...
+    def close(self, seq_id: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRow:
+    """`laws` entry 0 follows the root; entry i + 1 follows draft node i."""
+
+    draft: Draft
+    laws: Laws
+    noise: Noise
+
+
+class AcceptanceRule(Protocol):
+    """Decides; a pure function of its rows (verify/). `exact` claims the target's own law."""
+
+    @property
+    def exact(self) -> bool: ...
+    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]: ...
+
+
+class Controller(Protocol):
+    """Chooses the next budget from past traces (control/)."""
+
+    def budget(self, seq_id: int) -> Budget: ...
+    def observe(self, trace: RoundTrace) -> None: ...

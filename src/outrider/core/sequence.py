@@ -1,0 +1,52 @@
+"""A request in flight: the only mutable request state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outrider.core.draft import Draft, Outcome
+from outrider.core.noise import KeyedNoise
+from outrider.core.params import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+StopMatch = Callable[[Sequence[int]], int | None]
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """`tokens` is the prompt and everything emitted; its last entry is pending.
+
+    Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
+    how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
+    to keep when a stop string ended within; None goes on.
+    """
+
+    seq_id: int
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    limit: int
+    stop_ids: frozenset[int] = frozenset()
+    match: StopMatch | None = None
+    sample: int = 0
+    draft: Draft = field(default_factory=Draft.empty)
+    last: Outcome | None = None
+    num_rounds: int = 0
+    draft_seconds: float = 0.0
+    finish: FinishReason | None = None
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.limit - self.num_emitted
+
+    @property
+    def noise(self) -> KeyedNoise:
+        """The random numbers of the round that starts now."""
+        return KeyedNoise(self.params.seed, self.sample, len(self.tokens))

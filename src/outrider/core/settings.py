@@ -1,0 +1,299 @@
+"""One registry of settings, derived from the fields of the configuration dataclasses.
+
+A setting is written once, as a field with its help, bounds and choices. From that follow its flag
+(`--max-tokens`), its variable (`OUTRIDER_MAX_TOKENS`), its key in `outrider.toml` or a YAML run
+file (`max_tokens`) and its row in docs/settings.md. Layers are given strongest first: command
+line, environment, file; what no layer names keeps its default. Every value remembers its origin.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_type_hints
+
+from outrider.core.config import EngineConfig
+from outrider.core.env import PREFIX
+from outrider.core.errors import ConfigError
+from outrider.core.fields import Meta, check_fields, check_value, default_of, meta_of, setting
+from outrider.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Value: TypeAlias = bool | int | float | str | tuple[str, ...]
+Group = TypeVar("Group", bound="DataclassInstance")
+
+DEFAULT = "default"
+DEFAULT_FILE = "outrider.toml"
+COLORS = ("auto", "always", "never")
+LOG_LEVELS = ("error", "warning", "info", "debug")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramConfig:
+    """What the command line decides besides the engine and the sampling."""
+
+    target: str = setting(
+        "outrider/embedded", "Model whose text you get: a folder or a hub id, or the embedded one."
+    )
+    draft: str = setting(
+        "auto", "Model that proposes: auto is the target's known partner, none does without."
+    )
+    color: str = setting(
+        "auto", "Colour tokens by origin; auto does so on a terminal.", choices=COLORS
+    )
+    log_level: str = setting("warning", "Least severe events to log.", choices=LOG_LEVELS)
+    debug: bool = setting(False, "Show the traceback of an error.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing a user may decide; `kind` is the Python type of its value."""
+
+    name: str
+    kind: type
+    default: Value
+    meta: Meta
+    group: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def accepts(self) -> str:
+        """What a value looks like, for help and documents."""
+        if self.meta.choices:
+            return " | ".join(self.meta.choices)
+        low, high = self.meta.minimum, self.meta.maximum
+        bounds = "" if low is None and high is None else f" {_bound(low)}..{_bound(high)}"
+        return f"{KINDS[self.kind].noun}{bounds}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values of one type are called, and how to read one: from text or as a file has it."""
+
+    noun: str
+    read: Callable[[object], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as a layer states it, still text or untyped, and where it came from."""
+
+    value: object
+    origin: str
+
+
+Layer: TypeAlias = Mapping[str, Given]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The value that won, and the layer it won from (`DEFAULT` if none gave one)."""
+
+    setting: Setting
+    value: Value
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A value for every setting."""
+
+    chosen: Mapping[str, Chosen]
+
+    def engine(self) -> EngineConfig:
+        return self._build(EngineConfig)
+
+    def sampling(self) -> SamplingParams:
+        return self._build(SamplingParams)
+
+    def program(self) -> ProgramConfig:
+        return self._build(ProgramConfig)
+
+    def _build(self, group: type[Group]) -> Group:
+        return group(**{item.name: self.chosen[item.name].value for item in fields(group)})
+
+
+def resolve(*layers: Layer) -> Resolved:
+    """Strongest layer first. Raises ConfigError, naming the origin, for a value that cannot be.
+
+    Values that a stronger layer overrides are checked as well: a mistake in a file is found
+    when it is made, not when the flag that hid it goes away.
+    """
+    chosen = {name: Chosen(item, item.default, origin=DEFAULT) for name, item in SETTINGS.items()}
+    for layer in reversed(layers):
+        for name, given in layer.items():
+            item = SETTINGS[name]
+            chosen[name] = Chosen(item, typed(item, given), given.origin)
+    return Resolved(chosen)
+
+
+def typed(item: Setting, given: Given) -> Value:
+    """`given` as the setting's type, within its bounds."""
+    try:
+        value = KINDS[item.kind].read(given.value)
+    except (ValueError, OverflowError):
+        expected = KINDS[item.kind].noun
+        raise ConfigError(f"{given.origin} must be {expected}, got {given.value!r}.") from None
+    check_value(given.origin, value, item.meta)
+    return value
+
+
+def command_line(values: Mapping[str, object]) -> Layer:
+    """Values by setting name, as the argument parser collected them."""
+    return {name: Given(value, SETTINGS[name].flag) for name, value in values.items()}
+
+
+def environment(variables: Mapping[str, str]) -> Layer:
+    """Raises ConfigError for an OUTRIDER_ variable that names no setting."""
+    by_variable = {item.variable: item.name for item in SETTINGS.values()}
+    _refuse_unknown(variables, by_variable, "unknown variable {}.")
+    return {by_variable[name]: Given(value, name) for name, value in variables.items()}
+
+
+def file(path: Path) -> Layer:
+    """A TOML or YAML file of settings. Raises ConfigError if it cannot be read or understood."""
+    data = _read_mapping(path)
+    _refuse_unknown(data, SETTINGS, f"{path}: unknown key {{}}.")
+    return {name: Given(value, f"{path}:{name}") for name, value in data.items()}
+
+
+def default_file(folder: Path) -> Layer:
+    """`outrider.toml` in `folder`, if it is there."""
+    path = folder / DEFAULT_FILE
+    return file(Path(DEFAULT_FILE) if folder == Path() else path) if path.is_file() else {}
+
+
+def _read_mapping(path: Path) -> dict[str, object]:
+    readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
+    if path.suffix not in readers:
+        raise ConfigError(f"{path}: a settings file ends in .toml, .yaml or .yml.")
+    try:
+        data = readers[path.suffix](path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text.") from None
+    except ValueError as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"{path}: {first_line}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected `setting: value` lines.")
+    return {str(key): value for key, value in cast("dict[object, object]", data).items()}
+
+
+def _read_toml(text: str) -> object:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def _read_yaml(text: str) -> object:
+    import yaml
+
+    try:
+        data: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    return {} if data is None else data
+
+
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], message: str) -> None:
+    known_names = list(known)
+    for name in names:
+        if name not in known_names:
+            raise ConfigError(message.format(repr(name)), hint=nearest(name, known_names))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest of `known` and where to see them all."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}`outrider config` lists every setting."
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(value)
+    return int(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(value)
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    lowered = _text(value).strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(value)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A list of texts; given as text, a JSON list or the one entry itself."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, list | tuple):
+        raise ValueError(value)
+    return tuple(_text(entry) for entry in cast("list[object] | tuple[object, ...]", value))
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else f"{value:g}" if abs(value) < 2**53 else "2^63-1"
+
+
+KINDS: Mapping[type, Kind] = {
+    bool: Kind("a switch (1 or 0)", _switch),
+    int: Kind("an integer", _integer),
+    float: Kind("a number", _number),
+    str: Kind("text", _text),
+    tuple: Kind("a list of texts", _texts),
+}
+
+GROUPS: Mapping[str, type[DataclassInstance]] = {
+    "program": ProgramConfig,
+    "engine": EngineConfig,
+    "sampling": SamplingParams,
+}
+
+
+def _registry() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for group, config in GROUPS.items():
+        hints = get_type_hints(config)
+        for item in fields(config):
+            kind = getattr(hints[item.name], "__origin__", hints[item.name])
+            assert item.name not in found
+            found[item.name] = Setting(
+                item.name, kind, default_of(item), meta_of(item), group=group
+            )
+    return found
+
+
+SETTINGS: Mapping[str, Setting] = _registry()
