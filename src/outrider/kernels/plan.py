@@ -1,0 +1,42 @@
+"""Where each packed token reads and writes: what every attention kernel takes beside tensors.
+
+A token at logical position t attends to exactly t + 1 keys, its own included, taken in logical
+order. The first `visible_N[n]` of them lie in the sequence's pages at positions 0, 1, 2, ...; a
+tree node whose ancestors are not a contiguous run names the rest by arena slot in `extra`.
+
+A kernel's arithmetic for a token may depend on those keys in that order and on nothing else: not
+on the number of packed tokens, on batch mates, or on which pages hold the keys. That is what makes
+a verify pass of K + 1 tokens bit-identical to K + 1 passes of one.
+
+Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E = extra keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """All tensors are int32 and contiguous, on the arena's device, unless said otherwise.
+
+    `pages_BP` holds each sequence's page numbers (unused columns are 0); the slot of logical
+    position t is `pages[t // page_size] * page_size + t % page_size`. `extra_offsets_N1` and
+    `extra_slots_E` are None when every token of the pass lies on a chain.
+    """
+
+    page_size: int
+    tokens_N: Tensor
+    positions_N: Tensor
+    slots_N: Tensor
+    seq_N: Tensor
+    visible_N: Tensor
+    pages_BP: Tensor
+    extra_offsets_N1: Tensor | None = None
+    extra_slots_E: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens_N.shape[0]

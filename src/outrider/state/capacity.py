@@ -1,0 +1,35 @@
+"""How many tokens fit: the arena's size from a model's numbers and the machine's memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from outrider.core.spec import ModelSpec
+
+# Weights, activations and other programs need the rest.
+ARENA_SHARE = 0.25
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that `device` could give out now, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def total_bytes(device: torch.device) -> int:
+    """All memory of `device`, in bytes; a device that shares the host's counts that."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def arena_slots(spec: ModelSpec, *, sequences: int, window: int, device: torch.device) -> int:
+    """Slots for `sequences` full windows, or for as many as a quarter of the memory holds.
+
+    On a CPU, memory of slots that were never written is not resident.
+    """
+    affordable = int(total_bytes(device) * ARENA_SHARE) // spec.kv_bytes_per_token
+    return min(sequences * window, affordable)

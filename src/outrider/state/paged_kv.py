@@ -1,0 +1,246 @@
+"""The KV arena: one allocation, append in place, rollback by moving an integer.
+
+Committed tokens of a sequence fill its pages from position 0. Nodes staged since the last commit
+follow at positions `length`, `length + 1`, ... in the order they were fed, whatever their tree
+looks like. Committing a chain therefore changes integers only. Committing another path first copies
+the accepted rows that are out of place, inside the arena, and says how many. Rejected rows are dead
+space: no plan names their slots, and later nodes overwrite them.
+
+Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
+         P = page-table columns, E = extra keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.noise import ROOT
+from outrider.core.protocols import StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.plan import PackedPlan
+from outrider.state.pages import PagePool
+
+_Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """Memory of one sequence. `parents` describes the nodes staged since the last commit."""
+
+    pages: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list[int])
+    staged: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+
+    @property
+    def staged_is_chain(self) -> bool:
+        return self.parents == list(range(ROOT, len(self.parents) - 1))
+
+
+class PagedKV:
+    """StateStore over one arena tensor of shape [L, 2, G, S, D], allocated and written once."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_slots: int,
+        page_size: int,
+    ) -> None:
+        num_pages = -(-num_slots // page_size)
+        shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, spec.head_dim)
+        self.arena = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = tuple((layer[0], layer[1]) for layer in self.arena)
+        self._pool = PagePool(num_pages, page_size)
+        self._page_size = page_size
+        self._device = device
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        assert seq_id not in self._sequences
+        pages = self._pool.find_prefix(tokens)
+        for page in pages:
+            self._pool.share(page)
+        reused = len(pages) * self._page_size
+        self._sequences[seq_id] = _Sequence(pages, list(tokens[:reused]))
+        return reused
+
+    def fork(self, source: int, new: int) -> None:
+        assert new not in self._sequences
+        old = self._sequences[source]
+        whole = len(old.tokens) // self._page_size
+        pages = old.pages[:whole]
+        for page in pages:
+            self._pool.share(page)
+        rest = len(old.tokens) - whole * self._page_size
+        self._sequences[new] = _Sequence(pages, list(old.tokens))
+        if rest:
+            pages.append(self._pool.take())
+            start = whole * self._page_size
+            self._copy(
+                self._slots(old, start, rest), self._slots(self._sequences[new], start, rest)
+            )
+
+    def length(self, seq_id: int) -> int:
+        return len(self._sequences[seq_id].tokens)
+
+    def num_staged(self, seq_id: int) -> int:
+        return len(self._sequences[seq_id].staged)
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self._pool.num_free * self._page_size
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        return sum(self._commit(self._sequences[seq_id], path) for seq_id, path in paths.items())
+
+    def close(self, seq_id: int) -> None:
+        self._pool.release(self._sequences.pop(seq_id).pages)
+
+    def live_slots(self) -> Tensor:
+        """Slots that hold committed rows, int64; every other slot is dead space."""
+        live = [self._slots(seq, 0, len(seq.tokens)) for seq in self._sequences.values()]
+        return torch.tensor(sorted({slot for slots in live for slot in slots}), dtype=torch.int64)
+
+    def check(self) -> None:
+        """Assert that no page leaked or is counted twice."""
+        self._pool.check([seq.pages for seq in self._sequences.values()])
+
+    def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
+        """Stage the rows' tokens as new nodes and say where each reads and writes.
+
+        Raises CapacityError, with nothing staged, when the free pages do not suffice.
+        """
+        self._reserve(rows)
+        columns = _Columns()
+        for index, row in enumerate(rows):
+            self._stage(columns, index, row)
+        return columns.plan(self._tables(rows), self._page_size, self._device)
+
+    def _reserve(self, rows: Sequence[StepRow]) -> None:
+        for row in rows:
+            seq = self._sequences[row.seq_id]
+            end = len(seq.tokens) + len(seq.staged) + len(row.tokens)
+            while len(seq.pages) * self._page_size < end:
+                seq.pages.append(self._pool.take())
+
+    def _stage(self, columns: _Columns, index: int, row: StepRow) -> None:
+        seq = self._sequences[row.seq_id]
+        base, first = len(seq.tokens), len(seq.staged)
+        seq.staged += row.tokens
+        seq.parents += row.parents
+        slots = self._slots(seq, base + first, len(row.tokens))
+        columns.tokens += row.tokens
+        columns.slots += slots
+        columns.seq += [index] * len(row.tokens)
+        if seq.staged_is_chain:
+            positions = range(base + first, base + len(seq.staged))
+            columns.add_chain(positions)
+            return
+        for node in range(first, len(seq.staged)):
+            path = _path(seq.parents, node)
+            run = _run_length(path)
+            extra = [self._slots(seq, base + n, 1)[0] for n in path[run:]]
+            columns.add_node(position=base + len(path) - 1, visible=base + run, extra=extra)
+
+    def _slots(self, seq: _Sequence, start: int, count: int) -> list[int]:
+        size, pages = self._page_size, seq.pages
+        return [pages[t // size] * size + t % size for t in range(start, start + count)]
+
+    def _tables(self, rows: Sequence[StepRow]) -> _Table:
+        tables = [self._sequences[row.seq_id].pages for row in rows]
+        pages_BP = np.zeros((len(rows), max(map(len, tables))), dtype=np.int32)
+        for index, pages in enumerate(tables):
+            pages_BP[index, : len(pages)] = pages
+        return pages_BP
+
+    def _commit(self, seq: _Sequence, path: Sequence[int]) -> int:
+        moved = [(node, place) for place, node in enumerate(path) if node != place]
+        base, filled = len(seq.tokens), len(seq.tokens) // self._page_size
+        if moved:
+            source = [self._slots(seq, base + node, 1)[0] for node, _ in moved]
+            target = [self._slots(seq, base + place, 1)[0] for _, place in moved]
+            self._copy(source, target)
+        seq.tokens += [seq.staged[node] for node in path]
+        seq.staged, seq.parents = [], []
+        for index in range(filled, len(seq.tokens) // self._page_size):
+            self._pool.remember(seq.pages, seq.tokens, index)
+        return len(moved)
+
+    def _copy(self, source: list[int], target: list[int]) -> None:
+        into = torch.tensor(target, device=self._device)
+        rows = self.arena[:, :, :, torch.tensor(source, device=self._device)]
+        self.arena.index_copy_(3, into, rows)
+
+
+class _Columns:
+    """The growing columns of a plan, one entry a packed token."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.seq: list[int] = []
+        self.visible: list[int] = []
+        self.extra: list[list[int]] = []
+
+    def add_chain(self, positions: range) -> None:
+        self.positions += positions
+        self.visible += range(positions.start + 1, positions.stop + 1)
+        self.extra += [[]] * len(positions)
+
+    def add_node(self, *, position: int, visible: int, extra: list[int]) -> None:
+        self.positions.append(position)
+        self.visible.append(visible)
+        self.extra.append(extra)
+
+    def plan(self, pages_BP: _Table, page_size: int, device: torch.device) -> PackedPlan:
+        columns = [self.tokens, self.positions, self.slots, self.seq, self.visible]
+        packed_5N = _tensor(np.array(columns, dtype=np.int32), device)
+        tokens_N, positions_N, slots_N, seq_N, visible_N = packed_5N.unbind(0)
+        offsets_N1, extra_E = None, None
+        if any(self.extra):
+            ends = np.cumsum([0, *map(len, self.extra)], dtype=np.int32)
+            flat = [slot for slots in self.extra for slot in slots]
+            offsets_N1 = _tensor(ends, device)
+            extra_E = _tensor(np.array(flat, dtype=np.int32), device)
+        return PackedPlan(
+            page_size=page_size,
+            tokens_N=tokens_N,
+            positions_N=positions_N,
+            slots_N=slots_N,
+            seq_N=seq_N,
+            visible_N=visible_N,
+            pages_BP=_tensor(pages_BP, device),
+            extra_offsets_N1=offsets_N1,
+            extra_slots_E=extra_E,
+        )
+
+
+def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) -> Tensor:
+    tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+    return tensor.to(device)
+
+
+def _path(parents: Sequence[int], node: int) -> list[int]:
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _run_length(path: Sequence[int]) -> int:
+    """How many leading nodes of `path` lie where a chain would put them."""
+    run = 0
+    while run < len(path) and path[run] == run:
+        run += 1
+    return run

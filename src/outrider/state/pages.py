@@ -1,0 +1,104 @@
+"""Pages of the KV arena: who holds them, which are free, and which still hold a known prefix.
+
+Free pages form a ring: released at the tail, taken from the head. A page keeps its content while
+it is free, and a full page stays findable by that content until it is taken again, so a later
+sequence with the same beginning shares it instead of computing it again. Shared pages are never
+written: only whole pages are shared, and a sequence writes past its committed length.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from outrider.core.errors import CapacityError
+
+# A page is named by (number, generation); the generation says which filling of it is meant.
+_Name = tuple[int, int]
+_Key = tuple[_Name, tuple[int, ...]]
+_START = (-1, 0)
+
+
+class PagePool:
+    """Reference counts, the free ring and the index of full pages. All integers, no tensors."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        self._holders = [0] * num_pages
+        self._generation = [0] * num_pages
+        self._key_of: dict[int, _Key] = {}
+        self._page_of: dict[_Key, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free page for the caller alone; what it held is forgotten. Raises CapacityError."""
+        if not self._free:
+            raise CapacityError(
+                f"the KV arena is full: all {self.num_pages} pages of {self.page_size} tokens "
+                "are in use.",
+                hint="raise --arena-tokens, or lower --batch-size or --max-tokens",
+            )
+        page, _ = self._free.popitem(last=False)
+        self._holders[page] = 1
+        self._generation[page] += 1
+        self._forget(page)
+        return page
+
+    def share(self, page: int) -> None:
+        """One more holder of `page`; it leaves the free ring if it was there."""
+        self._free.pop(page, None)
+        self._holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give up `pages` of one sequence; the last become free first, so beginnings live on."""
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            assert self._holders[page] >= 0
+            if self._holders[page] == 0:
+                self._free[page] = None
+
+    def remember(self, pages: Sequence[int], tokens: Sequence[int], index: int) -> None:
+        """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds."""
+        page = pages[index]
+        if page in self._key_of:
+            return
+        start = index * self.page_size
+        parent = self._name(pages[index - 1]) if index else _START
+        key = (parent, tuple(tokens[start : start + self.page_size]))
+        if key not in self._page_of:
+            self._key_of[page] = key
+            self._page_of[key] = page
+
+    def find_prefix(self, tokens: Sequence[int]) -> list[int]:
+        """The longest run of known full pages that `tokens` begins with."""
+        found: list[int] = []
+        parent = _START
+        for start in range(0, len(tokens) - self.page_size + 1, self.page_size):
+            page = self._page_of.get((parent, tuple(tokens[start : start + self.page_size])))
+            if page is None:
+                break
+            found.append(page)
+            parent = self._name(page)
+        return found
+
+    def check(self, held: Sequence[Sequence[int]]) -> None:
+        """Assert that every page is free or held by exactly as many sequences as counted."""
+        counts = [0] * self.num_pages
+        for pages in held:
+            for page in pages:
+                counts[page] += 1
+        assert counts == self._holders
+        assert all((page in self._free) == (count == 0) for page, count in enumerate(counts))
+
+    def _name(self, page: int) -> _Name:
+        return page, self._generation[page]
+
+    def _forget(self, page: int) -> None:
+        key = self._key_of.pop(page, None)
+        if key is not None:
+            del self._page_of[key]
