@@ -1,0 +1,134 @@
+"""A smaller model drafts a chain, one pass a token for the whole batch.
+
+The chain's nodes stay staged in the draft model's memory until the next proposal. Then those that
+turned out to be the text are committed and the rest is dead space: nothing is ever fed twice, and
+a round that did not ask for a draft needs no message.
+
+Shapes:  V = vocabulary, M = rows that draft at this depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.laws import processed_probs
+from outrider.core.noise import Role
+from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft under construction."""
+
+    row: DraftRow
+    tokens: list[int] = field(default_factory=list[int])
+    laws: list[Tensor] = field(default_factory=list[Tensor])
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tokens) >= self.row.budget.depth
+
+    def grow(self, logits_V: Tensor, argmax: int) -> None:
+        if self.row.params.greedy:
+            self.tokens.append(argmax)
+            return
+        law_V = processed_probs(logits_V[None], self.row.params)[0]
+        self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))
+        self.laws.append(law_V)
+
+    def draft(self) -> Draft:
+        return Draft.chain(self.tokens, torch.stack(self.laws) if self.laws else None)
+
+
+class ModelDrafter:
+    """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass."""
+
+    name = "model"
+    needs = DraftNeeds()
+
+    def __init__(
+        self, model: CausalLM, argmax: Callable[[Tensor], list[int]], *, chunk: int
+    ) -> None:
+        self._model = model
+        self._argmax = argmax
+        self._chunk = chunk
+        self._staged: dict[int, Sequence[int]] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._model.state.open(seq_id, prompt[:-1])
+        self._staged[seq_id] = ()
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        chains = [_Chain(row) for row in rows]
+        live = [chain for chain in chains if not chain.complete]
+        if not live:
+            return [chain.draft() for chain in chains]
+        logits_MV = self._read([chain.row for chain in live])
+        while True:
+            best = self._argmax(logits_MV)
+            for index, chain in enumerate(live):
+                chain.grow(logits_MV[index], best[index])
+            live = [chain for chain in live if not chain.complete]
+            if not live:
+                break
+            logits_MV = self._extend(live)
+        for chain in chains:
+            # The last token of a chain is never fed: nothing is drafted after it.
+            self._staged[chain.row.seq_id] = chain.tokens[:-1]
+        return [chain.draft() for chain in chains]
+
+    def close(self, seq_id: int) -> None:
+        self._model.state.close(seq_id)
+        del self._staged[seq_id]
+
+    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Bring memory up to each row's last token; the logits that follow it."""
+        feeds = [StepRow.chain(row.seq_id, self._unread(row)) for row in rows]
+        feeds = [replace(feed, logits_from=len(feed.tokens) - 1) for feed in feeds]
+        logits_MV = self._model.step(feeds, self.needs).logits_MV
+        self._model.state.commit({feed.seq_id: range(len(feed.tokens)) for feed in feeds})
+        return logits_MV
+
+    def _unread(self, row: DraftRow) -> Sequence[int]:
+        """Commit what was rightly drafted, read all but a token or two of the rest."""
+        state = self._model.state
+        length = state.length(row.seq_id)
+        kept = _num_common(self._staged[row.seq_id], row.tokens[length:-1])
+        state.commit({row.seq_id: range(kept)})
+        start, end = length + kept, len(row.tokens) - 1
+        if end - start > 1:
+            for at in range(start, end, self._chunk):
+                self._feed(row.seq_id, row.tokens[at : min(at + self._chunk, end)])
+            start = end
+        return row.tokens[start:]
+
+    def _feed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
+        self._model.state.commit({seq_id: range(len(tokens))})
+
+    def _extend(self, chains: Sequence[_Chain]) -> Tensor:
+        """Stage each chain's newest token below the one before; the logits that follow it."""
+        state = self._model.state
+        feeds = [
+            StepRow.chain(
+                chain.row.seq_id,
+                chain.tokens[-1:],
+                parent=state.num_staged(chain.row.seq_id) - 1,
+            )
+            for chain in chains
+        ]
+        return self._model.step(feeds, self.needs).logits_MV
+
+
+def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

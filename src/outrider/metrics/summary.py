@@ -1,0 +1,82 @@
+"""Round traces in, numbers out. Nothing else in the project counts tokens, passes or seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from outrider.core.budget import RoundTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a request, or a whole run, cost and got.
+
+    `seconds` has the keys prefill (passes that read prompt tokens), draft, verify, accept and
+    total (wall clock). Invariants: emitted = accepted + rounds; accepted <= drafted.
+    """
+
+    drafter: str
+    k: int
+    num_rounds: int
+    num_target_passes: int
+    num_drafted: int
+    num_accepted: int
+    num_emitted: int
+    seconds: Mapping[str, float]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted; 0 when nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean emitted per round, the target's own token included; plain decoding is 1."""
+        return self.num_emitted / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        total = self.seconds["total"]
+        return self.num_emitted / total if total > 0 else 0.0
+
+    @property
+    def draft_share(self) -> float:
+        """Share of the wall clock spent drafting."""
+        total = self.seconds["total"]
+        return self.seconds["draft"] / total if total > 0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "drafter": self.drafter,
+            "k": self.k,
+            "num_rounds": self.num_rounds,
+            "num_target_passes": self.num_target_passes,
+            "num_drafted": self.num_drafted,
+            "num_accepted": self.num_accepted,
+            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+        }
+
+
+def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_seconds: float) -> Stats:
+    """Add up `traces`; a pass that several of them share is counted once."""
+    records = list(traces)
+    passes = {trace.pass_index: trace for trace in records}.values()
+    reading = {trace.pass_index for trace in records if trace.num_prompt_tokens}
+    verify = {trace.pass_index: trace.verify_seconds for trace in passes}
+    return Stats(
+        drafter=drafter,
+        k=k,
+        num_rounds=sum(trace.num_emitted > 0 for trace in records),
+        num_target_passes=sum(trace.num_target_passes for trace in passes),
+        num_drafted=sum(trace.num_drafted for trace in records),
+        num_accepted=sum(trace.num_accepted for trace in records),
+        num_emitted=sum(trace.num_emitted for trace in records),
+        seconds={
+            "prefill": sum(seconds for index, seconds in verify.items() if index in reading),
+            "draft": sum(trace.draft_seconds for trace in passes),
+            "verify": sum(seconds for index, seconds in verify.items() if index not in reading),
+            "accept": sum(trace.accept_seconds for trace in passes),
+            "total": total_seconds,
+        },
+    )
