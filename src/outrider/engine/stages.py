@@ -1,0 +1,189 @@
+"""What an engine does to a batch of sequences: draft, then one target pass that verifies.
+
+The pending token is the first row of the next verification, so a round is exactly one target pass
+whatever the batch, and plain decoding is the round with an empty draft. A first round also carries
+the rest of the prompt, and prompt chunks of other sequences ride in the same pass.
+
+Shapes:  M = packed logits rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from time import perf_counter
+
+from torch import Tensor
+
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Draft, Outcome
+from outrider.core.errors import DrafterError
+from outrider.core.laws import Laws, processed_probs
+from outrider.core.noise import ROOT
+from outrider.core.protocols import (
+    AcceptanceRule,
+    CausalLM,
+    Controller,
+    Drafter,
+    DraftRow,
+    JudgeRow,
+    StepRow,
+)
+from outrider.core.sequence import LiveSequence
+from outrider.engine.clamp import clamp
+from outrider.engine.round import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
+    decoding: the first maximum wins. `sink` receives one trace a sequence and round."""
+
+    target: CausalLM
+    drafter: Drafter
+    rule: AcceptanceRule
+    controller: Controller
+    argmax: Callable[[Tensor], list[int]]
+    sink: Callable[[RoundTrace], None]
+    passes: Iterator[int] = field(default_factory=count)
+
+    def run(self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk]) -> list[Outcome]:
+        if batch:
+            self.draft(batch)
+        return self.verify(batch, chunks)
+
+    def why_not(self) -> str | None:
+        return None
+
+    def draft(self, batch: Sequence[LiveSequence]) -> None:
+        """Ask the drafter for each sequence's next draft, within its budget and its room."""
+        started = perf_counter()
+        rows = [row for row in map(self._draft_row, batch) if row.budget.depth > 0]
+        drafts = self.drafter.propose(rows) if rows else []
+        proposed = {row.seq_id: self._checked(row, d) for row, d in zip(rows, drafts, strict=True)}
+        seconds = perf_counter() - started
+        for seq in batch:
+            seq.draft = proposed.get(seq.seq_id, Draft.empty())
+            seq.draft_seconds = seconds
+
+    def verify(self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk]) -> list[Outcome]:
+        """One target pass over drafts and prompt chunks; then accept, clamp, commit, append."""
+        started = perf_counter()
+        offers = [self._offer(seq) for seq in batch]
+        reads = [self._chunk_row(chunk) for chunk in chunks]
+        out = self.target.step([*offers, *reads], self.drafter.needs)
+        laws = self._laws(batch, out.logits_MV)
+        judged = perf_counter()
+        outcomes = self._outcomes(batch, laws)
+        paths: dict[int, Sequence[int]] = {r.seq_id: range(len(r.tokens)) for r in reads}
+        for row, outcome in zip(offers, outcomes, strict=True):
+            paths[row.seq_id] = _kept(row.logits_from + 1, outcome)
+        num_copied = self.target.state.commit(paths)
+        ended = perf_counter()
+        blank = RoundTrace(
+            seq_id=0,
+            pass_index=next(self.passes),
+            drafter=self.drafter.name,
+            batch_size=len(batch) + len(chunks),
+            num_target_passes=out.num_passes,
+            num_prompt_tokens=0,
+            num_drafted=0,
+            num_accepted=0,
+            num_emitted=0,
+            num_rows_copied=num_copied,
+            draft_seconds=batch[0].draft_seconds if batch else 0.0,
+            verify_seconds=judged - started,
+            accept_seconds=ended - judged,
+        )
+        for row in reads:
+            self._report(replace(blank, seq_id=row.seq_id, num_prompt_tokens=len(row.tokens)))
+        for seq, row, outcome in zip(batch, offers, outcomes, strict=True):
+            _append(seq, outcome)
+            self._report(_round_trace(blank, row, outcome))
+        return outcomes
+
+    def _outcomes(self, batch: Sequence[LiveSequence], laws: Sequence[Laws]) -> list[Outcome]:
+        rows = [JudgeRow(s.draft, law, s.noise) for s, law in zip(batch, laws, strict=True)]
+        outcomes: list[Outcome] = []
+        for seq, verdict in zip(batch, self.rule(rows), strict=True):
+            outcome, seq.finish = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _report(self, trace: RoundTrace) -> None:
+        self.controller.observe(trace)
+        self.sink(trace)
+
+    def _draft_row(self, seq: LiveSequence) -> DraftRow:
+        depth = min(self.controller.budget(seq.seq_id).depth, seq.room - 1)
+        return DraftRow(seq.seq_id, seq.tokens, seq.last, Budget(depth), seq.params, seq.noise)
+
+    def _checked(self, row: DraftRow, draft: Draft) -> Draft:
+        """A drafter is not trusted: an over-long draft or a foreign id never reaches the target."""
+        if any(not 0 <= token < self.target.spec.vocab_size for token in draft.tokens):
+            raise DrafterError(f"drafter {self.drafter.name!r} proposed an id that does not exist.")
+        deepest = max(map(draft.depth, range(len(draft))), default=0)
+        if deepest > row.budget.depth:
+            raise DrafterError(
+                f"drafter {self.drafter.name!r} proposed {deepest} tokens in a row "
+                f"where {row.budget.depth} were asked for."
+            )
+        return draft
+
+    def _offer(self, seq: LiveSequence) -> StepRow:
+        """What the target has not read, ending with the pending token, and the draft below it."""
+        unread = seq.tokens[self.target.state.length(seq.seq_id) :]
+        root = len(unread) - 1
+        below = (root + 1 + parent for parent in seq.draft.parents)
+        return StepRow(
+            seq.seq_id,
+            (*unread, *seq.draft.tokens),
+            (*range(ROOT, root), *below),
+            logits_from=root,
+        )
+
+    def _chunk_row(self, chunk: Chunk) -> StepRow:
+        start = self.target.state.length(chunk.seq.seq_id)
+        tokens = chunk.seq.tokens[start : start + chunk.num_tokens]
+        return StepRow.chain(chunk.seq.seq_id, tokens, logits_from=len(tokens))
+
+    def _laws(self, batch: Sequence[LiveSequence], logits_MV: Tensor) -> list[Laws]:
+        """One processed law a draft node and one for the root, of each sequence.
+
+        Greedy rows share one argmax over the whole pass, which is the round's only host sync.
+        """
+        best = self.argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
+        laws: list[Laws] = []
+        start = 0
+        for seq in batch:
+            end = start + 1 + len(seq.draft)
+            if seq.params.greedy:
+                laws.append(Laws(tokens=tuple(best[start:end])))
+            else:
+                laws.append(Laws(probs_NV=processed_probs(logits_MV[start:end], seq.params)))
+            start = end
+        return laws
+
+
+def _append(seq: LiveSequence, outcome: Outcome) -> None:
+    seq.tokens += outcome.tokens
+    seq.last = outcome
+    seq.num_rounds += 1
+    seq.draft = Draft.empty()
+
+
+def _round_trace(blank: RoundTrace, row: StepRow, outcome: Outcome) -> RoundTrace:
+    return replace(
+        blank,
+        seq_id=outcome.seq_id,
+        num_prompt_tokens=row.logits_from,
+        num_drafted=len(outcome.draft),
+        num_accepted=outcome.num_accepted,
+        num_emitted=len(outcome.tokens),
+    )
+
+
+def _kept(num_fed: int, outcome: Outcome) -> list[int]:
+    """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
+    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
