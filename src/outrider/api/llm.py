@@ -1,0 +1,187 @@
+"""Text in, text out: load a pair once, then stream, generate and chat.
+
+llm = LLM("outrider/embedded")
+for event in llm.stream("def quicksort(items):"):
+    print(event.text, end="")
+print(llm.last_result.summary())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from outrider.api.loading import LoadedPair, load_pair
+from outrider.api.reader import Reader
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.stream import StopMatcher
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.budget import RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.sequence import LiveSequence
+from outrider.core.spec import ModelSpec
+from outrider.engine.build import Parts, build_engine
+from outrider.kernels.registry import Kernels
+
+EMBEDDED = "outrider/embedded"
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A target model, perhaps a draft model, and an engine that runs requests on them.
+
+    `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
+    unless the configuration names another drafter. Raises CheckpointError, VocabularyError,
+    ConfigError or MachineError, each with a hint.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = EMBEDDED,
+        *,
+        draft: str | Path | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
+        self._readers: dict[int, Reader] = {}
+        parts = Parts(self._pair.target, self._pair.draft, self.kernels.argmax)
+        self._engine = build_engine(
+            self.config, parts, num_slots=self._pair.num_slots, sink=self._record
+        )
+        self._seq_ids = count()
+        self._last: GenerationResult | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._pair.tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._pair.target.spec
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._pair.target.kernels
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should hear once: fallbacks taken, limits that are not the defaults."""
+        return self._pair.notes
+
+    @property
+    def drafter(self) -> str:
+        """The drafter in use; "none" means speculation is off."""
+        return self._engine.drafter.name
+
+    @property
+    def last_result(self) -> GenerationResult:
+        """The result of the newest request that ended."""
+        if self._last is None:
+            raise ConfigError("no request has ended yet.", hint="read a stream to its end first")
+        return self._last
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextEvent]:
+        """Yield an event a round. Leaving early cancels the request and frees its memory.
+
+        Raises ConfigError at once when prompt and draft do not fit the window, and CapacityError
+        on the first event asked for when the arena could never hold them.
+        """
+        return self._follow(self._reader(prompt, params or SamplingParams()))
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[GenerationResult]:
+        """Run all prompts, up to `batch_size` at once; results in the order of the prompts."""
+        batch = [prompts] if isinstance(prompts, str) else prompts
+        if batch and isinstance(batch[0], int):
+            raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
+        readers = [self._reader(prompt, params or SamplingParams()) for prompt in batch]
+        try:
+            for reader in readers:
+                self._submit(reader)
+            while any(reader.seq.finish is None for reader in readers):
+                self._advance()
+        finally:
+            for reader in readers:
+                self._retire(reader)
+        return [self._result(reader) for reader in readers]
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[TextEvent]:
+        """Stream the assistant's next turn, through the checkpoint's own chat template."""
+        text = self.tokenizer.chat(messages)
+        return self.stream(self.tokenizer.encode(text, add_special=False), params)
+
+    def _follow(self, reader: Reader) -> Iterator[TextEvent]:
+        self._submit(reader)
+        try:
+            while reader.seq.finish is None:
+                self._advance()
+                yield from reader.events()
+        finally:
+            self._retire(reader)
+            self._result(reader)
+
+    def _submit(self, reader: Reader) -> None:
+        self._engine.submit(reader.seq)
+        self._readers[reader.seq.seq_id] = reader
+        reader.start()
+
+    def _retire(self, reader: Reader) -> None:
+        self._engine.cancel(reader.seq.seq_id)
+        self._readers.pop(reader.seq.seq_id, None)
+
+    def _advance(self) -> None:
+        """One engine job; what it emitted goes to whoever reads it, also beside this request."""
+        for outcome in self._engine.step():
+            self._readers[outcome.seq_id].take(outcome)
+
+    def _record(self, trace: RoundTrace) -> None:
+        self._readers[trace.seq_id].traces.append(trace)
+
+    def _reader(self, prompt: Prompt, params: SamplingParams) -> Reader:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_ids(ids)
+        stop_ids = frozenset[int]() if params.ignore_eos else self._pair.stop_ids
+        matcher = StopMatcher(self.tokenizer, params.stop)
+        seq = LiveSequence(
+            seq_id=next(self._seq_ids),
+            tokens=ids,
+            prompt_length=len(ids),
+            params=params,
+            limit=self._limit(len(ids), params),
+            stop_ids=stop_ids,
+            match=matcher.push,
+        )
+        return Reader(seq, matcher)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise ConfigError("the prompt is empty.", hint="give at least one token of text")
+        foreign = [i for i in ids if not 0 <= i < self.spec.vocab_size]
+        if foreign:
+            raise ConfigError(
+                f"the prompt has ids outside the vocabulary of {self.spec.vocab_size}: "
+                f"{foreign[:5]}."
+            )
+
+    def _limit(self, num_prompt: int, params: SamplingParams) -> int:
+        """How many tokens may be emitted: a whole draft must fit the window after the last."""
+        window, k = self._pair.window, self._pair.k
+        if num_prompt + k + 1 >= window:
+            raise ConfigError(
+                f"a prompt of {num_prompt} tokens with k={k} does not fit a window of {window} "
+                f"tokens ({self._pair.window_reason}).",
+                hint="shorten the prompt, lower --k, or raise --context if the models allow it",
+            )
+        return min(params.max_tokens, window - num_prompt - k - 1)
+
+    def _result(self, reader: Reader) -> GenerationResult:
+        self._last = reader.result(drafter=self.drafter, k=self._pair.k)
+        return self._last

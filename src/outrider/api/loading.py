@@ -1,0 +1,117 @@
+"""Load a target and its drafter's model, check that they fit, and size their memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.core.config import EngineConfig
+from outrider.core.errors import VocabularyError
+from outrider.engine.build import resolve_drafter, resolve_window
+from outrider.models.hf_config import read_config
+from outrider.models.llama import LlamaModel, Room
+from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
+from outrider.pairs.catalog import draft_of
+from outrider.state.capacity import arena_slots
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """Models in memory and the limits found while loading them.
+
+    `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
+    drafted; `num_slots` is the arena's size in tokens.
+    """
+
+    target: LlamaModel
+    draft: LlamaModel | None
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    window: int
+    window_reason: str
+    k: int
+    num_slots: int
+    notes: tuple[str, ...]
+
+
+def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
+    """Everything is checked before weights are read: names, window, vocabulary."""
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    draft = draft or draft_of(model)
+    drafter = resolve_drafter(config, has_draft=draft is not None)
+    folder = resolve(model)
+    draft_folder = resolve(draft) if draft is not None and drafter == "model" else None
+    tokenizer = Tokenizer.load(folder)
+    if draft_folder is not None:
+        _check_vocabulary(tokenizer, Tokenizer.load(draft_folder), draft_folder.name)
+    target_tokens = read_config(folder).max_tokens
+    draft_tokens = read_config(draft_folder).max_tokens if draft_folder else None
+    window = resolve_window(config, target_tokens, draft_tokens)
+    k = 0 if drafter == "none" else config.k
+    num_slots = config.arena_tokens or _default_slots(folder, config, window)
+    rows = config.batch_size * (k + 1)
+    target = _load(folder, config, num_slots, max_rows=config.prefill_chunk + rows, rows=rows)
+    draft_model = None
+    if draft_folder is not None:
+        largest = max(config.prefill_chunk, 2 * config.batch_size)
+        draft_model = _load(
+            draft_folder, config, num_slots, max_rows=largest, rows=config.batch_size
+        )
+    return LoadedPair(
+        target=target,
+        draft=draft_model,
+        tokenizer=tokenizer,
+        stop_ids=frozenset(target.spec.stop_ids) | frozenset(tokenizer.stop_ids),
+        window=window,
+        window_reason=f"target {target_tokens}, draft {draft_tokens or 'none'}, "
+        f"context {config.context or 'auto'}",
+        k=k,
+        num_slots=num_slots,
+        notes=_notes(target, config),
+    )
+
+
+def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
+    """Raise VocabularyError unless every id means the same token to both."""
+    found = first_differences(target, draft)
+    if not found:
+        return
+    listed = "; ".join(f"{d.token_id}: {d.first!r} and {d.second!r}" for d in found)
+    raise VocabularyError(
+        f"target and draft {name} do not share a vocabulary. The first ids that differ: {listed}.",
+        hint="choose a draft of the target's own family (`outrider pairs`), or --drafter ngram",
+    )
+
+
+def _load(
+    folder: Path, config: EngineConfig, num_slots: int, *, max_rows: int, rows: int
+) -> LlamaModel:
+    room = Room(num_slots=num_slots, page_size=config.page_size, max_rows=max_rows, max_logits=rows)
+    options = LoadOptions(
+        room=room,
+        dtype=config.dtype,
+        device=config.device,
+        force_reference=config.force_reference,
+        threads=config.threads,
+    )
+    return load_model(folder, options)
+
+
+def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
+    size = DTYPES.get(config.dtype, torch.float32).itemsize
+    spec = read_config(folder).spec(folder.name, bytes_per_weight=size, bytes_per_kv=size)
+    return arena_slots(
+        spec, sequences=config.batch_size, window=window, device=pick_device(config.device)
+    )
+
+
+def _notes(target: LlamaModel, config: EngineConfig) -> tuple[str, ...]:
+    """Fallbacks that were not asked for."""
+    if config.force_reference:
+        return ()
+    refused = [f"{c.op}: {reason}" for c in target.kernels.choices for reason in c.refusals]
+    return tuple(refused[:1])

@@ -1,0 +1,170 @@
+"""Text to token ids and back, exactly as the checkpoint's own files say.
+
+Wraps the `tokenizers` library; the only module that touches it. Whether a text begins with BOS is
+what tokenizer.json's post-processor says. As in transformers, the `add_bos_token` that older
+checkpoints keep in tokenizer_config.json counts for nothing beside a tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer as Backend
+
+from outrider.api.chat_template import ChatTemplate
+from outrider.core.errors import CheckpointError
+
+_FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows what it holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One id that two vocabularies read differently; None where one lacks it."""
+
+    token_id: int
+    first: str | None
+    second: str | None
+
+
+class Tokenizer:
+    """Immutable once loaded, and safe to share by threads."""
+
+    def __init__(
+        self, backend: Backend, config: Mapping[str, Any], stop_ids: Sequence[int]
+    ) -> None:
+        self._backend = backend
+        self._config = config
+        self.stop_ids = tuple(stop_ids)
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Raises CheckpointError for a missing or damaged file."""
+        backend = _load_backend(folder / "tokenizer.json")
+        config = _read_json(folder / "tokenizer_config.json")
+        template = folder / "chat_template.jinja"
+        if template.is_file():
+            config = {**config, "chat_template": template.read_text(encoding="utf-8")}
+        return cls(backend, config, _stop_ids(folder, backend, config))
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """`add_special` lets the checkpoint put its BOS before the text; text of the chat
+        template already has it."""
+        return self._backend.encode(text, add_special_tokens=add_special).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Every id with its token, added ones included."""
+        return {i: token for token, i in self._backend.get_vocab(with_added_tokens=True).items()}
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.vocabulary, default=-1) + 1
+
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers exactly when every id means the same token."""
+        text = json.dumps(sorted(self.vocabulary.items()), separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_source is not None
+
+    def chat(self, messages: Sequence[Mapping[str, object]]) -> str:
+        """The prompt text that asks for the next reply. Raises CheckpointError."""
+        return self._template.render(messages)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._template_source is None:
+            raise CheckpointError(
+                "this checkpoint has no chat template, so it cannot chat.",
+                hint="use `outrider generate`, or an instruction-tuned checkpoint",
+            )
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        tokens = {name: _token_text(self._config.get(name)) for name in names}
+        present = {name: token for name, token in tokens.items() if token is not None}
+        return ChatTemplate(self._template_source, present)
+
+    @property
+    def _template_source(self) -> str | None:
+        source: object = self._config.get("chat_template")
+        if isinstance(source, str):
+            return source
+        entries = cast("list[Any]", source) if isinstance(source, list) else []
+        for entry in entries:
+            named = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+            if named.get("name") == "default":
+                return str(named.get("template"))
+        return None
+
+
+def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
+    """The lowest ids that the two read differently; empty if a draft may use either."""
+    left, right = first.vocabulary, second.vocabulary
+    found: list[Difference] = []
+    for token_id in sorted(left.keys() | right.keys()):
+        if left.get(token_id) != right.get(token_id):
+            found.append(Difference(token_id, left.get(token_id), right.get(token_id)))
+        if len(found) == limit:
+            break
+    return found
+
+
+def _load_backend(path: Path) -> Backend:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+        raise CheckpointError(f"{path}: not a tokenizer: {error}", hint=_FILE_HINT) from None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        data: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object.")
+    return cast("dict[str, Any]", data)
+
+
+def _token_text(entry: object) -> str | None:
+    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
+    if isinstance(entry, dict):
+        entry = cast("dict[str, object]", entry).get("content")
+    return entry if isinstance(entry, str) else None
+
+
+def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The first of generation_config, config and tokenizer_config that names an end."""
+    for name in ("generation_config.json", "config.json"):
+        entry: object = _read_json(folder / name).get("eos_token_id")
+        entries = cast("list[object]", entry) if isinstance(entry, list) else [entry]
+        found = tuple(item for item in entries if isinstance(item, int))
+        if found:
+            return found
+    token = _token_text(config.get("eos_token"))
+    end = backend.token_to_id(token) if token else None
+    return () if end is None else (end,)
