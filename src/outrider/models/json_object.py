@@ -1,0 +1,112 @@
+"""A checkpoint's JSON file, read key by key: every complaint names the file and the key.
+
+A key that holds null counts as absent, as in Hugging Face folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from outrider.core.errors import CheckpointError
+
+# Real files stay far below this; the bound keeps a hostile one from filling memory.
+MAX_JSON_BYTES = 64 << 20
+MAX_INTEGER = 2**31 - 1
+MAX_NUMBER = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """`where` is what messages call it: a path, or a path and a key."""
+
+    where: str
+    values: Mapping[str, object]
+
+    @classmethod
+    def read(cls, path: Path) -> JsonObject:
+        """Raises CheckpointError unless `path` is a readable file that holds one JSON object."""
+        try:
+            size = path.stat().st_size
+            if size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path} has {size} bytes, too large for a JSON file.")
+            loaded: object = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path} is not valid JSON: {error}.", hint="download the file again"
+            ) from error
+        if not isinstance(loaded, dict):
+            raise CheckpointError(f"{path} must hold a JSON object, not {_kind(loaded)}.")
+        return cls(str(path), cast("dict[str, object]", loaded))
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def child(self, key: str) -> JsonObject | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object", value)
+        return JsonObject(f"{self.where}: {key}", cast("dict[str, object]", value))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A count of at least 1."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(key, "an integer", value)
+        if not 1 <= value <= MAX_INTEGER:
+            raise CheckpointError(f"{self.where}: {key} must be from 1 to {MAX_INTEGER}, got {value}.")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0, and far from overflow."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number", value)
+        if not 0 < value < MAX_NUMBER:
+            raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string", value)
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """One integer or a list of them; empty if the key is absent."""
+        value = self.values.get(key)
+        found = cast("list[object]", value) if isinstance(value, list) else [value]
+        items = [] if value is None else found
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self.wrong(key, "an integer or a list of integers", value)
+        return tuple(cast("list[int]", items))
+
+    def wrong(self, key: str, expected: str, value: object) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {key} must be {expected}, got {_kind(value)}.")
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise CheckpointError(f"{self.where}: the key {key} is missing.")
+        return default
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else f"{value!r:.40}"

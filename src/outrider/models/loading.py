@@ -1,0 +1,154 @@
+"""From a name to a running model: find the folder, decide precision and device, read the weights.
+
+A name is an alias of a model inside this package, a local folder, or a Hugging Face hub id with an
+optional revision. From the hub only JSON, safetensors and tokenizer files are fetched, and nothing
+that is fetched is ever executed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.kernels.registry import choose
+from outrider.models.hf_config import LlamaConfig, read_config
+from outrider.models.llama import LlamaModel, Room
+from outrider.models.llama_weights import EMBEDDING, Placement
+from outrider.models.weights import Weights
+
+ALIASES = {"outrider/embedded": "target", "outrider/embedded-draft": "draft"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+# Weights in another layout, and subfolders: a second copy of the model that nothing would read.
+_HUB_NOISE = ["consolidated*", "*/*"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu."""
+
+    room: Room
+    dtype: str = "auto"
+    device: str = "auto"
+    force_reference: bool = False
+    threads: int = 0
+
+
+def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> LlamaModel:
+    """`name` is what reports call the model, by default the folder's name.
+
+    Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
+    """
+    config = read_config(folder)
+    device = pick_device(options.device)
+    with Weights(folder) as weights:
+        dtype = _pick_dtype(options.dtype, config, weights)
+        kernels = choose(
+            device=device,
+            dtype=dtype,
+            force_reference=options.force_reference,
+            threads=options.threads,
+        )
+        place = Placement(name or folder.name, dtype, device)
+        return LlamaModel(config, weights, kernels=kernels, place=place, room=options.room)
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises MachineError if this machine lacks the device."""
+    present = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(device for device, there in present.items() if there))
+    if name not in present:
+        raise ConfigError(f"device: unknown value {name!r}.", hint=did_you_mean(name, present))
+    if not present[name]:
+        usable = ", ".join(device for device, there in present.items() if there)
+        raise MachineError(
+            f"the device {name} was asked for, but PyTorch {torch.__version__} sees none.",
+            hint=f"usable here: {usable}; or leave --device at auto",
+        )
+    return torch.device(name)
+
+
+def _pick_dtype(name: str, config: LlamaConfig, weights: Weights) -> torch.dtype:
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
+        return DTYPES[name]
+    own = config.dtype or str(weights.stored_dtype(EMBEDDING)).removeprefix("torch.")
+    if own not in DTYPES:
+        raise CheckpointError(
+            f"{weights.folder} has weights of type {own}, which no kernel takes.",
+            hint=f"choose one with --dtype: {', '.join(DTYPES)}",
+        )
+    return DTYPES[own]
+
+
+def resolve(name: str) -> Path:
+    """The folder that `name` means, downloaded if need be. Raises CheckpointError if none."""
+    if name in ALIASES:
+        return Path(str(files("outrider.pairs") / "tiny" / ALIASES[name]))
+    folder = _as_path(name)
+    if name and folder.is_dir():
+        return folder
+    if name and folder.exists():
+        raise CheckpointError(
+            f"{name} is a file; a model is a folder with config.json, safetensors and tokenizer.",
+            hint=f"try its folder, {folder.resolve().parent}",
+        )
+    if _HUB_ID.fullmatch(name) is None or ".." in name:
+        raise CheckpointError(
+            f"no model {name!r}: there is no such folder, and it is not a hub id of the form "
+            "org/name.",
+            hint=_suggest(folder, name),
+        )
+    return _from_hub(name, folder)
+
+
+def _as_path(name: str) -> Path:
+    try:
+        folder = Path(name).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"cannot look for a model at {name[:200]!r}: {error}.") from error
+    return folder
+
+
+def _from_hub(name: str, folder: Path) -> Path:
+    # Imported here: a local model needs no hub client, and it takes a moment to load.
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import HFValidationError
+
+    repo, _, revision = name.partition("@")
+    try:
+        found = snapshot_download(
+            repo,
+            revision=revision or None,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_NOISE,
+        )
+    except (OSError, HFValidationError) as error:
+        reason = (str(error) or "no reason given").splitlines()[0]
+        raise CheckpointError(
+            f"no model {name!r}: there is no such folder, and as a hub id it is neither in the "
+            f"local cache nor to be had from the Hugging Face hub ({reason})",
+            hint=f"{_suggest(folder, name)} A model that is not public needs `hf auth login`.",
+        ) from error
+    return Path(found)
+
+
+def _suggest(folder: Path, name: str) -> str:
+    """The nearest of what would have worked: aliases, and model folders beside the given path."""
+    parent = folder.parent
+    beside = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
+    return did_you_mean(name, [*ALIASES, *(str(found.parent) for found in beside)])

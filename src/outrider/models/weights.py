@@ -1,0 +1,161 @@
+"""Tensors of a checkpoint folder, one at a time, mapped from safetensors files.
+
+safetensors is data only: a header of names, types, shapes and offsets, then bytes. Formats that run
+code when they are read (pickle, under all its file names) are never opened. A mapped tensor is
+pages of the file, so loading needs no second copy of the model in memory.
+
+Every tensor is asked for by name and shape; one that nobody asked for is an error as well, since
+ignoring a weight would change the model without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError
+from outrider.models.json_object import JsonObject
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class _File(Protocol):
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str, /) -> Tensor: ...
+
+
+class Weights:
+    """The open files of one folder; use it in a `with` block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._readers = {path: _open(path) for path in _files(folder)}
+        self._file_of = {
+            name: path for path, file in self._readers.items() for name in list(file.keys())
+        }
+        self._untaken = set(self._file_of)
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._readers.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise CheckpointError(
+                f"{self.folder}: the tensor {name}, of shape {list(shape)}, is missing.",
+                hint=self._near(name),
+            )
+        tensor = self._read(path, name)
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{path}: {name} has shape {list(tensor.shape)}, but config.json implies "
+                f"{list(shape)}.",
+                hint="config.json and the weights belong to different models",
+            )
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{path}: {name} has type {tensor.dtype}; quantised weights are not supported.",
+                hint="use the unquantised checkpoint",
+            )
+        self._untaken.discard(name)
+        return tensor
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        path = self._file_of.get(name)
+        return torch.float32 if path is None else self._read(path, name).dtype
+
+    def check_all_taken(self) -> None:
+        """Raise CheckpointError if the folder holds a tensor that nobody asked for."""
+        # Old files store the rotary frequencies, which config.json determines.
+        left = sorted(name for name in self._untaken if not name.endswith("rotary_emb.inv_freq"))
+        if left:
+            raise CheckpointError(
+                f"{self.folder}: {left[0]} has no place in this model "
+                f"({len(left)} such tensors in all).",
+                hint="do config.json and the weights belong to one model?",
+            )
+
+    def _read(self, path: Path, name: str) -> Tensor:
+        try:
+            return self._readers[path].get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(path, error) from error
+
+    def _near(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self._file_of, n=1)
+        found = f"the nearest name in the files is {close[0]}; " if close else ""
+        return f"{found}is the download complete?"
+
+
+def _open(path: Path) -> _File:
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is missing, though {INDEX} names it.",
+            hint="download the missing shard",
+        )
+    try:
+        return cast("_File", safe_open(path, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {error}.",
+        hint="compare its size with the original and download it again",
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files of `folder`, or an error that says what is there instead."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
+            "is read; Outrider reads safetensors alone.",
+            hint="convert it where you trust it: transformers' "
+            "from_pretrained(folder) and then save_pretrained(new_folder)",
+        )
+    raise CheckpointError(
+        f"{folder} has neither {WEIGHTS} nor {INDEX}.", hint="is the download complete?"
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = JsonObject.read(folder / INDEX)
+    places = index.child("weight_map")
+    if not places or not places.values:
+        raise CheckpointError(f"{index.where}: weight_map is missing or empty.")
+    names = sorted({places.text(name) for name in places.values})
+    for name in names:
+        # A shard lies beside its index; anything with a separator could name any file.
+        if not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
+            raise CheckpointError(
+                f"{places.where} names {name!r}, which is not a safetensors file of this folder."
+            )
+    return [folder / name for name in names]
