@@ -1,0 +1,103 @@
+"""The definition of paged attention: softmax over exactly the keys that the plan names.
+
+Rows are taken in groups. A group reads the union of its rows' keys and masks, for each row, the
+keys that are not its own. On a CPU a group is one row, so that every row is one identical series
+of calls on freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequence.
+
+Shapes:  N = packed tokens, n = rows of a group, U = union of their keys, E = packed heads of qkv,
+         O = packed query heads, G = key/value heads, R = query heads that share one, S = slots,
+         D = head size, B = sequences, P = page-table columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.plan import PackedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """`mask_nU` is true where row n may see key U; None when all see all."""
+
+    rows_n: Tensor
+    slots_U: Tensor
+    mask_nU: Tensor | None
+
+
+class TorchAttention:
+    """`alone` makes every row its own group. Remembers the groups of the last plan."""
+
+    __slots__ = ("_alone", "_groups", "_plan")
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
+        self._plan: PackedPlan | None = None
+        self._groups: list[RowGroup] = []
+
+    def __call__(
+        self,
+        qkv_NE: Tensor,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+        plan: PackedPlan,
+        scale: float,
+        out_NO: Tensor,
+    ) -> None:
+        if self._plan is not plan:
+            self._plan, self._groups = plan, list(row_groups(plan, alone=self._alone))
+        for group in self._groups:
+            q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, group.rows_n)
+            k_GUD = k_GSD.index_select(1, group.slots_U).float()
+            v_GUD = v_GSD.index_select(1, group.slots_U).float()
+            out_NO.index_copy_(0, group.rows_n, _attend(q_nO * scale, k_GUD, v_GUD, group.mask_nU))
+
+
+def _attend(q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None) -> Tensor:
+    num_kv_heads, _, head_dim = k_GUD.shape
+    q_GRnD = q_nO.view(q_nO.shape[0], num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    scores_GRnU = q_GRnD @ k_GUD[:, None].transpose(-1, -2)
+    if mask_nU is not None:
+        scores_GRnU = scores_GRnU.masked_fill(~mask_nU, -torch.inf)
+    mixed_GRnD = scores_GRnU.softmax(-1) @ v_GUD[:, None]
+    return mixed_GRnD.permute(2, 0, 1, 3).reshape(q_nO.shape)
+
+
+def row_groups(plan: PackedPlan, *, alone: bool) -> Iterator[RowGroup]:
+    """A host sync: reads the plan's lengths."""
+    visible: list[int] = plan.visible_N.tolist()
+    seqs: list[int] = plan.seq_N.tolist()
+    offsets = [0] * (len(visible) + 1)
+    if plan.extra_offsets_N1 is not None:
+        offsets = plan.extra_offsets_N1.tolist()
+    rows_of: dict[int, list[int]] = {}
+    for row, seq in enumerate(seqs):
+        rows_of.setdefault(row if alone else seq, []).append(row)
+    for rows in rows_of.values():
+        seq, length = seqs[rows[0]], max(visible[row] for row in rows)
+        slots = [_page_slots(plan, seq, length)]
+        if plan.extra_slots_E is not None:
+            slots += [plan.extra_slots_E[offsets[row] : offsets[row + 1]] for row in rows]
+        mask_nU = None
+        if len(rows) > 1:
+            counts = [offsets[row + 1] - offsets[row] for row in rows]
+            mask_nU = _mask([visible[row] for row in rows], counts).to(plan.seq_N.device)
+        rows_n = torch.tensor(rows, device=plan.seq_N.device)
+        yield RowGroup(rows_n, torch.cat(slots), mask_nU)
+
+
+def _page_slots(plan: PackedPlan, seq: int, length: int) -> Tensor:
+    within = torch.arange(plan.page_size, dtype=torch.int32, device=plan.pages_BP.device)
+    slots_PS = plan.pages_BP[seq, :, None] * plan.page_size + within
+    return slots_PS.flatten()[:length]
+
+
+def _mask(visible: list[int], num_extra: list[int]) -> Tensor:
+    """Row n sees the first `visible[n]` paged keys and its own run of the extra keys."""
+    paged_nU = torch.arange(max(visible)) < torch.tensor(visible)[:, None]
+    owner_E = torch.repeat_interleave(torch.arange(len(visible)), torch.tensor(num_extra))
+    return torch.cat([paged_nU, owner_E == torch.arange(len(visible))[:, None]], dim=1)

@@ -1,0 +1,140 @@
+// What surrounds the linears of a decoder layer: RMS norm, rotary embedding with the write into
+// the arena, SiLU gating, and the greedy choice. Each row is computed alone.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "pass.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace outrider {
+
+namespace {
+
+// Elements a thread takes at once; less work than this runs on the caller alone.
+constexpr int64_t GRAIN_ELEMENTS = 1 << 14;
+
+template <class Row>
+void for_rows(Team& team, int num_rows, int64_t row_elements, const Row& row) {
+    std::lock_guard<std::mutex> lock(team.entry());
+    const int grain = static_cast<int>(std::max<int64_t>(1, GRAIN_ELEMENTS / row_elements));
+    team.run(num_rows, grain, [&](int first, int last, int) {
+        for (int n = first; n < last; ++n) row(n);
+    });
+}
+
+// x / sqrt(mean(x^2) + eps) * weight, the squares summed in four fixed chains.
+void rms_norm_row(const float* x, const float* weight, float eps, float* out, int size) {
+    Vec sums[4] = {};
+    for (int i = 0, chain = 0; i < size; i += LANES, chain = (chain + 1) % 4) {
+        const Vec part = load_some(x + i, size - i);
+        sums[chain] += part * part;
+    }
+    const float sum = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const float scale = 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+    for (int i = 0; i < size; i += LANES) {
+        const int count = size - i;
+        store_some(out + i, load_some(x + i, count) * scale * load_some(weight + i, count), count);
+    }
+}
+
+void silu_mul_row(const float* gate, const float* up, float* out, int size) {
+    for (int i = 0; i < size; i += LANES) {
+        const Vec g = load_some(gate + i, size - i);
+        store_some(out + i, g / (exp(-g) + 1.0f) * load_some(up + i, size - i), size - i);
+    }
+}
+
+// The first largest of a row. NaN never wins; a row of nothing else gives 0.
+int64_t argmax_row(const float* logits, int64_t size) {
+    constexpr int64_t CHUNK = 64 * LANES;
+    float best = -std::numeric_limits<float>::infinity();
+    int64_t best_chunk = 0;
+    for (int64_t chunk = 0; chunk < size; chunk += CHUNK) {
+        const int64_t end = std::min(chunk + CHUNK, size);
+        Vec most[4] = {splat(best), splat(best), splat(best), splat(best)};
+        int64_t i = chunk;
+        for (; i + 4 * LANES <= end; i += 4 * LANES)
+            for (int v = 0; v < 4; ++v) most[v] = larger(load(logits + i + v * LANES), most[v]);
+        float largest =
+            largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+        for (; i < end; ++i) largest = logits[i] > largest ? logits[i] : largest;
+        if (largest > best) best = largest, best_chunk = chunk;
+    }
+    for (int64_t i = best_chunk; i < std::min(best_chunk + CHUNK, size); ++i)
+        if (logits[i] == best) return i;
+    return 0;
+}
+
+// Rotates (x_j, x_{j + half}) by the angle of position and j, as Hugging Face's rotate_half does.
+template <class To>
+void rotate(const float* x, const float* cos, const float* sin, int half, To* to) {
+    for (int j = 0; j < half; j += LANES) {
+        const int count = half - j;
+        const Vec low = load_some(x + j, count), high = load_some(x + half + j, count);
+        const Vec c = load_some(cos + j, count), s = load_some(sin + j, count);
+        store_some(to + j, low * c - high * s, count);
+        store_some(to + half + j, high * c + low * s, count);
+    }
+}
+
+template <class T>
+void copy(const float* from, int size, T* to) {
+    for (int i = 0; i < size; i += LANES)
+        store_some(to + i, load_some(from + i, size - i), size - i);
+}
+
+template <class T>
+void rope_append(const Pass& pass, float* qkv, const float* cos_table, const float* sin_table,
+                 const Arena<T>& arena) {
+    const int dim = pass.head_dim, half = dim / 2;
+    for_rows(*pass.team, pass.num_tokens, pass.row_size, [&](int n) {
+        float* row = qkv + static_cast<int64_t>(n) * pass.row_size;
+        const int64_t angle = static_cast<int64_t>(pass.positions[n]) * half, slot = pass.slots[n];
+        const float *cos = cos_table + angle, *sin = sin_table + angle;
+        for (int h = 0; h < pass.num_heads; ++h, row += dim) rotate(row, cos, sin, half, row);
+        for (int g = 0; g < pass.num_kv_heads; ++g, row += dim)
+            rotate(row, cos, sin, half, arena.key(g, slot));
+        for (int g = 0; g < pass.num_kv_heads; ++g, row += dim)
+            copy(row, dim, arena.value(g, slot));
+    });
+}
+
+}  // namespace
+
+}  // namespace outrider
+
+using namespace outrider;
+
+extern "C" {
+
+void outrider_rms_norm(Team* team, const float* x, const float* weight, float eps, float* out,
+                       int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const int64_t at = static_cast<int64_t>(n) * size;
+        rms_norm_row(x + at, weight, eps, out + at, size);
+    });
+}
+
+void outrider_silu_mul(Team* team, const float* gate_up, float* out, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const float* row = gate_up + static_cast<int64_t>(n) * 2 * size;
+        silu_mul_row(row, row + size, out + static_cast<int64_t>(n) * size, size);
+    });
+}
+
+void outrider_argmax(Team* team, const float* logits, int64_t* out, int num_rows, int64_t size) {
+    for_rows(*team, num_rows, size, [&](int n) { out[n] = argmax_row(logits + n * size, size); });
+}
+
+void outrider_rope_append_float32(const Pass* pass, float* qkv, const float* cos, const float* sin,
+                   float* keys, float* values) {
+    rope_append<float>(*pass, qkv, cos, sin, {*pass, keys, values});
+}
+
+void outrider_rope_append_bfloat16(const Pass* pass, float* qkv, const float* cos, const float* sin,
+                   BFloat16* keys, BFloat16* values) {
+    rope_append<BFloat16>(*pass, qkv, cos, sin, {*pass, keys, values});
+}
+}

@@ -1,0 +1,137 @@
+// The vector types of every kernel, on compiler vector extensions: one source for all CPUs.
+//
+// Kernels promise bits, so arithmetic is written once on whole vectors. A tail is the same vector
+// code on zero-padded input, never a scalar loop: the compiler may fuse a scalar loop's
+// multiply-adds differently. Sums across lanes follow one fixed tree.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace outrider {
+
+// Lanes of one register; registers that make a block of output columns; rows a tile may hold
+// before its accumulators no longer fit the register file.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, BLOCK_VECS = 2, MAX_ROWS = 12;
+#elif defined(__AVX__)
+constexpr int LANES = 8, BLOCK_VECS = 2, MAX_ROWS = 6;
+#elif defined(__ARM_NEON)
+constexpr int LANES = 4, BLOCK_VECS = 4, MAX_ROWS = 6;
+#else
+constexpr int LANES = 4, BLOCK_VECS = 2, MAX_ROWS = 6;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class To, class From>
+inline To cast(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+inline Vec splat(float value) { return value - Vec{}; }
+
+inline Vec load(const float* from) {
+    Vec vec;
+    std::memcpy(&vec, from, sizeof(vec));
+    return vec;
+}
+
+inline void store(float* to, Vec vec) { std::memcpy(to, &vec, sizeof(vec)); }
+
+// `count` floats, at most LANES; the other lanes are zero.
+inline Vec load_some(const float* from, int count) {
+    if (count >= LANES) return load(from);
+    Vec vec = {};
+    std::memcpy(&vec, from, sizeof(float) * count);
+    return vec;
+}
+
+inline void store_some(float* to, Vec vec, int count) {
+    if (count >= LANES) return store(to, vec);
+    std::memcpy(to, &vec, sizeof(float) * count);
+}
+
+// A 32-bit lane holds two bfloat16 values; widening either is one instruction.
+inline Vec low_halves(BitVec pairs) { return cast<Vec>(pairs << 16); }
+inline Vec high_halves(BitVec pairs) { return cast<Vec>(pairs & 0xffff0000u); }
+
+inline BitVec load_pairs(const BFloat16* from) {
+    BitVec pairs;
+    std::memcpy(&pairs, from, sizeof(pairs));
+    return pairs;
+}
+
+// Rounds to bfloat16, ties to even; a NaN stays one. The result is still float32.
+inline Vec round_to_bfloat16(Vec vec) {
+    const BitVec bits = cast<BitVec>(vec);
+    const BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    const IntVec is_nan = vec != vec;
+    return cast<Vec>(is_nan ? BitVec{} + 0x7fc00000u : rounded);
+}
+
+inline void store_some(BFloat16* to, Vec vec, int count) {
+    const BitVec bits = cast<BitVec>(round_to_bfloat16(vec));
+    for (int lane = 0; lane < LANES; ++lane)
+        if (lane < count) to[lane].bits = static_cast<uint16_t>(bits[lane] >> 16);
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// Sums of neighbouring lanes of `a`, then of `b`.
+inline Vec pair_sums(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+         + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+         + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
+inline float sum_of_lanes(Vec vec) {
+    for (int width = LANES; width > 1; width /= 2) vec = pair_sums(vec, vec);
+    return vec[0];
+}
+
+inline float largest_lane(Vec vec) {
+    float largest = vec[0];
+    for (int lane = 1; lane < LANES; ++lane) largest = vec[lane] > largest ? vec[lane] : largest;
+    return largest;
+}
+
+// e^x to about 1e-7 relative, lane by lane: 2^n times a polynomial on [-ln2/2, ln2/2]. Exactly 0
+// below -87.3 (so -inf weighs nothing) and at most e^88 above; NaN stays NaN.
+inline Vec exp(Vec x) {
+    constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const IntVec is_tiny = x < -87.3f;
+    x = is_tiny ? splat(-87.3f) : x;
+    x = x > 88.0f ? splat(88.0f) : x;
+    const Vec shifted = x * 1.44269504f + TO_INTEGER;
+    const Vec n = shifted - TO_INTEGER;
+    Vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const BitVec exponent = cast<BitVec>(shifted) << 23;
+    const Vec power = cast<Vec>(cast<BitVec>(p) + exponent);
+    return is_tiny ? Vec{} : power;
+}
+
+}  // namespace outrider

@@ -1,0 +1,200 @@
+"""The native kernels as Python callables: raw pointers through ctypes, nothing else per call.
+
+Signatures are set once, the team of threads is started once, and a plan's pointers are kept while
+the same plan is used (every layer of a pass). Calls release the interpreter lock; kernels on one
+team take turns. See csrc/ for the arithmetic.
+
+Shapes:  N = packed tokens, I = inputs, O = outputs, E = packed query, key and value heads,
+         D = head size or hidden size, F = feed-forward size, T = positions, H = head size / 2,
+         G = key/value heads, S = slots, M = logits rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+
+SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class _Pass(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("head_stride", c_int64),
+        ("slot_stride", c_int64),
+        ("row_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("num_tokens", c_int32),
+        ("num_page_columns", c_int32),
+        ("unused", c_int32),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("seq", c_void_p),
+        ("visible", c_void_p),
+        ("pages", c_void_p),
+        ("extra_offsets", c_void_p),
+        ("extra_slots", c_void_p),
+    ]
+
+
+class _Weights(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("packed", c_void_p),
+        ("num_in", c_int32),
+        ("num_out", c_int32),
+    ]
+
+
+_POINTER = c_void_p
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "pack": (_POINTER, _POINTER, _POINTER, c_int, c_int),
+    "linear": (_POINTER, _POINTER, _POINTER, c_int, c_int),
+    "rope_append": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+    "attention": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, _POINTER),
+    "rms_norm": (_POINTER, _POINTER, _POINTER, c_float, _POINTER, c_int, c_int),
+    "silu_mul": (_POINTER, _POINTER, _POINTER, c_int, c_int),
+    "argmax": (_POINTER, _POINTER, _POINTER, c_int, c_int64),
+}
+
+
+def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., None]:
+    native = library[f"outrider_{op}{suffix}"]
+    native.argtypes = _SIGNATURES[op]
+    native.restype = None
+    return native
+
+
+@functools.cache
+def team(library: ctypes.CDLL, num_threads: int) -> int:
+    """The address of the team of this size; models share it. Its threads live with the process."""
+    create = library.outrider_team
+    create.restype = c_void_p
+    return create(num_threads)
+
+
+class NativeOps:
+    """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
+
+    Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int) -> None:
+        suffix = f"_{SUFFIXES[dtype]}"
+        self._dtype = dtype
+        self._team = team(library, num_threads)
+        self._block: int = library.outrider_block()
+        self._pack = function(library, "pack", suffix)
+        self._linear = function(library, "linear", suffix)
+        self._rope_append = function(library, "rope_append", suffix)
+        self._attention = function(library, "attention", suffix)
+        self._rms_norm = function(library, "rms_norm")
+        self._silu_mul = function(library, "silu_mul")
+        self._argmax = function(library, "argmax")
+        self._plan: PackedPlan | None = None
+        self._shapes: tuple[Any, ...] = ()
+        self._pass = _Pass()
+        self._pass_address = ctypes.addressof(self._pass)
+
+    def pack(self, weight_OI: Tensor) -> PackedLinear:
+        assert weight_OI.dtype == self._dtype
+        assert weight_OI.device.type == "cpu"
+        weight_OI = weight_OI.detach().contiguous()
+        num_out, num_in = weight_OI.shape
+        padded = -(-num_out // self._block) * self._block
+        data = torch.empty(padded * num_in, dtype=self._dtype)
+        self._pack(self._team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
+        weights = _Weights(self._team, data.data_ptr(), num_in, num_out)
+        return PackedLinear(num_out, num_in, data, ctypes.addressof(weights), weights)
+
+    def linear(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None:
+        num_rows, num_in = x_NI.shape
+        assert num_in == packed.num_in
+        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+
+    def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
+        num_rows, size = x_ND.shape
+        self._rms_norm(
+            self._team, x_ND.data_ptr(), weight_D.data_ptr(), eps, out_ND.data_ptr(), num_rows, size
+        )
+
+    def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+        num_rows, size = out_NF.shape
+        self._silu_mul(self._team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+
+    def argmax(self, logits_MV: Tensor) -> list[int]:
+        num_rows, vocab_size = logits_MV.shape
+        chosen = (c_int64 * num_rows)()
+        self._argmax(
+            self._team, logits_MV.data_ptr(), ctypes.addressof(chosen), num_rows, vocab_size
+        )
+        return chosen[:]
+
+    def rope_append(
+        self,
+        qkv_NE: Tensor,
+        cos_TH: Tensor,
+        sin_TH: Tensor,
+        plan: PackedPlan,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+    ) -> None:
+        self._describe(plan, qkv_NE, k_GSD)
+        self._rope_append(
+            self._pass_address, qkv_NE.data_ptr(), cos_TH.data_ptr(), sin_TH.data_ptr(),
+            k_GSD.data_ptr(), v_GSD.data_ptr(),
+        )
+
+    def attention(
+        self,
+        qkv_NE: Tensor,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+        plan: PackedPlan,
+        scale: float,
+        out_NO: Tensor,
+    ) -> None:
+        self._describe(plan, qkv_NE, k_GSD)
+        self._attention(
+            self._pass_address, qkv_NE.data_ptr(), k_GSD.data_ptr(), v_GSD.data_ptr(), scale,
+            out_NO.data_ptr(),
+        )
+
+    def _describe(self, plan: PackedPlan, qkv_NE: Tensor, k_GSD: Tensor) -> None:
+        """Point `_pass` at this plan, if it is not the last one; layers share strides."""
+        shapes = (qkv_NE.shape, k_GSD.stride())
+        if plan is self._plan and shapes == self._shapes:
+            return
+        num_kv_heads, _, head_dim = k_GSD.shape
+        head_stride, slot_stride, inner = k_GSD.stride()
+        assert inner == 1
+        assert k_GSD.dtype == self._dtype
+        num_tokens, row_size = qkv_NE.shape
+        assert num_tokens == plan.num_tokens
+        num_heads = row_size // head_dim - 2 * num_kv_heads
+        self._pass = _Pass(
+            self._team, head_stride, slot_stride, row_size, num_heads, num_kv_heads, head_dim,
+            plan.page_size, num_tokens, plan.pages_BP.shape[1], 0,
+            *map(_address, (plan.positions_N, plan.slots_N, plan.seq_N, plan.visible_N,
+                            plan.pages_BP, plan.extra_offsets_N1, plan.extra_slots_E)),
+        )
+        self._pass_address = ctypes.addressof(self._pass)
+        self._plan, self._shapes = plan, shapes
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

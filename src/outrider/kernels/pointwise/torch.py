@@ -1,0 +1,65 @@
+"""The definitions of what surrounds the linears; each row is computed alone.
+
+On a CPU they are row-invariant because they use only additions, products, divisions and square
+roots, which IEEE rounds the same in vector and scalar loops. The one exception is the exponential
+of SiLU, whose vector and scalar forms differ in the last bit: `silu_mul_by_row` therefore makes
+one identical call per row.
+
+Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size or hidden size,
+         F = feed-forward size, T = positions, H = head size / 2, G = key/value heads, S = slots,
+         M = logits rows, V = vocabulary, A = all query and key heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.kernels.plan import PackedPlan
+
+
+def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
+    mean_N1 = (x_ND * x_ND).mean(-1, keepdim=True)
+    torch.mul(x_ND / (mean_N1 + eps).sqrt_(), weight_D, out=out_ND)
+
+
+def silu_mul(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+    size = out_NF.shape[1]
+    torch.mul(functional.silu(gate_up_N2F[:, :size]), gate_up_N2F[:, size:], out=out_NF)
+
+
+def silu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+    size = out_NF.shape[1]
+    gate_NF = gate_up_N2F[:, :size]
+    for gate_F, out_F in zip(gate_NF, out_NF, strict=True):
+        out_F.copy_(functional.silu(gate_F.clone()))
+    out_NF.mul_(gate_up_N2F[:, size:])
+
+
+def rope_append(
+    qkv_NE: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    plan: PackedPlan,
+    k_GSD: Tensor,
+    v_GSD: Tensor,
+) -> None:
+    """Rotates the query and key heads of `qkv_NE` in place and writes keys and values."""
+    num_kv_heads, _, head_dim = k_GSD.shape
+    heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
+    rotated_NAD = heads_NAD[:, :-num_kv_heads]
+    cos_N1H, sin_N1H = cos_TH[plan.positions_N, None], sin_TH[plan.positions_N, None]
+    low_NAH, high_NAH = torch.chunk(rotated_NAD, 2, dim=-1)
+    new_low_NAH = low_NAH * cos_N1H - high_NAH * sin_N1H
+    new_high_NAH = high_NAH * cos_N1H + low_NAH * sin_N1H
+    low_NAH.copy_(new_low_NAH)
+    high_NAH.copy_(new_high_NAH)
+    k_GSD[:, plan.slots_N] = rotated_NAD[:, -num_kv_heads:].transpose(0, 1).to(k_GSD.dtype)
+    v_GSD[:, plan.slots_N] = heads_NAD[:, -num_kv_heads:].transpose(0, 1).to(v_GSD.dtype)
+
+
+def argmax(logits_MV: Tensor) -> list[int]:
+    """The first largest of each row. A host sync."""
+    most_M1 = logits_MV.amax(-1, keepdim=True)
+    return (logits_MV == most_M1).int().argmax(-1).tolist()

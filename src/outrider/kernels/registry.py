@@ -1,0 +1,134 @@
+"""Chooses every operator once, when an engine is built, and says why.
+
+The order is fixed: native (compiled C++, on CPUs), then the reference (plain PyTorch, anywhere).
+All operators come from one side, so a model's arithmetic has one definition of rounding.
+
+Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head or hidden size,
+         F = feed-forward size, E = packed query, key and value heads, T = positions,
+         H = head size / 2, G = key/value heads, S = slots, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.attention.torch import TorchAttention
+from outrider.kernels.build import Refusal, load_library
+from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
+from outrider.kernels.native import SUFFIXES, NativeOps
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.pointwise import torch as pointwise
+
+OPS = ("linear", "rms_norm", "rope_append", "attention", "silu_mul", "argmax")
+
+_log = logging.getLogger(__name__)
+
+
+class Linear(Protocol):
+    def __call__(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which implementation `op` got, and why each one before it was passed over."""
+
+    op: str
+    name: str
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The operators of a decoder. Activations are contiguous float32; callers allocate `out`.
+
+    pack(weight_OI)                                   a weight in its dtype, packed for `linear`
+    linear(x_NI, packed, out_NO, accumulate)          out (+)= x W^T
+    rms_norm(x_ND, weight_D, eps, out_ND)
+    rope_append(qkv_NE, cos_TH, sin_TH, plan, k_GSD, v_GSD)
+                                                      rotates q in place, writes k and v
+    attention(qkv_NE, k_GSD, v_GSD, plan, scale, out_NO)
+    silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
+    argmax(logits_MV)                                 the first largest of each row; a host sync
+
+    `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
+    """
+
+    pack: Callable[[Tensor], PackedLinear]
+    linear: Linear
+    rms_norm: Callable[[Tensor, Tensor, float, Tensor], None]
+    rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
+    attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, float, Tensor], None]
+    silu_mul: Callable[[Tensor, Tensor], None]
+    argmax: Callable[[Tensor], list[int]]
+    choices: tuple[Choice, ...]
+    exact: bool
+
+
+def choose(
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    force_reference: bool = False,
+    threads: int = 0,
+    compiler: str | None = None,
+    cache_dir: Path | None = None,
+) -> Kernels:
+    """Native kernels where they are willing, else the reference. May compile (some seconds, once).
+
+    `dtype` is that of weights and arena; 0 threads are the physical cores. `compiler` and
+    `cache_dir` override what build.py finds.
+    """
+    try:
+        if force_reference:
+            raise Refusal("the reference was asked for")
+        _check(device, dtype)
+        library = load_library(compiler, cache_dir)
+    except Refusal as refusal:
+        _log.info("Using the reference kernels: %s.", refusal)
+        return _reference(device, dtype, (f"native: {refusal}",))
+    ops = NativeOps(library, dtype, threads or num_physical_cores())
+    return Kernels(
+        pack=ops.pack,
+        linear=ops.linear,
+        rms_norm=ops.rms_norm,
+        rope_append=ops.rope_append,
+        attention=ops.attention,
+        silu_mul=ops.silu_mul,
+        argmax=ops.argmax,
+        choices=tuple(Choice(op, "native") for op in OPS),
+        exact=True,
+    )
+
+
+def _check(device: torch.device, dtype: torch.dtype) -> None:
+    if device.type != "cpu":
+        raise Refusal(f"it runs on cpu, not on {device.type}")
+    if dtype not in SUFFIXES:
+        name = str(dtype).removeprefix("torch.")
+        raise Refusal(f"it computes in {' and '.join(SUFFIXES.values())}, not in {name}")
+
+
+def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ...]) -> Kernels:
+    exact = device.type == "cpu"
+    return Kernels(
+        pack=pack_tiled if exact else pack_plain,
+        linear=TorchLinear(dtype),
+        rms_norm=pointwise.rms_norm,
+        rope_append=pointwise.rope_append,
+        attention=TorchAttention(alone=exact),
+        silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
+        argmax=pointwise.argmax,
+        choices=tuple(Choice(op, "reference", refusals) for op in OPS),
+        exact=exact,
+    )
