@@ -1,0 +1,120 @@
+"""Outrider beside Hugging Face `generate`: same weights, prompts, precision choice and counter.
+
+    python benchmarks/vs_transformers.py [--prompts 12] [--max-tokens 128] [--output FILE]
+
+Both sides run in float32 and in bfloat16 and each is judged by its faster one. The last line is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.hf_peer import HfPeer
+from outrider.bench.provenance import provenance, write_json
+from outrider.bench.race import Race, Score, best
+from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.models.loading import resolve
+
+DTYPES = ("float32", "bfloat16")
+KS = (2, 4, 8)
+LOOKUP_KS = (4, 8, 16)
+Ids = list[list[int]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args()
+    prompts = [p for name in WORKLOADS for p in load_prompts(name)[: options.prompts]]
+    report: dict[str, Any] = {"benchmark": "vs_transformers", "provenance": provenance()}
+    report["max_tokens"] = options.max_tokens
+    report["prompts"] = len(prompts)
+    for batch_size in (1, 8):
+        report[f"batch_{batch_size}"] = compare(prompts, batch_size, options.max_tokens)
+    if options.output:
+        write_json(options.output, report)
+    print(json.dumps(report))
+
+
+def compare(prompts: list[str], batch_size: int, max_tokens: int) -> dict[str, Any]:
+    """Race all contestants at `batch_size`; tokens per second and the three ratios."""
+    tokenizer = LLM().tokenizer
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    work = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
+    contestants: dict[str, Any] = {}
+    for dtype in DTYPES:
+        contestants |= theirs(dtype, batch_size, max_tokens)
+        contestants |= ours(dtype, batch_size, max_tokens)
+
+    def tick() -> None:
+        print(".", end="", file=sys.stderr, flush=True)
+
+    scores = Race[Ids](contestants).run(work, tick=tick)
+    print(file=sys.stderr)
+    return verdict(scores, batch_size)
+
+
+def theirs(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
+    peer = HfPeer(
+        resolve("outrider/embedded"), resolve("outrider/embedded-draft"), getattr(torch, dtype)
+    )
+    run = partial(peer.generate, max_tokens=max_tokens)
+    found: dict[str, Any] = {f"hf plain {dtype}": run}
+    if batch_size == 1:  # assisted and lookup decoding refuse larger batches
+        found[f"hf assisted {dtype}"] = partial(run, **peer.assisted())
+        for k in (4, 8):
+            found[f"hf lookup{k} {dtype}"] = partial(run, prompt_lookup_num_tokens=k)
+    return found
+
+
+def ours(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
+    params = SamplingParams(max_tokens=max_tokens)
+    cells = [("none", 0)]
+    cells += [("model", k) for k in KS] + [("ngram", k) for k in LOOKUP_KS]
+    found: dict[str, Any] = {}
+    for drafter, k in cells:
+        config = EngineConfig(drafter=drafter, k=k, dtype=dtype, batch_size=batch_size)
+        found[f"outrider {drafter}{k or ''} {dtype}"] = partial(
+            run_ours, LLM(config=config), params
+        )
+    return found
+
+
+def run_ours(llm: LLM, params: SamplingParams, ids: Ids) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in llm.generate(ids, params)]
+
+
+def verdict(scores: dict[str, Score], batch_size: int) -> dict[str, Any]:
+    rates = {name: score.tokens_per_second for name, score in scores.items()}
+    hf_plain = best(scores, [n for n in rates if n.startswith("hf plain")])
+    our_plain = best(scores, [n for n in rates if n.startswith("outrider none")])
+    our_spec = best(scores, [n for n in rates if n.startswith(("outrider m", "outrider ng"))])
+    hf_spec = [n for n in rates if n.startswith(("hf assisted", "hf lookup"))]
+    hf_best = best(scores, hf_spec) if hf_spec else hf_plain
+    result: dict[str, Any] = {
+        "scores": {name: score.to_dict() for name, score in scores.items()},
+        "best": {"hf_plain": hf_plain, "hf": hf_best, "plain": our_plain, "spec": our_spec},
+        "plain_ratio": round(rates[our_plain] / rates[hf_plain], 3),
+        "speculation_ratio": round(rates[our_spec] / rates[hf_best], 3),
+        "speed_up_over_own_plain": round(rates[our_spec] / rates[our_plain], 3),
+    }
+    print(f"batch {batch_size}")
+    for name, score in sorted(scores.items(), key=lambda item: -item[1].tokens_per_second):
+        print(f"  {name:32} {score.tokens_per_second:8.1f} tok/s")
+    print(f"  plain {result['plain_ratio']}x, speculation {result['speculation_ratio']}x")
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Cached keys and values are never copied, and a steady round allocates nothing that grows.
+
+Every PyTorch operation of a run on the embedded pair passes a dispatch mode that knows the arena's
+storage, so a copy cannot hide behind a wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.state.paged_kv import PagedKV
+
+
+class Watch(TorchDispatchMode):
+    """Names of operations that read the arena, and bytes of new tensors since the last `mark`."""
+
+    def __init__(self, arena: torch.Tensor) -> None:
+        super().__init__()
+        self._arena = arena.untyped_storage().data_ptr()
+        self.on_arena: list[str] = []
+        self.new_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        storages = {self._storage(leaf) for leaf in tree_leaves((args, kwargs))}
+        if self._arena in storages:
+            self.on_arena.append(str(func))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and self._storage(leaf) not in storages:
+                self.new_bytes += leaf.untyped_storage().nbytes()
+        return out
+
+    def _storage(self, leaf: object) -> int | None:
+        return leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else None
+
+
+def native_llm(drafter: str) -> LLM:
+    llm = LLM(config=EngineConfig(drafter=drafter, k=4, batch_size=1, device="cpu"))
+    if any(choice.name != "native" for choice in llm.kernels.choices):
+        pytest.skip("no C++ compiler: the reference attention gathers pages into a copy")
+    return llm
+
+
+def arena_of(llm: LLM) -> PagedKV:
+    store = llm._pair.target.state  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(store, PagedKV)
+    return store
+
+
+@contextmanager
+def watching(llm: LLM) -> Iterator[Watch]:
+    with Watch(arena_of(llm).arena) as watch:
+        yield watch
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_no_round_touches_cached_keys_or_values_through_pytorch(drafter: str) -> None:
+    """The native kernels read pages in place, so PyTorch sees no operation on the arena at all."""
+    llm = native_llm(drafter)
+    with watching(llm) as watch:
+        llm.generate("def add(a, b):\n    return a", SamplingParams(max_tokens=12))
+    assert watch.on_arena == []
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_a_steady_round_allocates_the_same_however_long_the_context(drafter: str) -> None:
+    llm = native_llm(drafter)
+    text = "for i in range(10):\n    print(i)\n" * 20
+    per_round: list[tuple[int, int]] = []
+    with watching(llm) as watch:
+        for event in llm.stream(text, SamplingParams(max_tokens=100, ignore_eos=True)):
+            per_round.append((len(event.token_ids), watch.new_bytes))
+            watch.new_bytes = 0
+    full = [size for emitted, size in per_round[3:] if emitted == per_round[5][0]]
+    assert len(full) > 5
+    # Page tables gain a column a page; nothing else may grow.
+    assert max(full) - min(full) <= 256
+
+
+def test_the_models_see_views_of_one_arena_that_never_moves() -> None:
+    llm = LLM()
+    store = arena_of(llm)
+    start = store.arena.data_ptr()
+    end = start + store.arena.numel() * store.arena.element_size()
+    llm.generate("x = 1\n", SamplingParams(max_tokens=8))
+    assert store.arena.data_ptr() == start
+    for pair in store.layers:
+        for view in pair:
+            last = view.data_ptr() + (view.stride(0) * (view.shape[0] - 1)) * view.element_size()
+            assert start <= view.data_ptr() <= last < end
+
+
+def test_poisoned_dead_space_changes_nothing() -> None:
+    params = SamplingParams(max_tokens=40)
+    prompt = "def fibonacci(n):"
+    expected = LLM(config=EngineConfig(drafter="none")).generate(prompt, params)[0]
+    for drafter in ("none", "ngram", "model"):
+        llm = LLM(config=EngineConfig(drafter=drafter, k=4))
+        store = arena_of(llm)
+        got: list[int] = []
+        for event in llm.stream(prompt, params):
+            got += event.token_ids
+            dead = torch.ones(store.arena.shape[3], dtype=torch.bool)
+            dead[store.live_slots()] = False
+            store.arena[:, :, :, dead] = float("nan")
+        assert tuple(got) == expected.token_ids
