@@ -20,7 +20,7 @@ import torch
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.hf_peer import HfPeer
 from outrider.bench.provenance import provenance, write_json
-from outrider.bench.race import Race, Score, best
+from outrider.bench.race import Score, best, race
 from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.models.loading import resolve
 
@@ -60,7 +60,7 @@ def compare(prompts: list[str], batch_size: int, max_tokens: int) -> dict[str, A
     def tick() -> None:
         print(".", end="", file=sys.stderr, flush=True)
 
-    scores = Race[Ids](contestants).run(work, tick=tick)
+    scores = race(contestants, work, tick=tick)
     print(file=sys.stderr)
     return verdict(scores, batch_size)
 

@@ -91,7 +91,7 @@ class LLM:
         Raises ConfigError at once when prompt and draft do not fit the window, and CapacityError
         on the first event asked for when the arena could never hold them.
         """
-        return self._follow(self._reader(prompt, params or SamplingParams()))
+        return self._follow(self._reader(prompt, params or SamplingParams(), live=True))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
@@ -100,7 +100,9 @@ class LLM:
         batch = [prompts] if isinstance(prompts, str) else prompts
         if batch and isinstance(batch[0], int):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
-        readers = [self._reader(prompt, params or SamplingParams()) for prompt in batch]
+        params = params or SamplingParams()
+        live = bool(params.stop)
+        readers = [self._reader(prompt, params, live=live) for prompt in batch]
         try:
             for reader in readers:
                 self._submit(reader)
@@ -145,21 +147,24 @@ class LLM:
     def _record(self, trace: RoundTrace) -> None:
         self._readers[trace.seq_id].traces.append(trace)
 
-    def _reader(self, prompt: Prompt, params: SamplingParams) -> Reader:
+    def _reader(self, prompt: Prompt, params: SamplingParams, *, live: bool) -> Reader:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_ids(ids)
-        stop_ids = frozenset[int]() if params.ignore_eos else self._pair.stop_ids
-        matcher = StopMatcher(self.tokenizer, params.stop)
+        limit = self._limit(len(ids), params)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),
             tokens=ids,
             prompt_length=len(ids),
             params=params,
-            limit=self._limit(len(ids), params),
-            stop_ids=stop_ids,
-            match=matcher.push,
+            limit=limit,
+            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
         )
-        return Reader(seq, matcher)
+        notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
+        return Reader(seq, StopMatcher(self.tokenizer, params.stop), live, notes)
+
+    def _cap_note(self, limit: int, wanted: int) -> str:
+        window, reason = self._pair.window, self._pair.window_reason
+        return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -183,5 +188,7 @@ class LLM:
         return min(params.max_tokens, window - num_prompt - k - 1)
 
     def _result(self, reader: Reader) -> GenerationResult:
-        self._last = reader.result(drafter=self.drafter, k=self._pair.k)
+        self._last = reader.result(
+            drafter=self.drafter, k=self._pair.k, profile=self.config.profile
+        )
         return self._last

@@ -19,12 +19,15 @@ from outrider.metrics.summary import summarise
 class Reader:
     """Events wait here until they are asked for; several requests may run side by side.
 
-    `text` is also the sequence's stop matcher, so it has read every kept token by the time that
-    their outcome arrives here.
+    With `live` text or stop strings, tokens become text round by round: `text` is then the
+    sequence's stop matcher too, and has read every kept token by the time that their outcome
+    arrives here. Otherwise the text is made once, when the result is asked for.
     """
 
     seq: LiveSequence
     text: StopMatcher
+    live: bool
+    notes: tuple[str, ...] = ()
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
@@ -33,10 +36,14 @@ class Reader:
 
     def start(self) -> None:
         self._started = self._ended = perf_counter()
+        if self.live:
+            self.seq.match = self.text.push
 
     def take(self, outcome: Outcome) -> None:
         """Read what a round emitted."""
         self._ended = perf_counter()
+        if not self.live:
+            return
         pieces = self.text.take()
         if self.seq.finish is not None:
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
@@ -48,13 +55,19 @@ class Reader:
         while self._events:
             yield self._events.popleft()
 
-    def result(self, *, drafter: str, k: int) -> GenerationResult:
+    def result(self, *, drafter: str, k: int, profile: bool) -> GenerationResult:
+        token_ids = tuple(self.seq.tokens[self.seq.prompt_length :])
+        if not self.live:
+            self.text.push(token_ids)
+            self._pieces = [*self.text.take(), self.text.finish()]
         stats = summarise(
             self.traces, drafter=drafter, k=k, total_seconds=self._ended - self._started
         )
         return GenerationResult(
             text="".join(self._pieces),
-            token_ids=tuple(self.seq.tokens[self.seq.prompt_length :]),
+            token_ids=token_ids,
             finish_reason=self.seq.finish,
             stats=stats,
+            notes=self.notes,
+            rounds=tuple(self.traces) if profile else (),
         )

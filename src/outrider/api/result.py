@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from outrider.core.budget import RoundTrace
 from outrider.core.draft import Origin
 from outrider.core.sequence import FinishReason
 from outrider.metrics.summary import Stats
@@ -29,21 +30,29 @@ class TextEvent:
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
     """A finished request. `token_ids` has every emitted id, a stop token included; `text` has
-    neither stop token nor stop string. `finish_reason` is None if the reader left early."""
+    neither stop token nor stop string. `finish_reason` is None if the reader left early. `rounds`
+    holds every trace when the engine was asked to profile."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     stats: Stats
+    notes: tuple[str, ...] = ()
+    rounds: tuple[RoundTrace, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON."""
-        return {
+        """Plain values, ready for JSON; `notes` and `rounds` only when there are any."""
+        record: dict[str, object] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "stats": self.stats.to_dict(),
         }
+        if self.notes:
+            record["notes"] = list(self.notes)
+        if self.rounds:
+            record["rounds"] = [asdict(trace) for trace in self.rounds]
+        return record
 
     def summary(self) -> str:
         """The verdict line."""

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 W = TypeVar("W")
 
@@ -37,29 +37,29 @@ class Score:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Race(Generic[W]):
-    """`contestants` map a piece of work to the tokens it emitted."""
+def race(
+    contestants: Mapping[str, Callable[[W], Sequence[Sequence[int]]]],
+    work: Sequence[W],
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, Score]:
+    """Scores by name; a contestant maps a piece of work to the ids it emitted.
 
-    contestants: Mapping[str, Callable[[W], Sequence[Sequence[int]]]]
-
-    def run(
-        self, work: Sequence[W], *, tick: Callable[[], None] = lambda: None
-    ) -> dict[str, Score]:
-        """Scores by name. The first piece of work is run once untimed to warm everybody up."""
-        names = list(self.contestants)
-        for name in names:
-            self.contestants[name](work[0])
-        scores = {name: Score() for name in names}
-        for turn, piece in enumerate(work):
-            for place in range(len(names)):
-                name = names[(turn + place) % len(names)]
-                started = perf_counter()
-                emitted = self.contestants[name](piece)
-                scores[name].seconds.append(perf_counter() - started)
-                scores[name].tokens.append(sum(map(len, emitted)))
-            tick()
-        return scores
+    The first piece of work is run once untimed, to warm everybody up; `tick` is called after each.
+    """
+    names = list(contestants)
+    for name in names:
+        contestants[name](work[0])
+    scores = {name: Score() for name in names}
+    for turn, piece in enumerate(work):
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
+            started = perf_counter()
+            emitted = contestants[name](piece)
+            scores[name].seconds.append(perf_counter() - started)
+            scores[name].tokens.append(sum(map(len, emitted)))
+        tick()
+    return scores
 
 
 def best(scores: Mapping[str, Score], names: Sequence[str]) -> str:

@@ -38,9 +38,9 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @classmethod
-    def empty(cls) -> Draft:
-        return cls((), ())
+    @staticmethod
+    def empty() -> Draft:
+        return _EMPTY
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None) -> Draft:
@@ -50,12 +50,16 @@ class Draft:
         """Children of `node` in the order they were drawn."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == node)
 
-    def depth(self, node: int) -> int:
-        """Tokens between the root and `node`, itself included; 0 at the root."""
-        count = 0
-        while node != ROOT:
-            count, node = count + 1, self.parents[node]
-        return count
+    @property
+    def max_depth(self) -> int:
+        """Tokens on the longest path."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
+
+
+_EMPTY = Draft((), ())
 
 
 @dataclass(frozen=True, slots=True)

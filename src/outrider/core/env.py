@@ -52,10 +52,15 @@ def compiler() -> str | None:
     return _read("CXX")
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept; it may not exist yet."""
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept; it may not exist yet. None for a user without a home."""
     base = _read("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+    if base:
+        return Path(base) / "outrider"
+    try:
+        return Path.home() / ".cache" / "outrider"
+    except RuntimeError:
+        return None
 
 
 def _read(name: str) -> str | None:

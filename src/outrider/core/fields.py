@@ -55,7 +55,18 @@ def default_of(item: Field[Any]) -> Any:
 def check_fields(config: DataclassInstance) -> None:
     """Raise ConfigError for the first field of `config` outside what it declares."""
     for item in fields(config):
-        check_value(item.name, getattr(config, item.name), meta_of(item))
+        value = getattr(config, item.name)
+        check_type(item.name, value, default_of(item))
+        check_value(item.name, value, meta_of(item))
+
+
+def check_type(name: str, value: object, default: object) -> None:
+    """Raise ConfigError unless `value` is of the kind that `default` is; an int is a float too."""
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    lies = isinstance(value, bool) and not isinstance(default, bool)
+    if lies or not isinstance(value, kinds):
+        wanted = "a number" if isinstance(default, float) else f"of type {type(default).__name__}"
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
 
 
 def check_value(name: str, value: object, meta: Meta) -> None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 ROOT = -1
 
@@ -71,15 +71,11 @@ def inverse_cdf(weights_V: Tensor, uniform: float) -> int:
 
     Sums in float64. An index of weight zero is never returned.
     """
-    cdf_V = weights_V.double().cumsum(0)
+    cdf_V = weights_V.cumsum(0, dtype=torch.float64)
     total = float(cdf_V[-1])
     # Rounding of uniform * total may reach total itself; step back to the last real increase.
-    threshold = min(uniform * total, _below(total))
-    return int((cdf_V > threshold).int().argmax())
-
-
-def _below(value: float) -> float:
-    return math.nextafter(value, 0.0)
+    threshold = min(uniform * total, math.nextafter(total, 0.0))
+    return int(torch.searchsorted(cdf_V, cdf_V.new_tensor(threshold), right=True))
 
 
 _MASK = 0xFFFFFFFF

@@ -78,7 +78,8 @@ class Setting:
             return " | ".join(self.meta.choices)
         low, high = self.meta.minimum, self.meta.maximum
         bounds = "" if low is None and high is None else f" {_bound(low)}..{_bound(high)}"
-        return f"{KINDS[self.kind].noun}{bounds}"
+        noun = KINDS[self.kind].noun.removeprefix("an ").removeprefix("a ")
+        return f"{noun}{bounds}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """A smaller model drafts a chain, one pass a token for the whole batch.
 
-The chain's nodes stay staged in the draft model's memory until the next proposal. Then those that
-turned out to be the text are committed and the rest is dead space: nothing is ever fed twice, and
-a round that did not ask for a draft needs no message.
+What was fed since the last commit, the pending token and the chain below it, stays staged in the
+draft model's memory until the next proposal. Then those tokens that turned out to be the text are
+committed and the rest is dead space: nothing that was kept is ever fed twice, and a round that did
+not ask for a draft needs no message.
 
 Shapes:  V = vocabulary, M = rows that draft at this depth.
 """
@@ -57,11 +58,11 @@ class ModelDrafter:
         self._model = model
         self._argmax = argmax
         self._chunk = chunk
-        self._staged: dict[int, Sequence[int]] = {}
+        self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._model.state.open(seq_id, prompt[:-1])
-        self._staged[seq_id] = ()
+        self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         chains = [_Chain(row) for row in rows]
@@ -77,9 +78,7 @@ class ModelDrafter:
             if not live:
                 break
             logits_MV = self._extend(live)
-        for chain in chains:
-            # The last token of a chain is never fed: nothing is drafted after it.
-            self._staged[chain.row.seq_id] = chain.tokens[:-1]
+        # The last token of a chain is never fed: nothing is drafted after it.
         return [chain.draft() for chain in chains]
 
     def close(self, seq_id: int) -> None:
@@ -87,11 +86,12 @@ class ModelDrafter:
         del self._staged[seq_id]
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Bring memory up to each row's last token; the logits that follow it."""
+        """Read up to each row's last token, which stays staged; the logits that follow it."""
         feeds = [StepRow.chain(row.seq_id, self._unread(row)) for row in rows]
         feeds = [replace(feed, logits_from=len(feed.tokens) - 1) for feed in feeds]
         logits_MV = self._model.step(feeds, self.needs).logits_MV
-        self._model.state.commit({feed.seq_id: range(len(feed.tokens)) for feed in feeds})
+        for feed in feeds:
+            self._staged[feed.seq_id] = list(feed.tokens)
         return logits_MV
 
     def _unread(self, row: DraftRow) -> Sequence[int]:
@@ -100,6 +100,7 @@ class ModelDrafter:
         length = state.length(row.seq_id)
         kept = _num_common(self._staged[row.seq_id], row.tokens[length:-1])
         state.commit({row.seq_id: range(kept)})
+        self._staged[row.seq_id] = []
         start, end = length + kept, len(row.tokens) - 1
         if end - start > 1:
             for at in range(start, end, self._chunk):
@@ -122,7 +123,10 @@ class ModelDrafter:
             )
             for chain in chains
         ]
-        return self._model.step(feeds, self.needs).logits_MV
+        logits_MV = self._model.step(feeds, self.needs).logits_MV
+        for feed in feeds:
+            self._staged[feed.seq_id] += feed.tokens
+        return logits_MV
 
 
 def _num_common(left: Sequence[int], right: Sequence[int]) -> int:

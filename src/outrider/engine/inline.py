@@ -85,12 +85,22 @@ class InlineEngine:
         self.ledger.start(job)
         chunks = [Chunk(self._live[w.seq_id], w.num_tokens) for w in job.of(Stage.PREFILL)]
         batch = self._sequences(job, Stage.VERIFY)
-        outcomes = self.round.run(batch, chunks)
+        try:
+            outcomes = self.round.run(batch, chunks)
+        except BaseException:
+            self._undo(job)
+            raise
         self.ledger.finish(job, lambda seq_id: self._live[seq_id].finish is not None)
         for seq in batch:
             if seq.finish is not None:
                 self._close(seq.seq_id)
         return outcomes
+
+    def _undo(self, job: Job) -> None:
+        """Leave every sequence as it was before `job`, so that others can go on after an error."""
+        ids = {work.seq_id for work in job.works}
+        self.target.state.commit({seq_id: () for seq_id in ids})
+        self.ledger.undo(job)
 
     def _sequences(self, job: Job, stage: Stage) -> Sequence[LiveSequence]:
         return [self._live[work.seq_id] for work in job.of(stage)]

@@ -10,7 +10,7 @@ Shapes:  M = packed logits rows, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 
@@ -30,7 +30,7 @@ from outrider.core.protocols import (
     JudgeRow,
     StepRow,
 )
-from outrider.core.sequence import LiveSequence
+from outrider.core.sequence import FinishReason, LiveSequence
 from outrider.engine.clamp import clamp
 from outrider.engine.round import Chunk
 
@@ -61,6 +61,10 @@ class Stages:
         started = perf_counter()
         rows = [row for row in map(self._draft_row, batch) if row.budget.depth > 0]
         drafts = self.drafter.propose(rows) if rows else []
+        if len(drafts) != len(rows):
+            raise DrafterError(
+                f"drafter {self.drafter.name!r} returned {len(drafts)} drafts for {len(rows)} rows."
+            )
         proposed = {row.seq_id: self._checked(row, d) for row, d in zip(rows, drafts, strict=True)}
         seconds = perf_counter() - started
         for seq in batch:
@@ -75,41 +79,41 @@ class Stages:
         out = self.target.step([*offers, *reads], self.drafter.needs)
         laws = self._laws(batch, out.logits_MV)
         judged = perf_counter()
-        outcomes = self._outcomes(batch, laws)
+        outcomes, endings = self._outcomes(batch, laws)
         paths: dict[int, Sequence[int]] = {r.seq_id: range(len(r.tokens)) for r in reads}
         for row, outcome in zip(offers, outcomes, strict=True):
             paths[row.seq_id] = _kept(row.logits_from + 1, outcome)
         num_copied = self.target.state.commit(paths)
-        ended = perf_counter()
-        blank = RoundTrace(
-            seq_id=0,
-            pass_index=next(self.passes),
+        shared = _Pass(
+            index=next(self.passes),
             drafter=self.drafter.name,
             batch_size=len(batch) + len(chunks),
             num_target_passes=out.num_passes,
-            num_prompt_tokens=0,
-            num_drafted=0,
-            num_accepted=0,
-            num_emitted=0,
             num_rows_copied=num_copied,
             draft_seconds=batch[0].draft_seconds if batch else 0.0,
             verify_seconds=judged - started,
-            accept_seconds=ended - judged,
+            accept_seconds=perf_counter() - judged,
         )
         for row in reads:
-            self._report(replace(blank, seq_id=row.seq_id, num_prompt_tokens=len(row.tokens)))
-        for seq, row, outcome in zip(batch, offers, outcomes, strict=True):
+            self._report(shared.trace(row.seq_id, num_prompt_tokens=len(row.tokens)))
+        for index, (seq, row) in enumerate(zip(batch, offers, strict=True)):
+            outcome, seq.finish = outcomes[index], endings[index]
             _append(seq, outcome)
-            self._report(_round_trace(blank, row, outcome))
+            self._report(shared.trace(row.seq_id, row.logits_from, outcome))
         return outcomes
 
-    def _outcomes(self, batch: Sequence[LiveSequence], laws: Sequence[Laws]) -> list[Outcome]:
+    def _outcomes(
+        self, batch: Sequence[LiveSequence], laws: Sequence[Laws]
+    ) -> tuple[list[Outcome], list[FinishReason | None]]:
+        """Each sequence's clamped outcome, and why it ended there if it did."""
         rows = [JudgeRow(s.draft, law, s.noise) for s, law in zip(batch, laws, strict=True)]
         outcomes: list[Outcome] = []
+        endings: list[FinishReason | None] = []
         for seq, verdict in zip(batch, self.rule(rows), strict=True):
-            outcome, seq.finish = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
+            outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
             outcomes.append(outcome)
-        return outcomes
+            endings.append(reason)
+        return outcomes, endings
 
     def _report(self, trace: RoundTrace) -> None:
         self.controller.observe(trace)
@@ -121,9 +125,15 @@ class Stages:
 
     def _checked(self, row: DraftRow, draft: Draft) -> Draft:
         """A drafter is not trusted: an over-long draft or a foreign id never reaches the target."""
-        if any(not 0 <= token < self.target.spec.vocab_size for token in draft.tokens):
+        vocab_size = self.target.spec.vocab_size
+        if any(not 0 <= token < vocab_size for token in draft.tokens):
             raise DrafterError(f"drafter {self.drafter.name!r} proposed an id that does not exist.")
-        deepest = max(map(draft.depth, range(len(draft))), default=0)
+        if draft.probs_NV is not None and draft.probs_NV.shape[1:] != (vocab_size,):
+            raise DrafterError(
+                f"drafter {self.drafter.name!r} reported laws that are not over the target's "
+                f"{vocab_size} tokens."
+            )
+        deepest = draft.max_depth
         if deepest > row.budget.depth:
             raise DrafterError(
                 f"drafter {self.drafter.name!r} proposed {deepest} tokens in a row "
@@ -166,22 +176,45 @@ class Stages:
         return laws
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What the traces of one pass share."""
+
+    index: int
+    drafter: str
+    batch_size: int
+    num_target_passes: int
+    num_rows_copied: int
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+
+    def trace(
+        self, seq_id: int, num_prompt_tokens: int, outcome: Outcome | None = None
+    ) -> RoundTrace:
+        """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
+        return RoundTrace(
+            seq_id=seq_id,
+            pass_index=self.index,
+            drafter=self.drafter,
+            batch_size=self.batch_size,
+            num_target_passes=self.num_target_passes,
+            num_prompt_tokens=num_prompt_tokens,
+            num_drafted=len(outcome.draft) if outcome else 0,
+            num_accepted=outcome.num_accepted if outcome else 0,
+            num_emitted=outcome.num_accepted + 1 if outcome else 0,
+            num_rows_copied=self.num_rows_copied,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            accept_seconds=self.accept_seconds,
+        )
+
+
 def _append(seq: LiveSequence, outcome: Outcome) -> None:
     seq.tokens += outcome.tokens
     seq.last = outcome
     seq.num_rounds += 1
     seq.draft = Draft.empty()
-
-
-def _round_trace(blank: RoundTrace, row: StepRow, outcome: Outcome) -> RoundTrace:
-    return replace(
-        blank,
-        seq_id=outcome.seq_id,
-        num_prompt_tokens=row.logits_from,
-        num_drafted=len(outcome.draft),
-        num_accepted=outcome.num_accepted,
-        num_emitted=len(outcome.tokens),
-    )
 
 
 def _kept(num_fed: int, outcome: Outcome) -> list[int]:

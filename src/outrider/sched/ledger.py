@@ -45,9 +45,15 @@ class Ledger:
         return Pool(works(Stage.PREFILL), works(Stage.DRAFT), works(Stage.VERIFY), num_free_tokens)
 
     def start(self, job: Job) -> None:
-        for seq_id in dict.fromkeys(work.seq_id for work in job.works):
-            stage = next(work.stage for work in job.works if work.seq_id == seq_id)
-            self._waiting[stage].remove(seq_id)
+        for seq_id in {work.seq_id for work in job.works}:
+            self._waiting[self._first_stage(job, seq_id)].remove(seq_id)
+
+    def undo(self, job: Job) -> None:
+        """`job` failed: its sequences wait again for what they waited for before, in front."""
+        for work in reversed(job.works):
+            waiting = self._waiting[work.stage]
+            if self._first_stage(job, work.seq_id) is work.stage:
+                waiting.insert(0, work.seq_id)
 
     def finish(self, job: Job, finished: Callable[[int], bool]) -> None:
         """Move each sequence of `job` on; `finished` is asked after its VERIFY only."""
@@ -65,6 +71,10 @@ class Ledger:
                         del self._unread[seq_id]
                     else:
                         self._await_next(seq_id)
+
+    @staticmethod
+    def _first_stage(job: Job, seq_id: int) -> Stage:
+        return next(work.stage for work in job.works if work.seq_id == seq_id)
 
     def _await_next(self, seq_id: int) -> None:
         stage = Stage.PREFILL if self._unread[seq_id] > self._chunk else Stage.DRAFT
