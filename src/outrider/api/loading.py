@@ -54,13 +54,13 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     k = 0 if drafter == "none" else config.k
     num_slots = config.arena_tokens or _default_slots(folder, config, window)
     rows = config.batch_size * (k + 1)
-    target = _load(folder, config, num_slots, max_rows=config.prefill_chunk + rows, rows=rows)
+    room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
+    target = load_model(folder, _options(config, room), name=model)
     draft_model = None
     if draft_folder is not None:
         largest = max(config.prefill_chunk, 2 * config.batch_size)
-        draft_model = _load(
-            draft_folder, config, num_slots, max_rows=largest, rows=config.batch_size
-        )
+        room = _room(config, num_slots, max_rows=largest, max_logits=config.batch_size)
+        draft_model = load_model(draft_folder, _options(config, room), name=draft or "")
     return LoadedPair(
         target=target,
         draft=draft_model,
@@ -87,18 +87,20 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     )
 
 
-def _load(
-    folder: Path, config: EngineConfig, num_slots: int, *, max_rows: int, rows: int
-) -> LlamaModel:
-    room = Room(num_slots=num_slots, page_size=config.page_size, max_rows=max_rows, max_logits=rows)
-    options = LoadOptions(
+def _room(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:
+    return Room(
+        num_slots=num_slots, page_size=config.page_size, max_rows=max_rows, max_logits=max_logits
+    )
+
+
+def _options(config: EngineConfig, room: Room) -> LoadOptions:
+    return LoadOptions(
         room=room,
         dtype=config.dtype,
         device=config.device,
         force_reference=config.force_reference,
         threads=config.threads,
     )
-    return load_model(folder, options)
 
 
 def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
@@ -110,8 +112,8 @@ def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
 
 
 def _notes(target: LlamaModel, config: EngineConfig) -> tuple[str, ...]:
-    """Fallbacks that were not asked for."""
+    """What the checkpoint limits, and fallbacks that were not asked for."""
     if config.force_reference:
-        return ()
-    refused = [f"{c.op}: {reason}" for c in target.kernels.choices for reason in c.refusals]
-    return tuple(refused[:1])
+        return target.config.notes
+    refused = [f"kernels: {reason}" for c in target.kernels.choices for reason in c.refusals]
+    return (*target.config.notes, *refused[:1])

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
 
 from outrider.core.errors import CheckpointError
 
@@ -58,10 +58,12 @@ class JsonObject:
     def integer(self, key: str, default: int | None = None) -> int:
         """A count of at least 1."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not _is_integer(value):
             raise self.wrong(key, "an integer", value)
         if not 1 <= value <= MAX_INTEGER:
-            raise CheckpointError(f"{self.where}: {key} must be from 1 to {MAX_INTEGER}, got {value}.")
+            raise CheckpointError(
+                f"{self.where}: {key} must be from 1 to {MAX_INTEGER}, got {value!r:.40}."
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -88,11 +90,13 @@ class JsonObject:
     def integers(self, key: str) -> tuple[int, ...]:
         """One integer or a list of them; empty if the key is absent."""
         value = self.values.get(key)
-        found = cast("list[object]", value) if isinstance(value, list) else [value]
-        items = [] if value is None else found
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise self.wrong(key, "an integer or a list of integers", value)
-        return tuple(cast("list[int]", items))
+        if value is None:
+            return ()
+        items = cast("list[object]", value if isinstance(value, list) else [value])
+        found = tuple(item for item in items if _is_integer(item))
+        if len(found) < len(items):
+            raise self.wrong(key, "an integer or a list of integers", items)
+        return found
 
     def wrong(self, key: str, expected: str, value: object) -> CheckpointError:
         return CheckpointError(f"{self.where}: {key} must be {expected}, got {_kind(value)}.")
@@ -104,6 +108,11 @@ class JsonObject:
         if default is None:
             raise CheckpointError(f"{self.where}: the key {key} is missing.")
         return default
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """In JSON true is no number, though Python has bool as a kind of int."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kind(value: object) -> str:

@@ -106,7 +106,7 @@ def resolve(name: str) -> Path:
             f"{name} is a file; a model is a folder with config.json, safetensors and tokenizer.",
             hint=f"try its folder, {folder.resolve().parent}",
         )
-    if _HUB_ID.fullmatch(name) is None or ".." in name:
+    if _HUB_ID.fullmatch(name) is None:
         raise CheckpointError(
             f"no model {name!r}: there is no such folder, and it is not a hub id of the form "
             "org/name.",

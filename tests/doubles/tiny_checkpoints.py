@@ -1,0 +1,179 @@
+"""Tiny random checkpoints in Hugging Face format, one variant for each thing a config can say.
+
+Weights come from integers of a seeded generator, so they are the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from safetensors import torch as safetensors_torch
+from torch import Tensor
+
+from outrider.models.llama import LlamaModel, Room
+from outrider.models.loading import DTYPES, LoadOptions, load_model
+
+COMMON: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`changes` to the common config; the weights in `num_shards` files."""
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    num_shards: int = 1
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**COMMON, **self.changes}
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+
+VARIANTS = (
+    Variant("llama2"),
+    Variant("llama3_rope", {"rope_theta": 500000.0, "rope_scaling": _LLAMA3}),
+    Variant("linear_rope", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    Variant("yarn_rope", {"rope_scaling": _YARN}),
+    Variant("new_rope_keys", {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}),
+    Variant("mistral", {**_MISTRAL, "num_key_value_heads": 2, "sliding_window": None}),
+    Variant("mistral_window", {**_MISTRAL, "num_key_value_heads": 2, "sliding_window": 128}),
+    Variant("one_kv_head", {"num_key_value_heads": 1}),
+    Variant("wide_heads", {"num_key_value_heads": 2, "head_dim": 32}),
+    Variant("tied", {"tie_word_embeddings": True}),
+    Variant("attention_bias", {"attention_bias": True, "num_key_value_heads": 2}),
+    Variant("mlp_bias", {"mlp_bias": True}),
+    Variant("sharded", {"num_key_value_heads": 2}, num_shards=3),
+)
+
+
+def variant(name: str) -> Variant:
+    return next(item for item in VARIANTS if item.name == name)
+
+
+def write_checkpoint(
+    folder: Path, item: Variant, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Write config.json and safetensors into `folder` (made if need be); returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = item.config
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tensors = {
+        name: tensor.to(dtype).contiguous()
+        for name, tensor in random_tensors(config, seed=seed).items()
+    }
+    if item.num_shards == 1:
+        save_tensors(folder / "model.safetensors", tensors)
+        return folder
+    places: dict[str, str] = {}
+    for shard in range(item.num_shards):
+        file = f"model-{shard + 1:05}-of-{item.num_shards:05}.safetensors"
+        part = dict(list(tensors.items())[shard :: item.num_shards])
+        save_tensors(folder / file, part)
+        places.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    save = cast("Any", safetensors_torch).save_file
+    save(dict(tensors), path, metadata={"format": "pt"})
+
+
+def random_tensors(config: Mapping[str, Any], *, seed: int) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint that `config` describes, under its Hugging Face name."""
+    rng = torch.Generator().manual_seed(seed)
+    return {name: _random(name, shape, rng) for name, shape in _shapes(config).items()}
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Names the exact weights that a stored result was computed with."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def random_llama(
+    item: Variant | None = None, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
+) -> LlamaModel:
+    """A loaded tiny model, by default of the plain variant."""
+    options = LoadOptions(room=room or Room(num_slots=1024), dtype=dtype, device="cpu")
+    with TemporaryDirectory() as folder:
+        path = write_checkpoint(Path(folder), item or VARIANTS[0], seed=seed, dtype=DTYPES[dtype])
+        return load_model(path, options, name="tiny")
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, ffn, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    attended, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    outputs = {"q": attended, "k": kv, "v": kv}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        linears = {f"{layer}.self_attn.{k}_proj": (n, hidden) for k, n in outputs.items()}
+        linears[f"{layer}.self_attn.o_proj"] = (hidden, attended)
+        if config["attention_bias"]:
+            shapes.update({f"{name}.bias": shape[:1] for name, shape in linears.items()})
+        ffns = {
+            f"{layer}.mlp.gate_proj": (ffn, hidden),
+            f"{layer}.mlp.up_proj": (ffn, hidden),
+            f"{layer}.mlp.down_proj": (hidden, ffn),
+        }
+        if config["mlp_bias"]:
+            shapes.update({f"{name}.bias": shape[:1] for name, shape in ffns.items()})
+        shapes.update({f"{name}.weight": shape for name, shape in {**linears, **ffns}.items()})
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _random(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    uniform = torch.randint(-(2**20), 2**20, shape, generator=rng).float() / 2**20
+    if name.endswith("norm.weight"):
+        return 1 + uniform / 4
+    if name.endswith("bias"):
+        return uniform / 4
+    # A power of two keeps the products exact, so the bits are the same on every machine.
+    return uniform * 2.0 ** -round(math.log2(shape[-1]) / 2 - 1)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.models.llama import LlamaModel, Room
+from outrider.models.loading import ALIASES, LoadOptions, load_model, pick_device, resolve
+
+ROOM = Room(num_slots=64)
+
+
+def load(folder: Path, *, dtype: str = "auto") -> LlamaModel:
+    return load_model(folder, LoadOptions(room=ROOM, dtype=dtype, device="cpu"))
+
+
+def kv_dtype(model: LlamaModel) -> torch.dtype:
+    return model.state.layers[0][0].dtype
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_is_a_folder_of_the_package(name: str) -> None:
+    model = load_model(resolve(name), LoadOptions(room=ROOM, device="cpu"), name=name)
+    assert model.spec.name == name
+    assert model.spec.vocab_size == 8192
+    assert kv_dtype(model) is torch.bfloat16
+
+
+def test_a_local_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_the_model_is_named_after_its_folder(tmp_path: Path) -> None:
+    assert load(write_checkpoint(tmp_path / "mine", variant("llama2"))).spec.name == "mine"
+
+
+def test_a_file_is_refused_with_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is a file") as caught:
+        resolve(str(file))
+    assert caught.value.hint == f"try its folder, {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "nowhere", "./a/b", "a/b/c", "../x", "a b/c", "a/..", "https://x.y/z", "a\0b/c"]
+)
+def test_a_name_that_can_mean_nothing_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="no model") as caught:
+        resolve(name)
+    assert caught.value.hint is not None
+    assert "outrider/embedded" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user/x"])
+def test_a_name_that_no_system_takes_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError):
+        resolve(name)
+
+
+def test_the_nearest_folder_is_suggested(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "smollm-135m", variant("llama2"))
+    with pytest.raises(CheckpointError) as caught:
+        resolve(f"{tmp_path}/smolm-135m")
+    assert caught.value.hint is not None
+    assert f"did you mean '{tmp_path}/smollm-135m'?" in caught.value.hint
+
+
+def test_the_nearest_alias_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("outgoing traffic has been disabled")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(CheckpointError, match="outgoing traffic has been disabled") as caught:
+        resolve("outrider/embeded")
+    assert caught.value.hint is not None
+    assert "did you mean 'outrider/embedded'?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no route"), HFValidationError("bad id"), ConnectionError(), TimeoutError()]
+)
+def test_a_hub_that_fails_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match="neither in the local cache nor to be had"):
+        resolve("org/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [("org/name", None), ("org/name@v1.0", "v1.0"), ("o/n@refs/pr/1", "refs/pr/1")],
+)
+def test_the_hub_is_asked_for_data_files_only(
+    name: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def download(repo: str, **options: object) -> str:
+        asked.update(options, repo=repo)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve(name) == tmp_path
+    assert asked["repo"] == name.partition("@")[0]
+    assert asked["revision"] == revision
+    patterns = cast("list[str]", asked["allow_patterns"])
+    assert "*.safetensors" in patterns
+    assert not {"*", "*.py", "*.bin", "*.pt"} & set(patterns)
+
+
+def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/name") == Path("org/name")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_auto_takes_the_dtype_of_the_config(dtype: str, tmp_path: Path) -> None:
+    item = variant("llama2")
+    item = type(item)(item.name, {"torch_dtype": dtype})
+    assert kv_dtype(load(write_checkpoint(tmp_path, item))) is getattr(torch, dtype)
+
+
+def test_auto_takes_the_stored_dtype_if_the_config_has_none(tmp_path: Path) -> None:
+    item = type(variant("llama2"))("silent", {"torch_dtype": None})
+    folder = write_checkpoint(tmp_path, item, dtype=torch.bfloat16)
+    assert kv_dtype(load(folder)) is torch.bfloat16
+    assert kv_dtype(load(folder, dtype="float32")) is torch.float32
+
+
+def test_a_dtype_that_no_kernel_takes_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, type(variant("llama2"))("f64", {"torch_dtype": "float64"}))
+    with pytest.raises(CheckpointError, match="type float64"):
+        load(folder)
+    with pytest.raises(ConfigError, match="dtype: unknown value 'int4'"):
+        load(folder, dtype="int4")
+    assert kv_dtype(load(folder, dtype="float32")) is torch.float32
+
+
+def test_invalid_json_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, variant("llama2"))
+    (folder / "config.json").write_text(json.dumps(variant("llama2").config)[:-1])
+    with pytest.raises(CheckpointError, match=r"config\.json is not valid JSON"):
+        load(folder)
+
+
+def test_auto_is_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"cuda": False, "mps": False}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here["cuda"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: here["mps"])
+    assert pick_device("auto").type == "cpu"
+    here["mps"] = True
+    assert pick_device("auto").type == "mps"
+    here["cuda"] = True
+    assert pick_device("auto").type == "cuda"
+    assert pick_device("cpu").type == "cpu"
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MachineError, match="the device cuda was asked for") as caught:
+        pick_device("cuda")
+    assert caught.value.hint is not None
+    assert "cpu" in caught.value.hint
+    with pytest.raises(ConfigError, match="unknown value 'tpu'"):
+        pick_device("tpu")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from outrider.models.hf_config import Rope
+from outrider.models.rope import frequencies, rope_tables
+
+LLAMA3 = Rope("llama3", 500000.0, 8.0, 8192)
+
+
+def test_plain_frequencies_fall_geometrically() -> None:
+    freqs_H = frequencies(Rope(theta=10000.0), 8)
+    torch.testing.assert_close(freqs_H, torch.tensor([1.0, 0.1, 0.01, 0.001]))
+
+
+def test_linear_stretches_every_position() -> None:
+    plain_H = frequencies(Rope(), 16)
+    assert torch.equal(frequencies(Rope("linear", factor=4.0), 16), plain_H / 4)
+
+
+def test_llama3_keeps_the_fast_and_stretches_the_slow() -> None:
+    plain_H, scaled_H = frequencies(Rope(theta=500000.0), 128), frequencies(LLAMA3, 128)
+    wavelength_H = 2 * math.pi / plain_H
+    fast_H, slow_H = wavelength_H < 8192 / 4, wavelength_H > 8192
+    assert torch.equal(scaled_H[fast_H], plain_H[fast_H])
+    assert torch.equal(scaled_H[slow_H], plain_H[slow_H] / 8)
+    between_H = ~(fast_H | slow_H)
+    assert between_H.any()
+    assert (scaled_H[between_H] < plain_H[between_H]).all()
+    assert (scaled_H[between_H] > plain_H[between_H] / 8).all()
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_lies_between_plain_and_linear(truncate: bool) -> None:
+    rope = Rope("yarn", 10000.0, 4.0, 2048, truncate=truncate)
+    plain_H, yarn_H = frequencies(Rope(), 64), frequencies(rope, 64)
+    assert yarn_H[0] == plain_H[0]
+    torch.testing.assert_close(yarn_H[-1], plain_H[-1] / 4)
+    assert (yarn_H <= plain_H).all()
+    assert (yarn_H >= plain_H / 4 * 0.999999).all()
+
+
+def test_yarn_survives_a_ramp_of_no_width() -> None:
+    rope = Rope("yarn", 10000.0, 4.0, 1, beta_fast=2.0, beta_slow=1.0)
+    assert frequencies(rope, 4).isfinite().all()
+
+
+def test_tables_are_cos_and_sin_of_the_angle() -> None:
+    cos_TH, sin_TH = rope_tables(Rope(attention_factor=2.0), head_dim=4, num_positions=9)
+    assert cos_TH.shape == sin_TH.shape == (9, 2)
+    assert cos_TH.dtype == torch.float32
+    torch.testing.assert_close(cos_TH[8], 2 * torch.tensor([math.cos(8), math.cos(0.08)]))
+    torch.testing.assert_close(sin_TH[8], 2 * torch.tensor([math.sin(8), math.sin(0.08)]))
