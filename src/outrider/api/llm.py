@@ -79,6 +79,11 @@ class LLM:
         return self._engine.drafter.name
 
     @property
+    def free_tokens(self) -> int:
+        """Arena tokens that no running request holds."""
+        return self._pair.target.state.num_free_tokens
+
+    @property
     def last_result(self) -> GenerationResult:
         """The result of the newest request that ended."""
         if self._last is None:

@@ -1,0 +1,81 @@
+"""Speculation on equals speculation off on the embedded pair: a subset of benchmarks/parity.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.parity import Matrix, first_difference, num_equal, run_matrix
+from outrider.bench.workloads import WORKLOADS, load_prompts
+
+PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
+    matrix = Matrix(
+        dtypes=(dtype,), drafters=(drafter,), ks=(1, 4, 8), batch_sizes=(1, 3), max_tokens=40
+    )
+    for cell in run_matrix(matrix, PROMPTS):
+        assert cell.first_difference is None, cell
+        assert cell.num_equal == cell.num_tokens > 0
+        assert cell.exact_kernels
+        assert cell.tokens_per_round > 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_greedy_tokens_do_not_depend_on_prompt_chunks(chunk: int) -> None:
+    params = SamplingParams(max_tokens=24)
+    expected = LLM(config=EngineConfig(drafter="none")).generate(PROMPTS[:2], params)
+    got = LLM(config=EngineConfig(k=3, prefill_chunk=chunk)).generate(PROMPTS[:2], params)
+    assert [r.token_ids for r in got] == [r.token_ids for r in expected]
+
+
+def test_verifying_token_by_token_gives_the_same_tokens_in_more_passes() -> None:
+    params = SamplingParams(max_tokens=32)
+    batched = LLM(config=EngineConfig(k=4)).generate(PROMPTS[0], params)[0]
+    stepwise = LLM(config=EngineConfig(k=4, batched_verify=False)).generate(PROMPTS[0], params)[0]
+    assert stepwise.token_ids == batched.token_ids
+    assert stepwise.stats.num_rounds == batched.stats.num_rounds
+    assert stepwise.stats.num_target_passes > batched.stats.num_target_passes
+
+
+def test_reference_kernels_are_exact_too() -> None:
+    params = SamplingParams(max_tokens=16)
+    off, on = (
+        LLM(config=EngineConfig(drafter=drafter, k=3, force_reference=True))
+        for drafter in ("none", "model")
+    )
+    assert on.kernels.exact
+    expected = off.generate(PROMPTS[:1], params)[0].token_ids
+    assert on.generate(PROMPTS[:1], params)[0].token_ids == expected
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_match_rule_gives_the_seed_s_text_with_any_drafter(temperature: float) -> None:
+    params = SamplingParams(max_tokens=32, temperature=temperature, top_p=0.9, seed=11)
+    texts = {
+        drafter: LLM(config=EngineConfig(drafter=drafter, k=4, sampler="match")).generate(
+            PROMPTS[:2], params
+        )
+        for drafter in ("none", "ngram", "model")
+    }
+    expected = [result.token_ids for result in texts["none"]]
+    assert all([r.token_ids for r in results] == expected for results in texts.values())
+
+
+def test_a_seed_s_text_does_not_depend_on_batch_mates() -> None:
+    params = SamplingParams(max_tokens=24, temperature=0.8, top_k=50, seed=3)
+    together = LLM(config=EngineConfig(k=4, batch_size=4)).generate(PROMPTS, params)
+    alone = [LLM(config=EngineConfig(k=4)).generate(prompt, params)[0] for prompt in PROMPTS]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+
+
+def test_counting_equal_tokens() -> None:
+    assert num_equal([(1, 2, 3)], [(1, 2, 3)]) == 3
+    assert num_equal([(1, 2, 3)], [(1, 9, 3)]) == 1
+    assert num_equal([(1, 2)], [(1, 2, 3)]) == 1
+    assert first_difference([(1, 2), (4, 5)], [(1, 2), (4, 6)]) == (1, 1)
+    assert first_difference([(1,)], [(1, 2)]) == (0, 1)
+    assert first_difference([(1, 2)], [(1, 2)]) is None

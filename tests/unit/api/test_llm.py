@@ -1,0 +1,155 @@
+"""The Python API: events, results, several readers at once, limits and what goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.workloads import load_prompts
+from outrider.core.errors import CapacityError, ConfigError, VocabularyError
+
+PROMPT = "def fibonacci(n):"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(config=EngineConfig(k=3, batch_size=2))
+
+
+def test_events_add_up_to_the_result(llm: LLM) -> None:
+    events = list(llm.stream(PROMPT, SamplingParams(max_tokens=30)))
+    result = llm.last_result
+    assert "".join(event.text for event in events) == result.text
+    assert tuple(i for event in events for i in event.token_ids) == result.token_ids
+    assert all(len(e.token_ids) == len(e.origins) == len(e.pieces) for e in events)
+    accepted = sum(event.origins.count("accepted") for event in events)
+    # A text may end at an accepted token, which then is the round's own token.
+    assert 0 <= accepted - result.stats.num_accepted <= 1
+    assert result.stats.num_emitted == result.stats.num_accepted + result.stats.num_rounds == 30
+    assert result.finish_reason == "length"
+
+
+def test_streaming_and_generating_give_the_same(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30)
+    streamed = "".join(event.text for event in llm.stream(PROMPT, params))
+    assert llm.generate([PROMPT, "x = 1"], params)[0].text == streamed
+
+
+def test_plain_decoding_says_plain() -> None:
+    off = LLM(config=EngineConfig(drafter="none"))
+    events = list(off.stream(PROMPT, SamplingParams(max_tokens=5)))
+    assert [event.origins for event in events] == [("plain",)] * 5
+    assert off.last_result.stats.num_target_passes == off.last_result.stats.num_rounds == 5
+    assert off.last_result.stats.k == 0
+
+
+def test_leaving_a_stream_early_frees_its_memory(llm: LLM) -> None:
+    free = llm.free_tokens
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=50))
+    next(stream)
+    assert llm.free_tokens < free
+    stream.close()
+    assert llm.free_tokens == free
+    assert llm.last_result.finish_reason is None
+
+
+def test_two_streams_side_by_side_get_their_own_text(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=20)
+    prompts = (PROMPT, "Question: What is 2 + 3?\nAnswer:")
+    expected = [result.token_ids for result in llm.generate(prompts, params)]
+    streams = [llm.stream(prompt, params) for prompt in prompts]
+    got: list[list[int]] = [[], []]
+    for _ in range(20):
+        for ids, stream in zip(got, streams, strict=True):
+            event = next(stream, None)
+            ids += event.token_ids if event else ()
+    assert [tuple(ids) for ids in got] == expected
+
+
+def test_a_stop_string_ends_text_before_it(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].text
+    stop = whole[20:25]
+    result = llm.generate(PROMPT, SamplingParams(max_tokens=40, stop=(stop,)))[0]
+    assert result.finish_reason == "stop"
+    assert result.text == whole[: whole.index(stop)]
+
+
+def test_a_stop_token_ends_ids_with_it() -> None:
+    small = LLM(config=EngineConfig(k=4))
+    results = small.generate(load_prompts("gsm8k")[:12], SamplingParams(max_tokens=128))
+    ended = [result for result in results if result.finish_reason == "stop"]
+    assert ended
+    for result in ended:
+        assert result.token_ids[-1] in small.tokenizer.stop_ids
+        assert "<|endoftext|>" not in result.text
+
+
+def test_a_window_caps_and_says_so() -> None:
+    small = LLM(config=EngineConfig(k=2, context=40))
+    result = small.generate(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))[0]
+    length = len(small.tokenizer.encode(PROMPT))
+    assert len(result.token_ids) == 40 - length - 2 - 1
+    assert result.finish_reason == "length"
+    assert "fit the window of 40" in result.notes[0]
+    with pytest.raises(ConfigError, match="does not fit a window of 40"):
+        small.generate("x " * 60, SamplingParams())
+
+
+def test_k_larger_than_the_window_is_refused_before_loading() -> None:
+    with pytest.raises(ConfigError, match="leaves no room in a window of 20"):
+        LLM(config=EngineConfig(k=20, context=20))
+
+
+def test_more_than_the_arena_holds_is_refused_up_front() -> None:
+    small = LLM(config=EngineConfig(arena_tokens=64))
+    with pytest.raises(CapacityError, match="needs 1.. arena tokens; the arena has 64"):
+        small.generate(PROMPT, SamplingParams(max_tokens=100))
+    assert small.generate(PROMPT, SamplingParams(max_tokens=4))[0].token_ids
+
+
+def test_more_prompts_than_the_arena_holds_take_turns() -> None:
+    small = LLM(config=EngineConfig(arena_tokens=96, batch_size=4))
+    params = SamplingParams(max_tokens=20)
+    prompts = [f"def f{i}(x):" for i in range(7)]
+    wide = LLM(config=EngineConfig(batch_size=8)).generate(prompts, params)
+    assert [r.token_ids for r in small.generate(prompts, params)] == [r.token_ids for r in wide]
+    assert small.free_tokens == 96
+
+
+@pytest.mark.parametrize("prompt", ["", [], [-1], [8192]])
+def test_prompts_that_cannot_be_read(llm: LLM, prompt: str | list[int]) -> None:
+    with pytest.raises(ConfigError):
+        llm.stream(prompt)
+
+
+def test_a_draft_with_another_vocabulary_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    import json
+    import shutil
+
+    from outrider.models.loading import resolve
+
+    folder = tmp_path_factory.mktemp("draft") / "other"
+    shutil.copytree(resolve("outrider/embedded-draft"), folder)
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text("utf-8"))
+    vocab = data["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.__getitem__)[300:302]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.raises(VocabularyError, match="300: ") as caught:
+        LLM(draft=folder)
+    assert "ngram" in str(caught.value.hint)
+
+
+def test_a_model_drafter_needs_a_draft_model() -> None:
+    from outrider.models.loading import resolve
+
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        LLM(resolve("outrider/embedded"), config=EngineConfig(drafter="model"))
+
+
+def test_profile_keeps_every_trace() -> None:
+    result = LLM(config=EngineConfig(profile=True)).generate(PROMPT, SamplingParams(max_tokens=9))
+    rounds = result[0].to_dict()["rounds"]
+    assert isinstance(rounds, list)
+    assert sum(trace["num_emitted"] for trace in rounds) == 9
