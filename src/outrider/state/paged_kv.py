@@ -76,11 +76,11 @@ class PagedKV:
     def fork(self, source: int, new: int) -> None:
         assert new not in self._sequences
         old = self._sequences[source]
-        whole = len(old.tokens) // self._page_size
+        whole, rest = divmod(len(old.tokens), self._page_size)
+        self._pool.require(int(rest > 0))
         pages = old.pages[:whole]
         for page in pages:
             self._pool.share(page)
-        rest = len(old.tokens) - whole * self._page_size
         self._sequences[new] = _Sequence(pages, list(old.tokens))
         if rest:
             pages.append(self._pool.take())
@@ -106,7 +106,10 @@ class PagedKV:
         self._pool.release(self._sequences.pop(seq_id).pages)
 
     def live_slots(self) -> Tensor:
-        """Slots that hold committed rows, int64; every other slot is dead space."""
+        """Slots that hold committed rows of open sequences, int64.
+
+        The rest is dead space, but for free pages whose beginning `open` may still find.
+        """
         live = [self._slots(seq, 0, len(seq.tokens)) for seq in self._sequences.values()]
         return torch.tensor(sorted({slot for slots in live for slot in slots}), dtype=torch.int64)
 
@@ -126,11 +129,14 @@ class PagedKV:
         return columns.plan(self._tables(rows), self._page_size, self._device)
 
     def _reserve(self, rows: Sequence[StepRow]) -> None:
-        for row in rows:
-            seq = self._sequences[row.seq_id]
+        seqs = [self._sequences[row.seq_id] for row in rows]
+        missing: list[int] = []
+        for seq, row in zip(seqs, rows, strict=True):
             end = len(seq.tokens) + len(seq.staged) + len(row.tokens)
-            while len(seq.pages) * self._page_size < end:
-                seq.pages.append(self._pool.take())
+            missing.append(max(-(-end // self._page_size) - len(seq.pages), 0))
+        self._pool.require(sum(missing))
+        for seq, num_pages in zip(seqs, missing, strict=True):
+            seq.pages += [self._pool.take() for _ in range(num_pages)]
 
     def _stage(self, columns: _Columns, index: int, row: StepRow) -> None:
         seq = self._sequences[row.seq_id]

@@ -35,14 +35,18 @@ class PagePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
-        """A free page for the caller alone; what it held is forgotten. Raises CapacityError."""
-        if not self._free:
+    def require(self, num_pages: int) -> None:
+        """Raise CapacityError unless so many pages are free."""
+        if num_pages > len(self._free):
             raise CapacityError(
-                f"the KV arena is full: all {self.num_pages} pages of {self.page_size} tokens "
-                "are in use.",
+                f"the KV arena is full: {num_pages} more pages of {self.page_size} tokens are "
+                f"needed, and of {self.num_pages} pages {self.num_free} are free.",
                 hint="raise --arena-tokens, or lower --batch-size or --max-tokens",
             )
+
+    def take(self) -> int:
+        """A free page for the caller alone; what it held is forgotten. Raises CapacityError."""
+        self.require(1)
         page, _ = self._free.popitem(last=False)
         self._holders[page] = 1
         self._generation[page] += 1
