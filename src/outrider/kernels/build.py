@@ -5,7 +5,7 @@ and CPU. A library built for another CPU is therefore never found, and a changed
 a cache to be cleared. The library is written beside its final name and moved into place, so
 processes that build at once do not disturb each other.
 
-Whatever goes wrong becomes a `Refusal`: one sentence for the user, who then gets the reference.
+Whatever goes wrong becomes one sentence for the user, who then gets the reference.
 """
 
 from __future__ import annotations
@@ -20,59 +20,77 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.kernels.cpu import cpu_identity
 
 COMPILERS = ("c++", "g++", "clang++")
 # Rounding is part of the contract: contraction is asked for by name, -ffast-math never.
-FLAGS = ("-std=gnu++20", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi",
-         "-shared", "-fPIC", "-pthread")
+FLAGS = (
+    "-std=gnu++20",
+    "-O3",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
 TIMEOUT_SECONDS = 300
 
 _SOURCES = Path(__file__).parent / "csrc"
 _log = logging.getLogger(__name__)
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a failure
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The compiled kernels, or why there are none: exactly one is given."""
+
+    library: ctypes.CDLL | None = None
+    refusal: str | None = None
+
+
+class _Refusal(Exception):  # noqa: N818 - an answer, not a failure
     """Why the native kernels cannot be used here, in one sentence."""
 
 
-def default_cache_dir() -> Path | None:
-    """The user's cache folder, or None if this user has no home."""
-    try:
-        return Path.home() / ".cache" / "outrider"
-    except RuntimeError:
-        return None
-
-
 @functools.cache
-def load_library(compiler: str | None = None, cache_dir: Path | None = None) -> ctypes.CDLL:
-    """The compiled kernels, built now unless `cache_dir` holds them. Raises Refusal.
+def built_kernels(compiler: str | None, cache_dir: Path | None) -> Built:
+    """Finds or makes the library; asked again, gives the same answer at once.
 
-    `compiler` is a command (as in $CXX); None looks for one on the path. A folder that cannot be
-    written is replaced by a temporary one, at the price of compiling in every process.
+    `compiler` is a command (as in $CXX); None looks for one on the path. Without a `cache_dir` that
+    can be written, every process compiles for itself.
     """
+    try:
+        return Built(library=_library(compiler, cache_dir))
+    except _Refusal as refusal:
+        return Built(refusal=str(refusal))
+
+
+def _library(compiler: str | None, cache_dir: Path | None) -> ctypes.CDLL:
     command = _compiler_command(compiler)
     name = f"kernels-{_key(command)}.so"
-    folder = _writable(cache_dir or default_cache_dir())
-    if folder is not None:
-        return _load_or_build(command, folder / name)
+    if cache_dir is not None and _is_writable(cache_dir):
+        return _load_or_build(command, cache_dir / name)
     with tempfile.TemporaryDirectory(prefix="outrider-") as temporary:
-        # The mapped library outlives its file.
+        # A library stays mapped when its file is gone.
         return _load_or_build(command, Path(temporary) / name)
 
 
 def _compiler_command(compiler: str | None) -> list[str]:
     if compiler:
-        command = shlex.split(compiler)
-        if shutil.which(command[0]) is None:
-            raise Refusal(f"the C++ compiler {command[0]!r} was not found")
+        try:
+            command = shlex.split(compiler)
+        except ValueError as error:
+            raise _Refusal(f"the C++ compiler {compiler!r} is no command: {error}") from error
+        if not command or shutil.which(command[0]) is None:
+            raise _Refusal(f"the C++ compiler {compiler!r} was not found")
         return command
     for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
-    raise Refusal(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    raise _Refusal(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
 
 
 def _tuning() -> str:
@@ -89,16 +107,14 @@ def _key(command: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _writable(folder: Path | None) -> Path | None:
-    if folder is None:
-        return None
+def _is_writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            return True
     except OSError as error:
-        _log.warning("The cache folder %s cannot be written (%s).", folder, error.strerror)
-        return None
+        _log.warning("The cache folder %s cannot be written: %s", folder, error.strerror)
+        return False
 
 
 def _load_or_build(command: list[str], library: Path) -> ctypes.CDLL:
@@ -111,7 +127,7 @@ def _load_or_build(command: list[str], library: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise Refusal(f"the compiled kernels do not load: {error}") from error
+        raise _Refusal(f"the compiled kernels do not load: {error}") from error
 
 
 def _build(command: list[str], library: Path) -> None:
@@ -121,7 +137,7 @@ def _build(command: list[str], library: Path) -> None:
         sources = sorted(str(path) for path in _SOURCES.glob("*.cpp"))
         result = _run([*command, *FLAGS, _tuning(), *sources, "-o", str(output)])
         if result.returncode != 0:
-            raise Refusal(f"{command[0]} failed: {_first_error(result.stderr)}")
+            raise _Refusal(f"{command[0]} failed: {_first_error(result.stderr)}")
         output.replace(library)
     _log.info("Compiled %s in %.1f s.", library, time.monotonic() - start)
 
@@ -129,11 +145,15 @@ def _build(command: list[str], library: Path) -> None:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False,
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
             timeout=TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refusal(f"{command[0]} does not run: {error}") from error
+        raise _Refusal(f"{command[0]} does not run: {error}") from error
 
 
 def _first_error(stderr: str) -> str:

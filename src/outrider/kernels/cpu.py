@@ -34,7 +34,17 @@ def cpu_identity() -> str:
     except OSError:
         return "\n".join(lines)
     first_core = text.split("\n\n", 1)[0]
-    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features",
-             "CPU implementer", "CPU part", "CPU variant")
+    names = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "model name",
+        "stepping",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+        "CPU variant",
+    )
     lines += [line for line in first_core.splitlines() if line.split("\t")[0].strip() in names]
     return "\n".join(lines)

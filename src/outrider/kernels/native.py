@@ -155,8 +155,12 @@ class NativeOps:
     ) -> None:
         self._describe(plan, qkv_NE, k_GSD)
         self._rope_append(
-            self._pass_address, qkv_NE.data_ptr(), cos_TH.data_ptr(), sin_TH.data_ptr(),
-            k_GSD.data_ptr(), v_GSD.data_ptr(),
+            self._pass_address,
+            qkv_NE.data_ptr(),
+            cos_TH.data_ptr(),
+            sin_TH.data_ptr(),
+            k_GSD.data_ptr(),
+            v_GSD.data_ptr(),
         )
 
     def attention(
@@ -170,7 +174,11 @@ class NativeOps:
     ) -> None:
         self._describe(plan, qkv_NE, k_GSD)
         self._attention(
-            self._pass_address, qkv_NE.data_ptr(), k_GSD.data_ptr(), v_GSD.data_ptr(), scale,
+            self._pass_address,
+            qkv_NE.data_ptr(),
+            k_GSD.data_ptr(),
+            v_GSD.data_ptr(),
+            scale,
             out_NO.data_ptr(),
         )
 
@@ -187,10 +195,29 @@ class NativeOps:
         assert num_tokens == plan.num_tokens
         num_heads = row_size // head_dim - 2 * num_kv_heads
         self._pass = _Pass(
-            self._team, head_stride, slot_stride, row_size, num_heads, num_kv_heads, head_dim,
-            plan.page_size, num_tokens, plan.pages_BP.shape[1], 0,
-            *map(_address, (plan.positions_N, plan.slots_N, plan.seq_N, plan.visible_N,
-                            plan.pages_BP, plan.extra_offsets_N1, plan.extra_slots_E)),
+            self._team,
+            head_stride,
+            slot_stride,
+            row_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            plan.page_size,
+            num_tokens,
+            plan.pages_BP.shape[1],
+            0,
+            *map(
+                _address,
+                (
+                    plan.positions_N,
+                    plan.slots_N,
+                    plan.seq_N,
+                    plan.visible_N,
+                    plan.pages_BP,
+                    plan.extra_offsets_N1,
+                    plan.extra_slots_E,
+                ),
+            ),
         )
         self._pass_address = ctypes.addressof(self._pass)
         self._plan, self._shapes = plan, shapes

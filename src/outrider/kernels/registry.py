@@ -19,8 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core import env
 from outrider.kernels.attention.torch import TorchAttention
-from outrider.kernels.build import Refusal, load_library
+from outrider.kernels.build import built_kernels
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
 from outrider.kernels.native import SUFFIXES, NativeOps
@@ -87,17 +88,38 @@ def choose(
     """Native kernels where they are willing, else the reference. May compile (some seconds, once).
 
     `dtype` is that of weights and arena; 0 threads are the physical cores. `compiler` and
-    `cache_dir` override what build.py finds.
+    `cache_dir` override the environment's.
     """
+    refusal = _why_not(device, dtype, force_reference)
+    if refusal is None:
+        built = built_kernels(compiler or env.compiler(), cache_dir or _cache_folder())
+        if built.library is not None:
+            return _native(NativeOps(built.library, dtype, threads or num_physical_cores()))
+        refusal = built.refusal
+    _log.info("Using the reference kernels: %s.", refusal)
+    return _reference(device, dtype, f"native: {refusal}")
+
+
+def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
+    """Why native kernels are out of the question, before any compiler is asked."""
+    if force_reference:
+        return "the reference was asked for"
+    if device.type != "cpu":
+        return f"it runs on cpu, not on {device.type}"
+    if dtype not in SUFFIXES:
+        name = str(dtype).removeprefix("torch.")
+        return f"it computes in {' and '.join(SUFFIXES.values())}, not in {name}"
+    return None
+
+
+def _cache_folder() -> Path | None:
     try:
-        if force_reference:
-            raise Refusal("the reference was asked for")
-        _check(device, dtype)
-        library = load_library(compiler, cache_dir)
-    except Refusal as refusal:
-        _log.info("Using the reference kernels: %s.", refusal)
-        return _reference(device, dtype, (f"native: {refusal}",))
-    ops = NativeOps(library, dtype, threads or num_physical_cores())
+        return env.cache_folder()
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _native(ops: NativeOps) -> Kernels:
     return Kernels(
         pack=ops.pack,
         linear=ops.linear,
@@ -111,15 +133,7 @@ def choose(
     )
 
 
-def _check(device: torch.device, dtype: torch.dtype) -> None:
-    if device.type != "cpu":
-        raise Refusal(f"it runs on cpu, not on {device.type}")
-    if dtype not in SUFFIXES:
-        name = str(dtype).removeprefix("torch.")
-        raise Refusal(f"it computes in {' and '.join(SUFFIXES.values())}, not in {name}")
-
-
-def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ...]) -> Kernels:
+def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernels:
     exact = device.type == "cpu"
     return Kernels(
         pack=pack_tiled if exact else pack_plain,
@@ -129,6 +143,6 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
         argmax=pointwise.argmax,
-        choices=tuple(Choice(op, "reference", refusals) for op in OPS),
+        choices=tuple(Choice(op, "reference", (refusal,)) for op in OPS),
         exact=exact,
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.host import host_ints
 from outrider.kernels.plan import PackedPlan
 
 
@@ -69,11 +70,10 @@ def _attend(q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None) 
 
 def row_groups(plan: PackedPlan, *, alone: bool) -> Iterator[RowGroup]:
     """A host sync: reads the plan's lengths."""
-    visible: list[int] = plan.visible_N.tolist()
-    seqs: list[int] = plan.seq_N.tolist()
+    visible, seqs = host_ints(plan.visible_N), host_ints(plan.seq_N)
     offsets = [0] * (len(visible) + 1)
     if plan.extra_offsets_N1 is not None:
-        offsets = plan.extra_offsets_N1.tolist()
+        offsets = host_ints(plan.extra_offsets_N1)
     rows_of: dict[int, list[int]] = {}
     for row, seq in enumerate(seqs):
         rows_of.setdefault(row if alone else seq, []).append(row)

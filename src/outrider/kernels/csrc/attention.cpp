@@ -1,17 +1,17 @@
-// Softmax attention of packed tokens over paged keys; the row, not the pass, fixes the arithmetic.
+// Softmax attention of packed tokens over paged keys; the token, not the pass, fixes the arithmetic.
 //
-// A work item is one token and one key/value head with the query heads that share it. It lists the
-// slots of the token's keys in logical order, then, for a query head: a dot product per key, lanes
-// summed by one tree; the exact maximum; exponentials, summed per lane of logical position; values
-// weighted and added one key after the other. Nothing depends on where the keys lie or on other
-// tokens, and only named slots are read.
+// For one query head: a dot product per key, its lanes summed by one tree; the exact maximum;
+// exponentials, summed per lane of logical position; values weighted and added one key after the
+// other. Nothing of it depends on where keys lie or on other tokens, and only named slots are read.
 //
-// A bfloat16 row is read as vectors of its even and of its odd elements, and the query is laid out
-// to match: widening then takes one instruction a vector.
+// A work item is a few neighbouring tokens of one sequence and one key/value head. Their queries
+// share the keys at the positions that all of them see: each block of keys is read once and serves
+// every query from the first-level cache, so a verify pass streams the memory of a long text about
+// as often as a single token does. The keys past those belong to one token each.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
+#include "blocks.h"
 #include "pass.h"
 #include "team.h"
 #include "vectors.h"
@@ -20,102 +20,13 @@ namespace outrider {
 
 namespace {
 
+// Queries of an item, and scores it may keep: enough sharing, few enough to stay in the cache.
+constexpr int MAX_QUERIES = 32;
+constexpr int64_t MAX_SCORES = 1 << 17;
+// From here on, widening a block once pays.
+constexpr int MIN_WIDEN_QUERIES = 3;
 // Multiply-adds below which a second thread costs more than it saves.
-constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
-
-// A step is the elements that one register of stored row holds; it widens to PARTS vectors.
-template <class T>
-struct Step;
-
-template <>
-struct Step<float> {
-    static constexpr int PARTS = 1, SIZE = LANES;
-    static void widen(const float* from, Vec* to) { to[0] = load(from); }
-    static int place(int element) { return element; }
-};
-
-template <>
-struct Step<BFloat16> {
-    static constexpr int PARTS = 2, SIZE = 2 * LANES;
-    static void widen(const BFloat16* from, Vec* to) {
-        const BitVec pairs = load_pairs(from);
-        to[0] = low_halves(pairs);
-        to[1] = high_halves(pairs);
-    }
-    static int place(int element) { return element % 2 * LANES + element / 2; }
-};
-
-// The first `count` elements of a step; what follows them belongs to a slot that is not ours.
-template <class T>
-void widen_some(const T* from, int count, Vec* to) {
-    T padded[Step<T>::SIZE] = {};
-    std::memcpy(padded, from, sizeof(T) * count);
-    Step<T>::widen(padded, to);
-}
-
-// Where element d of a head lies once its steps are widened.
-template <class T>
-int widened_place(int d) {
-    return d / Step<T>::SIZE * Step<T>::SIZE + Step<T>::place(d % Step<T>::SIZE);
-}
-
-template <class T>
-struct Head {
-    int dim;
-    const int32_t* slots;
-    int num_keys;
-    const T *keys, *values;  // of this key/value head
-    int64_t slot_stride;
-
-    const T* key(int t) const { return keys + slots[t] * slot_stride; }
-    const T* value(int t) const { return values + slots[t] * slot_stride; }
-};
-
-// STEPS > 0 says that the head has exactly that many whole steps.
-template <class T, int STEPS>
-Vec dot(const Vec* query, const T* key, int dim) {
-    constexpr int PARTS = Step<T>::PARTS, SIZE = Step<T>::SIZE;
-    const int steps = STEPS > 0 ? STEPS : dim / SIZE;
-    Vec sum = {}, parts[PARTS];
-    for (int s = 0; s < steps; ++s) {
-        Step<T>::widen(key + s * SIZE, parts);
-        for (int p = 0; p < PARTS; ++p) sum += query[s * PARTS + p] * parts[p];
-    }
-    if (STEPS == 0 && dim > steps * SIZE) {
-        widen_some(key + steps * SIZE, dim - steps * SIZE, parts);
-        for (int p = 0; p < PARTS; ++p) sum += query[steps * PARTS + p] * parts[p];
-    }
-    return sum;
-}
-
-// Scores of COUNT keys from `first`, a key a lane group: the tree sums of LANES keys make one
-// vector. `last` is the token's last key, which stands in for those past it.
-template <class T, int STEPS, int COUNT>
-inline Vec dots(const Vec* query, const Head<T>& head, int first, int last) {
-    if constexpr (COUNT == 1) {
-        return dot<T, STEPS>(query, head.key(std::min(first, last)), head.dim);
-    } else {
-        return pair_sums(dots<T, STEPS, COUNT / 2>(query, head, first, last),
-                         dots<T, STEPS, COUNT / 2>(query, head, first + COUNT / 2, last));
-    }
-}
-
-template <class T, int STEPS>
-void score(const Vec* query, const Head<T>& head, float scale, float* scores) {
-    for (int t = 0; t < head.num_keys; t += LANES)
-        store(scores + t, dots<T, STEPS, LANES>(query, head, t, head.num_keys - 1) * scale);
-}
-
-template <class T>
-void score_all(const Vec* query, const Head<T>& head, float scale, float* scores) {
-    constexpr int SIZE = Step<T>::SIZE;
-    switch (head.dim % SIZE == 0 ? head.dim / SIZE : 0) {
-        case 2: return score<T, 2>(query, head, scale, scores);
-        case 4: return score<T, 4>(query, head, scale, scores);
-        case 8: return score<T, 8>(query, head, scale, scores);
-        default: return score<T, 0>(query, head, scale, scores);
-    }
-}
+constexpr int64_t MIN_SPLIT_WORK = 1 << 17;
 
 // Turns scores into weights e^(score - max), zero past the last key; returns 1 / their sum.
 float soften(float* scores, int num_keys) {
@@ -133,115 +44,191 @@ float soften(float* scores, int num_keys) {
     return 1.0f / sum_of_lanes(sum);
 }
 
-// Adds the weighted values of STEPS steps (or the first `count` elements of one) for HEADS heads.
-template <class T, int HEADS, int STEPS>
-void mix(const float* const* weights, const Head<T>& head, int first, int count, Vec* out) {
-    constexpr int PARTS = Step<T>::PARTS, SIZE = Step<T>::SIZE, VECS = STEPS * PARTS;
-    Vec acc[HEADS][VECS] = {};
-    for (int t = 0; t < head.num_keys; ++t) {
-        const T* value = head.value(t) + first;
-        for (int s = 0; s < STEPS; ++s) {
-            Vec parts[PARTS];
-            if (count < STEPS * SIZE) widen_some(value, count, parts);
-            else Step<T>::widen(value + s * SIZE, parts);
-            for (int h = 0; h < HEADS; ++h)
-                for (int p = 0; p < PARTS; ++p) acc[h][s * PARTS + p] += parts[p] * weights[h][t];
-        }
-    }
-    for (int h = 0; h < HEADS; ++h)
-        for (int v = 0; v < VECS; ++v) out[h * VECS + v] = acc[h][v];
-}
-
-template <class T, int STEPS>
-void write(const Vec* mixed, float scale, int count, float* out) {
-    float widened[STEPS * Step<T>::SIZE];
-    for (int v = 0; v < STEPS * Step<T>::PARTS; ++v) store(widened + v * LANES, mixed[v] * scale);
-    for (int d = 0; d < count; ++d) out[d] = widened[widened_place<T>(d)];
-}
-
-template <class T, int HEADS>
-void mix_all(const float* const* weights, const float* scales, const Head<T>& head, float* out) {
-    constexpr int SIZE = Step<T>::SIZE, STEPS = 4 / Step<T>::PARTS;
-    constexpr int VECS = STEPS * Step<T>::PARTS;
-    Vec mixed[HEADS * VECS];
-    int d = 0;
-    for (; d + STEPS * SIZE <= head.dim; d += STEPS * SIZE) {
-        mix<T, HEADS, STEPS>(weights, head, d, STEPS * SIZE, mixed);
-        for (int h = 0; h < HEADS; ++h)
-            write<T, STEPS>(mixed + h * VECS, scales[h], STEPS * SIZE, out + h * head.dim + d);
-    }
-    for (; d < head.dim; d += SIZE) {
-        const int count = std::min(SIZE, head.dim - d);
-        mix<T, HEADS, 1>(weights, head, d, count, mixed);
-        for (int h = 0; h < HEADS; ++h)
-            write<T, 1>(mixed + h * Step<T>::PARTS, scales[h], count, out + h * head.dim + d);
-    }
-}
-
-struct Query {
+struct Call {
     const float* qkv;
     float* out;
     float scale;
 };
 
-void list_slots(const Pass& pass, int n, int32_t* slots) {
-    const int32_t* pages = pass.pages + static_cast<int64_t>(pass.seq[n]) * pass.num_page_columns;
-    const int visible = pass.visible[n];
-    for (int t = 0; t < visible; t += pass.page_size, ++pages) {
-        const int count = std::min(pass.page_size, visible - t), base = *pages * pass.page_size;
-        for (int i = 0; i < count; ++i) slots[t + i] = base + i;
-    }
-    const int num_extra = pass.num_extra(n);
-    if (num_extra > 0)
-        std::copy_n(pass.extra_slots + pass.extra_offsets[n], num_extra, slots + visible);
-}
+// Tokens [first, last) of one sequence.
+struct Tokens {
+    int first, last;
+};
 
 template <class T>
-void attend(const Pass& pass, const Query& q, const Arena<T>& arena, int item, Scratch& scratch) {
-    constexpr int SIZE = Step<T>::SIZE, MAX_SHARED = 2;
-    const int dim = pass.head_dim, group = pass.num_heads / pass.num_kv_heads;
-    const int n = item / pass.num_kv_heads, g = item % pass.num_kv_heads;
-    const int num_keys = pass.num_keys(n);
-    const size_t padded_keys = (num_keys + LANES - 1) / LANES * LANES;
-    const size_t padded_dim = (dim + SIZE - 1) / SIZE * SIZE;
-    auto* query = static_cast<float*>(
-        scratch.take(sizeof(float) * (padded_dim + (MAX_SHARED + 1) * padded_keys)));
-    float* scores = query + padded_dim;
-    auto* slots = reinterpret_cast<int32_t*>(scores + MAX_SHARED * padded_keys);
-    list_slots(pass, n, slots);
-    const Head<T> head{dim, slots, num_keys, arena.key(g, 0), arena.value(g, 0), arena.slot_stride};
-    const float* from = q.qkv + static_cast<int64_t>(n) * pass.row_size + g * group * dim;
-    float* out = q.out + (static_cast<int64_t>(n) * pass.num_heads + g * group) * dim;
-    std::fill_n(query, padded_dim, 0.0f);
-    for (int h = 0, shared; h < group; h += shared) {
-        shared = std::min(MAX_SHARED, group - h);
-        const float* weights[MAX_SHARED];
-        float scales[MAX_SHARED];
-        for (int i = 0; i < shared; ++i, from += dim) {
-            for (int d = 0; d < dim; ++d) query[widened_place<T>(d)] = from[d];
-            float* head_scores = scores + i * padded_keys;
-            score_all(reinterpret_cast<const Vec*>(query), head, q.scale, head_scores);
-            scales[i] = soften(head_scores, num_keys);
-            weights[i] = head_scores;
+class Item {
+  public:
+    Item(const Pass& pass, const Call& call, const Arena<T>& arena, Tokens tokens, int head,
+         Scratch& scratch)
+        : pass_(pass), call_(call), tokens_(tokens), head_(head), dim_(pass.head_dim),
+          padded_dim_((dim_ + Layout<T>::STEP - 1) / Layout<T>::STEP * Layout<T>::STEP),
+          group_(pass.num_heads / pass.num_kv_heads),
+          keys_{arena.key(head, 0), pass.slot_stride, dim_, padded_dim_},
+          values_{arena.value(head, 0), pass.slot_stride, dim_, padded_dim_},
+          num_shared_(pass.visible[tokens.first]) {
+        int max_keys = 0;
+        for (int n = tokens.first; n < tokens.last; ++n) {
+            num_shared_ = std::min(num_shared_, pass.visible[n]);
+            max_keys = std::max(max_keys, pass.num_keys(n));
         }
-        if (shared == 2) mix_all<T, 2>(weights, scales, head, out + h * dim);
-        else mix_all<T, 1>(weights, scales, head, out + h * dim);
+        divide(scratch, max_keys);
     }
+
+    void attend() {
+        read_queries();
+        const bool whole = dim_ == padded_dim_;
+        const bool once = !std::is_same_v<T, float> && num_queries() >= MIN_WIDEN_QUERIES;
+        if (whole && !once) {
+            attend_with<T>([](auto& stored, const int32_t* slots, int count, Block<T>* block) {
+                point_at(stored, slots, count, block);
+            });
+        } else {
+            attend_with<float>(
+                [this](auto& stored, const int32_t* slots, int count, Block<float>* block) {
+                    widen(stored, slots, count, space_, block);
+                });
+        }
+        write_out();
+    }
+
+  private:
+    int num_queries() const { return (tokens_.last - tokens_.first) * group_; }
+
+    void divide(Scratch& scratch, int max_keys) {
+        // A vector of scores may start anywhere and is stored whole.
+        const size_t num_scores = (max_keys + 2 * LANES - 1) / LANES * LANES;
+        const size_t per_query = 2 * padded_dim_ + num_scores, num = num_queries();
+        const size_t num_floats = BLOCK_ROWS * padded_dim_ + num_scores + num * per_query;
+        space_ = static_cast<float*>(
+            scratch.take(sizeof(float) * num_floats + sizeof(Query) * num));
+        float* slots = space_ + BLOCK_ROWS * padded_dim_;
+        float* next = slots + num_scores;
+        slots_ = reinterpret_cast<int32_t*>(slots);
+        queries_ = reinterpret_cast<Query*>(next + num * per_query);
+        for (size_t q = 0; q < num; ++q, next += per_query)
+            queries_[q] = {next, next + padded_dim_, next + 2 * padded_dim_, 0.0f};
+    }
+
+    template <class R, class Read>
+    void attend_with(const Read& read) {
+        Block<R> block;
+        each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
+            read(keys_, slots, count, &block);
+            for (int q = 0; q < queries(tokens); ++q)
+                score(first_query(tokens)[q], t, block, padded_dim_, call_.scale);
+        });
+        for (int q = 0; q < num_queries(); ++q)
+            queries_[q].scale =
+                soften(queries_[q].scores, pass_.num_keys(tokens_.first + q / group_));
+        each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
+            read(values_, slots, count, &block);
+            mix(first_query(tokens), queries(tokens), t, block, padded_dim_);
+        });
+    }
+
+    Query* first_query(Tokens tokens) { return queries_ + (tokens.first - tokens_.first) * group_; }
+    int queries(Tokens tokens) const { return (tokens.last - tokens.first) * group_; }
+
+    // Calls use(tokens, slots, t, count) for blocks of keys at logical positions from t: first what
+    // all tokens share, then each token's own.
+    template <class Use>
+    void each_block(const Use& use) {
+        list_paged(tokens_.first, 0, num_shared_);
+        blocks(tokens_, 0, num_shared_, use);
+        for (int n = tokens_.first; n < tokens_.last; ++n) {
+            list_paged(n, num_shared_, pass_.visible[n]);
+            const int num_extra = pass_.num_extra(n);
+            if (num_extra > 0)
+                std::copy_n(pass_.extra_slots + pass_.extra_offsets[n], num_extra,
+                            slots_ + pass_.visible[n] - num_shared_);
+            blocks({n, n + 1}, num_shared_, pass_.num_keys(n), use);
+        }
+    }
+
+    template <class Use>
+    void blocks(Tokens tokens, int first, int last, const Use& use) {
+        for (int t = first; t < last; t += BLOCK_ROWS)
+            use(tokens, slots_ + t - first, t, std::min(BLOCK_ROWS, last - t));
+    }
+
+    // Lists the slots of positions [first, last) of token n's sequence.
+    void list_paged(int n, int first, int last) {
+        const int size = pass_.page_size;
+        const int32_t* pages =
+            pass_.pages + static_cast<int64_t>(pass_.seq[n]) * pass_.num_page_columns;
+        int32_t* slots = slots_;
+        for (int t = first; t < last;) {
+            const int within = t % size, count = std::min(size - within, last - t);
+            const int base = pages[t / size] * size + within;
+            for (int i = 0; i < count; ++i) slots[i] = base + i;
+            slots += count, t += count;
+        }
+    }
+
+    void read_queries() {
+        for (int q = 0; q < num_queries(); ++q) {
+            const int64_t n = tokens_.first + q / group_, h = head_ * group_ + q % group_;
+            const float* from = call_.qkv + n * pass_.row_size + h * dim_;
+            std::fill_n(queries_[q].vector, 2 * padded_dim_, 0.0f);  // and `mixed` behind it
+            for (int d = 0; d < dim_; ++d) queries_[q].vector[Layout<T>::place(d)] = from[d];
+        }
+    }
+
+    void write_out() {
+        for (int q = 0; q < num_queries(); ++q) {
+            const int64_t n = tokens_.first + q / group_, h = head_ * group_ + q % group_;
+            float* to = call_.out + (n * pass_.num_heads + h) * dim_;
+            const Query& query = queries_[q];
+            for (int d = 0; d < dim_; ++d) to[d] = query.mixed[Layout<T>::place(d)] * query.scale;
+        }
+    }
+
+    const Pass& pass_;
+    const Call& call_;
+    const Tokens tokens_;
+    const int head_, dim_, padded_dim_, group_;
+    const Stored<T> keys_, values_;
+    int num_shared_;
+    float* space_;
+    int32_t* slots_;
+    Query* queries_;
+};
+
+// Neighbours of one sequence in groups of nearly equal height.
+int group_tokens(const Pass& pass, int most, Tokens* groups) {
+    int num_groups = 0;
+    for (int first = 0, last; first < pass.num_tokens; first = last) {
+        for (last = first; last < pass.num_tokens && pass.seq[last] == pass.seq[first];) ++last;
+        const int num = last - first, parts = (num + most - 1) / most;
+        for (int part = 0; part < parts; ++part)
+            groups[num_groups++] = {first + num * part / parts, first + num * (part + 1) / parts};
+    }
+    return num_groups;
 }
 
 template <class T>
-void attention(const Pass& pass, const Query& q, const Arena<T>& arena) {
-    std::lock_guard<std::mutex> lock(pass.team->entry());
-    int64_t num_keys = 0;
-    for (int n = 0; n < pass.num_tokens; ++n) num_keys += pass.num_keys(n);
-    const int items = pass.num_tokens * pass.num_kv_heads;
-    const int64_t work = num_keys * pass.num_heads * pass.head_dim * 2;
-    const int64_t grain = work < 2 * MIN_SPLIT_WORK ? items : MIN_SPLIT_WORK * items / work;
-    pass.team->run(items, static_cast<int>(std::max<int64_t>(grain, 1)),
-                   [&](int first, int last, int thread) {
-                       for (int item = first; item < last; ++item)
-                           attend(pass, q, arena, item, pass.team->own(thread));
-                   });
+void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
+    Team& team = *pass.team;
+    std::lock_guard<std::mutex> lock(team.entry());
+    int64_t num_keys = 0, max_keys = 1;
+    for (int n = 0; n < pass.num_tokens; ++n) {
+        num_keys += pass.num_keys(n);
+        max_keys = std::max<int64_t>(max_keys, pass.num_keys(n));
+    }
+    const bool split = 2 * num_keys * pass.num_heads * pass.head_dim >= MIN_SPLIT_WORK;
+    const int num_threads = split ? team.num_threads() : 1;
+    const int group = pass.num_heads / pass.num_kv_heads;
+    const int64_t fitting = std::min<int64_t>(MAX_QUERIES, MAX_SCORES / max_keys) / group;
+    const int64_t fair = (pass.num_tokens * pass.num_kv_heads + num_threads - 1) / num_threads;
+    const int most = static_cast<int>(std::max<int64_t>(1, std::min(fitting, fair)));
+    auto* groups = static_cast<Tokens*>(team.shared().take(sizeof(Tokens) * pass.num_tokens));
+    const int items = group_tokens(pass, most, groups) * pass.num_kv_heads;
+    team.run(items, split ? 1 : items, [&](int first, int last, int thread) {
+        for (int i = first; i < last; ++i) {
+            const Tokens tokens = groups[i / pass.num_kv_heads];
+            Item<T>(pass, call, arena, tokens, i % pass.num_kv_heads, team.own(thread)).attend();
+        }
+    });
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ namespace {
 
 constexpr int BLOCK = LANES * BLOCK_VECS;
 // Inputs a pass over a block takes at once when several tiles of rows need it again: the slice
-// stays in the second-level cache. A chain's running sum is kept between slices, unrounded.
-constexpr int SLICE_BYTES = 256 * 1024;
+// stays in the first-level cache. A chain's running sum is kept between slices, unrounded.
+constexpr int SLICE_BYTES = 16 * 1024;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 

@@ -65,5 +65,5 @@ def _linear_tiled(x_NI: Tensor, weight_OI: Tensor, tile: int) -> Tensor:
     num_tiles = -(-num_rows // tile)
     padded_NI = x_NI.new_zeros(num_tiles * tile, num_in)
     padded_NI[:num_rows] = x_NI
-    results = [functional.linear(x_TI, weight_OI) for x_TI in padded_NI.split(tile)]
+    results = [functional.linear(x_TI, weight_OI) for x_TI in torch.split(padded_NI, tile)]
     return torch.cat(results)[:num_rows]

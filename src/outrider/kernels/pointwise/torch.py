@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.core.host import host_ints
 from outrider.kernels.plan import PackedPlan
 
 
@@ -33,7 +34,7 @@ def silu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
     size = out_NF.shape[1]
     gate_NF = gate_up_N2F[:, :size]
     for gate_F, out_F in zip(gate_NF, out_NF, strict=True):
-        out_F.copy_(functional.silu(gate_F.clone()))
+        out_F.copy_(functional.silu(gate_F))
     out_NF.mul_(gate_up_N2F[:, size:])
 
 
@@ -60,6 +61,5 @@ def rope_append(
 
 
 def argmax(logits_MV: Tensor) -> list[int]:
-    """The first largest of each row. A host sync."""
-    most_M1 = logits_MV.amax(-1, keepdim=True)
-    return (logits_MV == most_M1).int().argmax(-1).tolist()
+    """The first largest of each row, none of which is NaN. A host sync."""
+    return host_ints(logits_MV.argmax(-1))
