@@ -1,0 +1,20 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    complete a prompt with the embedded pair and print its own speed-up"
+	@echo "make test    run the default test suite (no GPU, no network)"
+	@echo "make check   format, lint, types, import layers and tests: what CI runs"
+	@echo "make bench   run the benchmarks and write their results"
+	@echo "make clean   remove the environment, caches and builds"
+
+demo:
+	@scripts/demo
+test:
+	@scripts/test
+check:
+	@scripts/check
+bench:
+	@scripts/bench
+clean:
+	@scripts/clean
