@@ -53,6 +53,8 @@ class Draft:
     @property
     def max_depth(self) -> int:
         """Tokens on the longest path."""
+        if self.parents == tuple(range(ROOT, len(self) - 1)):
+            return len(self)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)

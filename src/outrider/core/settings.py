@@ -13,7 +13,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
@@ -59,7 +60,7 @@ class Setting:
 
     name: str
     kind: type
-    default: Value
+    default: Value | None
     meta: Meta
     group: str
 
@@ -70,6 +71,11 @@ class Setting:
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
+
+    @property
+    def metavar(self) -> str:
+        """The word that stands for a value in help."""
+        return "FILE" if self.name == "output" else self.name.rsplit("_", 1)[-1].upper()
 
     @property
     def accepts(self) -> str:
@@ -106,7 +112,7 @@ class Chosen:
     """The value that won, and the layer it won from (`DEFAULT` if none gave one)."""
 
     setting: Setting
-    value: Value
+    value: Value | None
     origin: str
 
 
@@ -284,16 +290,25 @@ GROUPS: Mapping[str, type[DataclassInstance]] = {
 }
 
 
+def describe(config: type[DataclassInstance], *, group: str) -> dict[str, Setting]:
+    """The fields of a dataclass as settings; a field that may be None has no other default."""
+    hints = get_type_hints(config)
+    found: dict[str, Setting] = {}
+    for item in fields(config):
+        hint = hints[item.name]
+        if NoneType in get_args(hint):
+            hint = next(kind for kind in get_args(hint) if kind is not NoneType)
+        kind = get_origin(hint) or hint
+        found[item.name] = Setting(item.name, kind, default_of(item), meta_of(item), group=group)
+    return found
+
+
 def _registry() -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for group, config in GROUPS.items():
-        hints = get_type_hints(config)
-        for item in fields(config):
-            kind = getattr(hints[item.name], "__origin__", hints[item.name])
-            assert item.name not in found
-            found[item.name] = Setting(
-                item.name, kind, default_of(item), meta_of(item), group=group
-            )
+        described = describe(config, group=group)
+        assert not found.keys() & described.keys()
+        found |= described
     return found
 
 

@@ -1,0 +1,27 @@
+"""`outrider config`: every setting, its value, and the layer that decided it."""
+
+from __future__ import annotations
+
+from outrider.cli.call import Call
+from outrider.cli.options import JsonOption
+from outrider.cli.output import json_line, table
+from outrider.core.env import OTHER_VARIABLES
+
+
+def config(call: Call[JsonOption]) -> int:
+    chosen = call.resolved.chosen.values()
+    if call.options.json:
+        print(json_line({c.setting.name: {"value": c.value, "origin": c.origin} for c in chosen}))
+        return 0
+    rows = [
+        (c.setting.name, _shown(c.value), c.origin, c.setting.flag, c.setting.variable)
+        for c in chosen
+    ]
+    print(table(rows, header=("setting", "value", "origin", "flag", "variable")))
+    print("\nOther variables:")
+    print(table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]))
+    return 0
+
+
+def _shown(value: object) -> str:
+    return json_line(value)

@@ -1,0 +1,110 @@
+"""The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import __version__
+from outrider.cli.fit import memory_fit, read_spec
+from outrider.cli.output import size
+from outrider.core.env import cache_folder, compiler
+from outrider.core.errors import OutriderError
+from outrider.core.settings import Resolved
+from outrider.kernels.registry import Choice, choose
+from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
+from outrider.state.capacity import free_bytes, total_bytes
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Facts by name, the kernels chosen, memory by model, and what is wrong."""
+
+    facts: Mapping[str, str]
+    kernels: Sequence[Choice]
+    fits: Sequence[Mapping[str, Any]]
+    problems: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "facts": dict(self.facts),
+            "kernels": [
+                {"op": c.op, "name": c.name, "refusals": list(c.refusals)} for c in self.kernels
+            ],
+            "memory": [dict(fit) for fit in self.fits],
+            "problems": list(self.problems),
+        }
+
+
+def examine(resolved: Resolved) -> Report:
+    engine, program = resolved.engine(), resolved.program()
+    device = pick_device(engine.device)
+    problems = [*_embedded_problems(), *_cache_problems()]
+    chosen = choose(
+        device=device,
+        dtype=DTYPES.get(engine.dtype, torch.bfloat16),
+        force_reference=engine.force_reference,
+        threads=engine.threads,
+        compiler=compiler(),
+        cache_dir=cache_folder(),
+    ).choices
+    named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
+    fits: list[Mapping[str, Any]] = []
+    for name in named:
+        try:
+            fits.append(memory_fit(read_spec(name, engine.dtype), device))
+        except OutriderError as error:
+            problems.append(str(error))
+    return Report(_facts(device), chosen, fits, problems)
+
+
+def _facts(device: torch.device) -> dict[str, str]:
+    wanted = compiler() or next((name for name in COMPILERS if shutil.which(name)), None)
+    facts = {
+        "outrider": __version__,
+        "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
+        "torch": torch.__version__,
+        "device": str(device),
+        "cores": f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)",
+        "memory": f"{size(free_bytes(device))} free of {size(total_bytes(device))}",
+        "compiler": wanted or "none: the reference kernels run instead",
+        "cache": str(cache_folder() or "none"),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _embedded_problems() -> list[str]:
+    """The pair that ships with the package must be whole."""
+    needed = ("config.json", "model.safetensors", "tokenizer.json")
+    missing = [
+        str(resolve(name) / file)
+        for name in ALIASES
+        for file in needed
+        if not (resolve(name) / file).is_file()
+    ]
+    return [f"the embedded pair lacks {path}; install outrider again" for path in missing]
+
+
+def _cache_problems() -> list[str]:
+    """Compiled kernels are kept in a folder that must be writable."""
+    folder = cache_folder()
+    if folder is None:
+        return ["there is no cache folder, so kernels are compiled each time; set XDG_CACHE_HOME"]
+    existing: Path = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return []
+    except OSError as error:
+        return [f"the cache folder {folder} is not writable: {error.strerror}; set XDG_CACHE_HOME"]

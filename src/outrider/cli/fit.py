@@ -1,0 +1,65 @@
+"""What a model needs, from its config.json alone: weights, KV memory, and how much of it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.errors import CheckpointError
+from outrider.core.spec import ModelSpec
+from outrider.models.hf_config import read_config
+from outrider.models.loading import ALIASES, DTYPES, resolve
+from outrider.state.capacity import free_bytes
+
+
+def read_spec(name: str, dtype: str = "auto") -> ModelSpec:
+    """The sizes of a model by name; from the hub, only its small files are fetched."""
+    folder = _folder(name)
+    config = read_config(folder)
+    kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
+    return config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
+
+
+def _folder(name: str) -> Path:
+    """A folder with the model's config.json; of a hub model, that one file is all it needs."""
+    if name in ALIASES or "/" not in name or Path(name).exists():
+        return resolve(name)
+    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import HFValidationError
+
+    repo, _, revision = name.partition("@")
+    try:
+        return Path(hf_hub_download(repo, "config.json", revision=revision or None)).parent
+    except (OSError, HFValidationError) as error:
+        reason = (str(error) or "no reason given").splitlines()[0]
+        raise CheckpointError(
+            f"no model {name!r}: no such folder, and config.json is not to be had from the hub "
+            f"({reason})",
+            hint="`outrider models list` shows what is on this machine",
+        ) from None
+
+
+def describe(spec: ModelSpec) -> dict[str, Any]:
+    """The spec and what follows from it."""
+    return asdict(spec) | {
+        "weights_bytes": spec.weight_bytes,
+        "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
+    }
+
+
+def memory_fit(spec: ModelSpec, device: torch.device) -> Mapping[str, Any]:
+    """How many KV tokens fit beside the weights in what `device` has free now."""
+    free = free_bytes(device)
+    left = max(0, free - spec.weight_bytes)
+    return {
+        "model": spec.name,
+        "weights_bytes": spec.weight_bytes,
+        "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
+        "free_bytes": free,
+        "num_tokens_that_fit": left // spec.kv_bytes_per_token,
+        "num_windows_that_fit": left // (spec.kv_bytes_per_token * spec.max_tokens),
+    }

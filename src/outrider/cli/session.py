@@ -1,0 +1,82 @@
+"""From resolved settings to a loaded model and a streamed reply; shared by generate and chat."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.settings import Resolved
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.api.result import GenerationResult, TextEvent
+    from outrider.cli.paint import Painter
+    from outrider.core.draft import Origin
+
+
+def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
+    """Load what the settings name; `drafter` overrides theirs. Notes go to stderr."""
+    program = resolved.program()
+    logging.basicConfig(
+        level=program.log_level.upper(),
+        stream=sys.stderr,
+        format="outrider: %(message)s",
+    )
+    if sys.stderr.isatty():
+        # The first run compiles, which takes a while; say so.
+        logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
+    engine = _without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()
+    if drafter is not None:
+        engine = replace(engine, drafter=drafter)
+    draft = None if program.draft in ("auto", "none") else program.draft
+
+    from outrider.api.llm import LLM
+
+    llm = LLM(program.target, draft=draft, config=engine)
+    if drafter is None:
+        for note in llm.notes:
+            print(f"note: {note}", file=sys.stderr)
+    return llm
+
+
+def _without_draft(engine: EngineConfig) -> EngineConfig:
+    """No draft model: plain decoding, unless another drafter was asked for by name."""
+    if engine.drafter == "model":
+        raise ConfigError(
+            "--drafter model needs a draft model, and --draft is none.",
+            hint="name a model with --draft, or use --drafter ngram",
+        )
+    return replace(engine, drafter="none") if engine.drafter == "auto" else engine
+
+
+@dataclass(slots=True)
+class Reply:
+    """A reply as it was shown: its result, and the origins that occurred."""
+
+    result: GenerationResult
+    seen: set[Origin]
+
+
+def show(
+    llm: LLM,
+    events: Iterator[TextEvent],
+    painter: Painter | None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Reply:
+    """Read `events` to their end, or to the first one after `stop` became true, painting them."""
+    seen: set[Origin] = set()
+    with closing(cast("Generator[TextEvent]", events)) as stream:
+        for event in stream:
+            seen.update(event.origins)
+            if painter is not None:
+                painter.pieces(event.pieces, event.origins)
+            if stop():
+                break
+    return Reply(llm.last_result, seen)

@@ -1,0 +1,63 @@
+"""The set of flags is a promise: adding or dropping one is a change of this file."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.cli.call import completion_app
+from outrider.cli.verbs import VERBS, Verb, find, names
+
+PROGRAM = "--color --config --debug --draft --log-level --no-debug --target"
+ENGINE = (
+    "--arena-tokens --batch-size --batched-verify --context --deterministic --device --drafter "
+    "--dtype --force-reference --k --max-ngram --min-ngram --no-batched-verify "
+    "--no-deterministic --no-force-reference --no-profile --page-size --prefill-chunk --profile "
+    "--sampler --threads"
+)
+SAMPLING = (
+    "--ignore-eos --max-tokens --min-p --no-ignore-eos --seed --stop --temperature --top-k --top-p"
+)
+ALL = f"{PROGRAM} {ENGINE} {SAMPLING}"
+
+FLAGS: dict[tuple[str, ...], str] = {
+    ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
+    ("chat",): f"{ALL} --json --system",
+    ("models", "list"): "--json",
+    ("models", "inspect"): "--json",
+    ("pairs",): "--json",
+    ("doctor",): f"{PROGRAM} {ENGINE} --json",
+    ("config",): f"{ALL} --json",
+    ("completion",): "",
+}
+
+
+def verb_of(words: tuple[str, ...]) -> Verb:
+    verb = find(VERBS, words[0])
+    for word in words[1:]:
+        assert verb is not None
+        verb = find(verb.parts, word)
+    assert verb is not None
+    return verb
+
+
+@pytest.mark.parametrize("words", FLAGS, ids=" ".join)
+def test_the_flags_of_a_verb_are_frozen(words: tuple[str, ...]) -> None:
+    assert set(verb_of(words).flags()) == {*FLAGS[words].split(), "--help"}
+
+
+def test_the_verbs_are_frozen() -> None:
+    assert set(names(VERBS)) == {words[0] for words in FLAGS} | {"run"}
+    parts = {(verb.name, part.name) for verb in VERBS for part in verb.parts}
+    assert parts == {words for words in FLAGS if len(words) > 1}
+
+
+@pytest.mark.parametrize("words", FLAGS, ids=" ".join)
+def test_the_parser_knows_exactly_these_flags(words: tuple[str, ...]) -> None:
+    _, chain, _ = completion_app().parse_commands(list(words))
+    found = {
+        name
+        for argument in chain[-1].assemble_argument_collection()
+        for name in argument.names
+        if name.startswith("--")
+    }
+    assert found == set(FLAGS[words].split())

@@ -1,0 +1,32 @@
+"""Command lines run in this process, in an empty folder, without OUTRIDER_ variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command, Finished
+from outrider.cli.main import run
+
+
+@pytest.fixture
+def outrider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:  # noqa: TID251
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, stdin: str = "") -> Finished:
+        monkeypatch.setattr(sys, "stdin", StringIO(stdin))
+        capsys.readouterr()
+        code = run(words)
+        captured = capsys.readouterr()
+        return Finished(code, captured.out, captured.err)
+
+    return call

@@ -1,0 +1,159 @@
+"""Everything a user can get wrong: exit 2 or 3, one block that helps, never a traceback."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outrider.pairs as pairs
+from doubles.command_line import Command
+from outrider.cli.main import run
+from outrider.core.settings import SETTINGS
+
+TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
+LONG = "word " * 3000
+
+BAD_VALUES = [
+    (["--temperature", "nan"], "--temperature must be a finite number"),
+    (["--temperature", "inf"], "--temperature must be a finite number"),
+    (["--temperature", "-0.1"], "--temperature must be between 0 and 100"),
+    (["--temperature", "warm"], "--temperature must be a number"),
+    (["--top-p", "1.01"], "--top-p must be between 0 and 1"),
+    (["--top-p", "-1"], "--top-p must be between 0 and 1"),
+    (["--min-p", "2"], "--min-p must be between 0 and 1"),
+    (["--top-k", "-1"], "--top-k must be at least 0"),
+    (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+    (["--max-tokens", "-5"], "--max-tokens must be at least 1"),
+    (["--max-tokens", "1.5"], "--max-tokens must be an integer"),
+    (["--max-tokens", "9" * 5000], "--max-tokens must be an integer"),
+    (["--seed", "-1"], "--seed must be between"),
+    (["--seed", str(2**63)], "--seed must be between"),
+    (["--k", "-1"], "--k must be between 0 and 64"),
+    (["--k", "65"], "--k must be between 0 and 64"),
+    (["--batch-size", "0"], "--batch-size must be at least 1"),
+    (["--stop", ""], "stop"),
+    (["--drafter", "eagel"], "--drafter: unknown value 'eagel'"),
+    (["--drafter", "modle"], "did you mean 'model'?"),
+    (["--dtype", "float61"], "did you mean 'float16'?"),
+    (["--sampler", "exat"], "did you mean 'exact'?"),
+    (["--device", "gpu"], "--device: unknown value 'gpu'"),
+    (["--color", "never-ever"], "did you mean 'never'?"),
+    (["--config", "absent.toml"], "absent.toml: No such file"),
+    (["--config", "settings.ini"], "ends in .toml, .yaml or .yml"),
+    (["--draft", "none", "--drafter", "model"], "--drafter model needs a draft model"),
+    (["--k", "60", "--context", "32"], "k=60"),
+]
+
+BAD_FILES = [
+    (["--target", "outrider/embeded"], "outrider/embeded", "'outrider/embedded'"),
+    (["--target", "no such model"], "no such model", "Known:"),
+    (["--target", "../../etc/passwd"], "passwd", ""),
+    (["--target", ""], "no model ''", "Known:"),
+    (["--draft", "outrider/embedded-drat"], "outrider/embedded-drat", "'outrider/embedded-draft'"),
+    (["--output", "absent/out.json"], "absent/out.json cannot be written", "folder"),
+    (["--output", "."], "is a folder", "--output"),
+]
+
+
+@pytest.mark.parametrize(("words", "problem"), BAD_VALUES, ids=lambda item: str(item)[:40])
+def test_bad_values_exit_with_2(outrider: Command, words: list[str], problem: str) -> None:
+    shown = outrider("generate", "x", *words)
+    assert shown.code == 2
+    assert problem in shown.err
+    assert shown.err.startswith("error: ")
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(("words", "problem", "hint"), BAD_FILES, ids=lambda item: str(item)[:40])
+def test_bad_files_exit_with_3(
+    outrider: Command, words: list[str], problem: str, hint: str
+) -> None:
+    shown = outrider("generate", "x", *words)
+    assert shown.code == 3
+    assert problem in shown.err
+    assert hint in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("prompt", ["", LONG])
+def test_prompts_that_do_not_fit_exit_with_2(outrider: Command, prompt: str) -> None:
+    shown = outrider("generate", prompt)
+    assert (shown.code, shown.out) == (2, "")
+    assert "prompt" in shown.err
+
+
+def test_no_prompt_at_all_exits_with_2(outrider: Command) -> None:
+    shown = outrider("generate")
+    assert (shown.code, shown.out) == (2, "")
+    assert "no prompt" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", b"{"),
+        ("config.json", None),
+        ("config.json", b"[]"),
+        ("config.json", b'{"model_type": "mamba"}'),
+        ("model.safetensors", None),
+        ("model.safetensors", b"\x08" * 100),
+        ("tokenizer_config.json", b"\xff"),
+    ],
+)
+def test_damaged_folders_exit_with_3_and_name_the_file(
+    outrider: Command, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TARGET, folder)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    shown = outrider("generate", "x", "--target", str(folder), "--drafter", "none")
+    assert shown.code == 3
+    assert name.removeprefix("model.") in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_a_folder_with_pickled_weights_only_is_refused(outrider: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TARGET, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    shown = outrider("generate", "x", "--target", str(folder), "--drafter", "none")
+    assert shown.code == 3
+    assert "safetensors" in shown.err
+
+
+def test_a_bad_variable_is_named(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_KK", "3")
+    shown = outrider("config")
+    assert shown.code == 2
+    assert "unknown variable 'OUTRIDER_KK'" in shown.err
+    assert "'OUTRIDER_K'" in shown.err
+
+
+def test_debug_adds_the_traceback(outrider: Command) -> None:
+    shown = outrider("generate", "x", "--k", "nine", "--debug")
+    assert shown.code == 2
+    assert "Traceback" in shown.err
+    assert shown.err.splitlines()[-1].startswith("error: --k must be an integer")
+
+
+WORDS = st.one_of(
+    st.sampled_from([item.flag for item in SETTINGS.values()]),
+    st.sampled_from(["--json", "--", "-", "-x", "--no-", "=", "--=", "--k=", "models", "config"]),
+    st.text(max_size=5),
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(WORDS, max_size=6))
+def test_any_words_are_answered(words: list[str]) -> None:
+    """`config` takes every flag and loads nothing, so it may be called with anything."""
+    assert run(["config", *words]) in (0, 2)

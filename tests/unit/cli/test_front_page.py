@@ -1,0 +1,159 @@
+"""The front page answers at once, and no word on the command line is left unexplained."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command
+from outrider import __version__
+from outrider.cli.verbs import VERBS, Verb
+
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
+PATHS: dict[tuple[str, ...], Verb] = {
+    (*path, verb.name): verb
+    for path, verbs in [((), VERBS), *(((v.name,), v.parts) for v in VERBS)]
+    for verb in verbs
+}
+
+
+def modules_after(words: list[str]) -> set[str]:
+    script = (
+        "import sys\n"
+        "from outrider.cli.main import run\n"
+        f"code = run({words!r})\n"
+        "print('MODULES', *sys.modules)\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"]])
+def test_the_front_page_imports_no_parser_and_no_model(words: list[str]) -> None:
+    assert not modules_after(words) & {*HEAVY, "cyclopts", "rich", "yaml"}
+
+
+@pytest.mark.parametrize("words", PATHS, ids=" ".join)
+def test_help_of_a_verb_imports_no_parser_and_no_model(words: tuple[str, ...]) -> None:
+    assert not modules_after([*words, "--help"]) & {*HEAVY, "cyclopts", "rich", "yaml"}
+
+
+def test_config_shows_settings_without_importing_a_model() -> None:
+    assert not modules_after(["config"]) & set(HEAVY)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["generate", "--help"]])
+def test_help_is_quick(words: list[str]) -> None:
+    """200 ms is the promise; the best of five tries keeps a busy machine from failing it."""
+    seconds: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "outrider", *words], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.2
+
+
+def test_the_front_page_names_every_verb_and_its_meaning(outrider: Command) -> None:
+    shown = outrider("--help")
+    assert shown.code == 0
+    for verb in VERBS:
+        assert verb.name in shown.out
+        assert verb.text in shown.out
+    assert outrider().out == shown.out
+
+
+def test_the_version_is_the_package_version(outrider: Command) -> None:
+    assert outrider("--version").out == f"outrider {__version__}\n"
+
+
+@pytest.mark.parametrize("words", PATHS, ids=" ".join)
+def test_help_of_a_verb_names_every_option_and_an_example(
+    outrider: Command, words: tuple[str, ...]
+) -> None:
+    shown = outrider(*words, "--help")
+    assert shown.code == 0
+    assert outrider(*words, "-h").out == shown.out
+    assert f"\nExample:\n  {PATHS[words].example}\n" in shown.out
+    for flag in PATHS[words].flags():
+        assert flag in shown.out or flag.replace("--no-", "--[no-]") in shown.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", PATHS, ids=" ".join)
+def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "outrider"])
+    line = PATHS[words].example.replace("outrider ", f"{command} ", 1)
+    subprocess.run(["sh", "-c", line], check=True, capture_output=True, cwd=tmp_path, timeout=120)
+
+
+def test_a_reader_who_leaves_early_causes_no_noise() -> None:
+    line = f"{shlex.quote(sys.executable)} -m outrider config | head -c 1"
+    done = subprocess.run(["sh", "-c", line], check=True, capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"s", b"")
+
+
+def test_an_interrupt_ends_quietly_with_130() -> None:
+    words = [sys.executable, "-m", "outrider", "generate", "x", "--max-tokens", "1900"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_a_defect_is_one_block_that_names_debug() -> None:
+    script = (
+        "import outrider.cli.main as entry\n"
+        "def broken(words): raise RuntimeError('boom')\n"
+        "entry.run = broken\n"
+        "entry.main(['pairs'{}])\n"
+    )
+    for extra, traced in (("", False), (", '--debug'", True)):
+        words = [sys.executable, "-c", script.replace("{}", extra)]
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "error: a defect in outrider: RuntimeError: boom\n  try: " in done.stderr
+        assert ("Traceback" in done.stderr) == traced
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "guess"),
+    [
+        (["generat", "x"], "unknown verb 'generat'", "'generate'"),
+        (["zzz"], "unknown verb 'zzz'", "outrider --help"),
+        (["generate", "x", "--max-token", "3"], "unknown option '--max-token'", "'--max-tokens'"),
+        (
+            ["generate", "--drafter=none", "--tmperature=1", "x"],
+            "'--tmperature'",
+            "'--temperature'",
+        ),
+        (["chat", "--sytem", "x"], "unknown option '--sytem'", "'--system'"),
+        (["models", "lst"], "lst", "list"),
+        (["models", "list", "--jsn"], "unknown option '--jsn'", "'--json'"),
+        (["generate", "x", "y"], "y", "outrider generate --help"),
+        (["generate", "x", "--k"], "--k", "outrider generate --help"),
+        (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
+        (["completion", "tcsh"], "tcsh", "bash"),
+        (["models", "inspect"], "MODEL is missing", "--help"),
+    ],
+)
+def test_words_that_mean_nothing_are_explained(
+    outrider: Command, words: list[str], problem: str, guess: str
+) -> None:
+    shown = outrider(*words)
+    assert shown.code == 2
+    assert shown.err.startswith("error: ")
+    assert problem in shown.err
+    assert guess in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""

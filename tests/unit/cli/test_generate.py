@@ -1,0 +1,137 @@
+"""`outrider generate`: what is streamed, what tools read, and what a comparison may claim."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.command_line import Command
+
+PROMPT = "def quicksort(items):"
+SHORT = ("--max-tokens", "16")
+
+
+def run_json(outrider: Command, *words: str) -> dict[str, Any]:
+    shown = outrider("generate", "--json", *words)
+    assert shown.code == 0, shown.err
+    record: dict[str, Any] = json.loads(shown.out.splitlines()[-1])
+    return record
+
+
+def test_the_text_is_followed_by_one_verdict_line(outrider: Command) -> None:
+    shown = outrider("generate", PROMPT, *SHORT)
+    record = run_json(outrider, PROMPT, *SHORT)
+    assert shown.code == 0
+    text, verdict = shown.out[:-1].rsplit("\n", 1)
+    assert text == record["text"]
+    assert verdict.startswith("16 tokens · ")
+    assert "drafts accepted" in verdict
+    assert "×" not in verdict
+
+
+def test_json_has_the_promised_shape(outrider: Command) -> None:
+    record = run_json(outrider, PROMPT, *SHORT, "--k", "3")
+    assert list(record) == ["text", "token_ids", "finish_reason", "stats"]
+    assert record["finish_reason"] == "length"
+    assert len(record["token_ids"]) == 16
+    stats = record["stats"]
+    assert list(stats) == [
+        "drafter",
+        "k",
+        "num_rounds",
+        "num_target_passes",
+        "num_drafted",
+        "num_accepted",
+        "seconds",
+    ]
+    assert list(stats["seconds"]) == ["prefill", "draft", "verify", "accept", "total"]
+    assert (stats["drafter"], stats["k"]) == ("model", 3)
+    assert stats["num_rounds"] + stats["num_accepted"] == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "drafter"),
+    [
+        (("--drafter", "none"), "none"),
+        (("--drafter", "ngram"), "ngram"),
+        (("--drafter", "model"), "model"),
+        (("--draft", "none"), "none"),
+        (("--draft", "none", "--drafter", "ngram"), "ngram"),
+        (("--draft", "outrider/embedded-draft"), "model"),
+        (("--target", "outrider/embedded-draft", "--draft", "outrider/embedded"), "model"),
+        (("--k", "0"), "none"),
+    ],
+)
+def test_models_and_drafters_are_chosen_by_name(
+    outrider: Command, words: tuple[str, ...], drafter: str
+) -> None:
+    assert run_json(outrider, PROMPT, *SHORT, *words)["stats"]["drafter"] == drafter
+
+
+def test_the_prompt_may_come_from_stdin(outrider: Command) -> None:
+    piped = outrider("generate", "-", "--quiet", *SHORT, stdin=PROMPT)
+    assert piped.out == outrider("generate", PROMPT, "--quiet", *SHORT).out
+    assert piped.code == 0
+
+
+def test_a_prompt_may_begin_with_a_hyphen(outrider: Command) -> None:
+    assert outrider("generate", "--quiet", *SHORT, "--", "- one").code == 0
+
+
+def test_stop_strings_and_seeds_reach_the_engine(outrider: Command) -> None:
+    whole = run_json(outrider, PROMPT, "--max-tokens", "40")["text"]
+    cut = run_json(outrider, PROMPT, "--max-tokens", "40", "--stop", "@", "--stop", whole[10:14])
+    assert cut["text"] == whole[: whole.index(whole[10:14])]
+    assert cut["finish_reason"] == "stop"
+    drawn = [
+        run_json(outrider, PROMPT, *SHORT, "--temperature", "1.5", "--seed", seed)["token_ids"]
+        for seed in ("1", "1", "2")
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_settings_come_from_variables_and_files(
+    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outrider.toml").write_text("k = 2\nmax_tokens = 5\n")
+    monkeypatch.setenv("OUTRIDER_MAX_TOKENS", "6")
+    record = run_json(outrider, PROMPT)
+    assert (record["stats"]["k"], len(record["token_ids"])) == (2, 6)
+    (tmp_path / "run.yaml").write_text("k: 1\n")
+    assert run_json(outrider, PROMPT, "--config", "run.yaml")["stats"]["k"] == 1
+
+
+def test_output_writes_the_same_record(outrider: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    record = run_json(outrider, PROMPT, *SHORT, "--output", str(path))
+    assert json.loads(path.read_text()) == record
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_comparison_says_what_it_measured(outrider: Command) -> None:
+    shown = outrider("generate", PROMPT, *SHORT, "--compare")
+    assert re.search(r" · \d+\.\d\d× vs off \(measured, 3 runs each; identical text\)$", shown.out)
+    record = run_json(outrider, PROMPT, *SHORT, "--compare")
+    assert record["compare"]["identical"] is True
+    assert record["compare"]["speedup"] > 0
+
+
+def test_a_comparison_needs_something_to_compare(outrider: Command) -> None:
+    shown = outrider("generate", PROMPT, "--compare", "--drafter", "none")
+    assert (shown.code, shown.out) == (2, "")
+    assert "--compare" in shown.err
+
+
+def test_colours_name_the_origin_of_each_token(outrider: Command) -> None:
+    colored = outrider("generate", PROMPT, *SHORT, "--color", "always").out
+    plain = outrider("generate", PROMPT, *SHORT, "--color", "never").out
+    assert "\x1b" not in plain
+    stripped = re.sub(r"\x1b\[[0-9;]*m", "", colored)
+    text = plain[:-1].rsplit("\n", 1)[0]
+    assert stripped.startswith(PROMPT + text)
+    assert "accepted draft" in stripped

@@ -1,0 +1,208 @@
+"""Settings: what each layer may say, who wins, and how mistakes are named."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import settings
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.settings import DEFAULT, SETTINGS, Layer, Setting, resolve
+
+
+def test_every_field_is_a_setting_with_flag_variable_and_help() -> None:
+    for config in (EngineConfig, SamplingParams, settings.ProgramConfig):
+        for item in fields(config):
+            found = SETTINGS[item.name]
+            assert found.default == item.default
+            assert found.flag == "--" + item.name.replace("_", "-")
+            assert found.variable == "OUTRIDER_" + item.name.upper()
+            assert found.meta.help.endswith(".")
+            assert found.kind in settings.KINDS
+
+
+def test_without_layers_the_groups_are_their_defaults() -> None:
+    resolved = resolve()
+    assert resolved.engine() == EngineConfig()
+    assert resolved.sampling() == SamplingParams()
+    assert resolved.program() == settings.ProgramConfig()
+    assert {chosen.origin for chosen in resolved.chosen.values()} == {DEFAULT}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["k", "seed", "batch_size"]), st.integers(1, 64))))
+def test_the_strongest_layer_that_names_a_setting_wins(values: list[dict[str, int]]) -> None:
+    layers: list[Layer] = [
+        {name: settings.Given(value, f"layer {index}") for name, value in layer.items()}
+        for index, layer in enumerate(values)
+    ]
+    resolved = resolve(*layers)
+    for name in ("k", "seed", "batch_size"):
+        naming = [index for index, layer in enumerate(values) if name in layer]
+        chosen = resolved.chosen[name]
+        if naming:
+            assert chosen.value == values[naming[0]][name]
+            assert chosen.origin == f"layer {naming[0]}"
+        else:
+            assert (chosen.value, chosen.origin) == (SETTINGS[name].default, DEFAULT)
+
+
+def test_flag_beats_variable_beats_file(tmp_path: Path) -> None:
+    path = tmp_path / "outrider.toml"
+    path.write_text("k = 2\nseed = 2\ntop_p = 0.5\n")
+    resolved = resolve(
+        settings.command_line({"k": "7"}),
+        settings.environment({"OUTRIDER_K": "5", "OUTRIDER_SEED": "5"}),
+        settings.file(path),
+    )
+    origins = {name: resolved.chosen[name].origin for name in ("k", "seed", "top_p")}
+    assert origins == {"k": "--k", "seed": "OUTRIDER_SEED", "top_p": f"{path}:top_p"}
+    assert resolved.engine().k == 7
+    assert (resolved.sampling().seed, resolved.sampling().top_p) == (5, 0.5)
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.yml", "run.toml"])
+def test_files_of_both_kinds_say_the_same(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    text = {
+        "toml": 'k = 3\ntemperature = 1\ndtype = "float32"\nprofile = true\nstop = ["a", "b"]\n',
+        "yaml": "k: 3\ntemperature: 1\ndtype: float32\nprofile: on\nstop: [a, b]\n",
+    }
+    path.write_text(text["toml" if name.endswith("toml") else "yaml"])
+    resolved = resolve(settings.file(path))
+    engine, sampling = resolved.engine(), resolved.sampling()
+    assert (engine.k, engine.dtype, engine.profile) == (3, "float32", True)
+    assert (sampling.temperature, sampling.stop) == (1.0, ("a", "b"))
+    assert isinstance(sampling.temperature, float)
+
+
+def test_an_empty_yaml_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("# nothing yet\n")
+    assert settings.file(path) == {}
+
+
+def test_the_default_file_is_optional(tmp_path: Path) -> None:
+    assert settings.default_file(tmp_path) == {}
+    (tmp_path / "outrider.toml").write_text("k = 1\n")
+    assert resolve(settings.default_file(tmp_path)).engine().k == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("yes", True), ("On", True), ("0", False), ("false", False), (" no ", False)],
+)
+def test_switches_read_the_usual_words(text: str, value: bool) -> None:
+    resolved = resolve(settings.environment({"OUTRIDER_DETERMINISTIC": text}))
+    assert resolved.engine().deterministic is value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("END", ("END",)), ('["a", "b"]', ("a", "b")), ("[]", ()), ("", ("",))],
+)
+def test_lists_read_json_or_one_entry(text: str, value: tuple[str, ...]) -> None:
+    resolved = resolve(settings.environment({"OUTRIDER_STOP": text}))
+    assert resolved.sampling().stop == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("OUTRIDER_K", "four", "OUTRIDER_K must be an integer, got 'four'."),
+        ("OUTRIDER_K", "1.5", "OUTRIDER_K must be an integer, got '1.5'."),
+        ("OUTRIDER_K", "65", "OUTRIDER_K must be between 0 and 64, got 65."),
+        ("OUTRIDER_MAX_TOKENS", "-1", "OUTRIDER_MAX_TOKENS must be at least 1, got -1."),
+        ("OUTRIDER_TEMPERATURE", "hot", "OUTRIDER_TEMPERATURE must be a number, got 'hot'."),
+        ("OUTRIDER_TEMPERATURE", "nan", "OUTRIDER_TEMPERATURE must be a finite number, got nan."),
+        ("OUTRIDER_TOP_P", "1e999", "OUTRIDER_TOP_P must be a finite number, got inf."),
+        ("OUTRIDER_PROFILE", "maybe", "OUTRIDER_PROFILE must be a switch (1 or 0), got 'maybe'."),
+        ("OUTRIDER_STOP", "[1]", "OUTRIDER_STOP must be a list of texts, got '[1]'."),
+        ("OUTRIDER_STOP", "[", "OUTRIDER_STOP must be a list of texts, got '['."),
+        ("OUTRIDER_DRAFTER", "eagel", "OUTRIDER_DRAFTER: unknown value 'eagel'."),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings.environment({variable: text}))
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ("k = true", "k", "must be an integer, got True."),
+        ("k = 2.0", "k", "must be an integer, got 2.0."),
+        ("temperature = []", "temperature", "must be a number, got []."),
+        ("temperature = 1" + "0" * 400, "temperature", "must be a number, got 1"),
+        ("dtype = 16", "dtype", "must be text, got 16."),
+        ("profile = 1", "profile", "must be a switch (1 or 0), got 1."),
+        ("stop = [1]", "stop", "must be a list of texts, got [1]."),
+        ("top_p = 1.5", "top_p", "must be between 0 and 1, got 1.5."),
+        ("top_p = nan", "top_p", "must be a finite number, got nan."),
+    ],
+)
+def test_a_bad_key_names_file_and_key(tmp_path: Path, text: str, key: str, problem: str) -> None:
+    path = tmp_path / "outrider.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings.file(path))
+    assert str(caught.value).startswith(f"{path}:{key} {problem}")
+
+
+def test_an_overridden_mistake_is_still_found() -> None:
+    with pytest.raises(ConfigError, match="OUTRIDER_K"):
+        resolve(settings.command_line({"k": "3"}), settings.environment({"OUTRIDER_K": "x"}))
+
+
+def test_an_unknown_variable_gets_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown variable 'OUTRIDER_DTPYE'") as caught:
+        settings.environment({"OUTRIDER_DTPYE": "float32"})
+    assert "did you mean 'OUTRIDER_DTYPE'?" in str(caught.value.hint)
+
+
+def test_an_unknown_key_gets_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("max-tokens: 3\n")
+    with pytest.raises(ConfigError, match="unknown key 'max-tokens'") as caught:
+        settings.file(path)
+    assert "did you mean 'max_tokens'?" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("run.json", b"{}", "ends in .toml, .yaml or .yml"),
+        ("run.toml", b"k = ", "run.toml: "),
+        ("run.yaml", b"k: [", "run.yaml: "),
+        ("run.yaml", b"- k\n", "expected `setting: value` lines"),
+        ("run.toml", b"\xff", "not UTF-8"),
+        ("run.toml", None, "No such file"),
+    ],
+)
+def test_unreadable_files_are_named(
+    tmp_path: Path, name: str, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        settings.file(path)
+    assert name in str(caught.value)
+    assert problem in str(caught.value)
+
+
+@given(st.sampled_from(list(SETTINGS.values())), st.text())
+def test_any_text_is_a_value_or_a_named_mistake(item: Setting, text: str) -> None:
+    try:
+        chosen = resolve(settings.environment({item.variable: text})).chosen[item.name]
+    except ConfigError as error:
+        message = str(error)
+    else:
+        message = chosen.origin
+    assert message.startswith(item.variable)

@@ -1,0 +1,134 @@
+"""Small values everything else is made of: specs, params, sequences, errors, names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles.tiny_attention import toy_spec
+from outrider.core.config import EngineConfig
+from outrider.core.draft import Draft
+from outrider.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DrafterError,
+    OutriderError,
+    VocabularyError,
+)
+from outrider.core.fields import Meta, check_value
+from outrider.core.laws import Laws, draw, draw_at, mass
+from outrider.core.nearest import did_you_mean
+from outrider.core.noise import ROOT, KeyedNoise
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import StepRow
+from outrider.core.sequence import LiveSequence
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 1.01),
+        ("top_p", -0.01),
+        ("min_p", 2),
+        ("seed", -1),
+        ("seed", 2**63),
+    ],
+)
+def test_params_out_of_bounds_are_named(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        SamplingParams(**{field: value})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("k", -1),
+        ("k", 65),
+        ("batch_size", 0),
+        ("prefill_chunk", 0),
+        ("page_size", 0),
+        ("drafter", "eagle9"),
+        ("sampler", "Exact"),
+    ],
+)
+def test_settings_out_of_bounds_are_named(field: str, value: int | str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        EngineConfig(**{field: value})  # pyright: ignore[reportArgumentType]
+
+
+def test_an_unknown_choice_comes_with_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(drafter="ngrams")
+    assert caught.value.hint == did_you_mean("ngrams", ["auto", "none", "model", "ngram"])
+    assert "did you mean 'ngram'?" in str(caught.value.hint)
+
+
+def test_bounds_are_told_as_they_are() -> None:
+    for meta, told in (
+        (Meta("", minimum=1), "at least 1"),
+        (Meta("", maximum=3), "at most 3"),
+        (Meta("", minimum=1, maximum=3), "between 1 and 3"),
+    ):
+        check_value("x", 2, meta)
+        check_value("x", True, meta)
+        with pytest.raises(ConfigError, match=told):
+            check_value("x", 4 if meta.maximum else 0, meta)
+
+
+def test_only_temperature_zero_is_greedy() -> None:
+    assert SamplingParams().greedy
+    assert not SamplingParams(temperature=1e-9).greedy
+
+
+def test_nothing_near_is_guessed() -> None:
+    assert did_you_mean("zzz", ["k", "seed"]) == "Known: k, seed."
+
+
+def test_errors_carry_a_hint_and_an_exit_code() -> None:
+    error = CapacityError("full.", hint="make room")
+    assert (str(error), error.hint, error.exit_code) == ("full.", "make room", 3)
+    assert OutriderError("x").hint is None
+    assert [kind.exit_code for kind in (OutriderError, DrafterError)] == [1, 1]
+    assert ConfigError.exit_code == 2
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(VocabularyError, CheckpointError)
+
+
+def test_a_step_row_counts_its_logits() -> None:
+    row = StepRow.chain(3, [7, 8, 9], parent=4, logits_from=2)
+    assert row == StepRow(3, (7, 8, 9), (4, 5, 6), 2)
+    assert row.num_logits == 1
+    assert StepRow.chain(0, [1]).parents == (ROOT,)
+
+
+def test_a_sequence_counts_what_it_emitted_and_keys_its_rounds() -> None:
+    params = SamplingParams(seed=4)
+    seq = LiveSequence(1, [5, 6, 7], 2, params, limit=3, sample=2)
+    assert (seq.num_emitted, seq.room) == (1, 2)
+    assert seq.noise == KeyedNoise(4, 2, 3)
+    assert seq.draft == Draft.empty()
+    seq.tokens.append(8)
+    assert seq.noise == KeyedNoise(4, 2, 4)
+
+
+def test_a_spec_counts_bytes() -> None:
+    spec = toy_spec("toy", 11)
+    assert spec.kv_bytes_per_token == 2 * 2 * 1 * 4 * 8
+    assert spec.weight_bytes == 8
+
+
+@given(token=st.integers(0, 4))
+def test_point_masses_need_no_noise(token: int) -> None:
+    law = Laws(tokens=(token,)).law(0)
+    noise = KeyedNoise(0, 0, 0)
+    assert draw(law, noise, ROOT) == draw_at(law, noise, 3) == token
+    assert [mass(law, other) for other in range(5)] == [float(other == token) for other in range(5)]
