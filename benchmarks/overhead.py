@@ -2,15 +2,15 @@
 
     python benchmarks/overhead.py [--prompts 6] [--max-tokens 128] [--output FILE]
 
-Every model step is timed from inside a normal run; the rest of the wall clock is overhead. Greedy
-and sampled, batch 1 and 8. The last line is one JSON object.
+Every engine step and every model step within it are timed from inside a normal run; what an engine
+step takes beyond its model steps is overhead. Greedy and sampled, batch 1 and 8. The last line is
+one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.provenance import provenance, write_json
 from outrider.bench.workloads import WORKLOADS, load_prompts
-from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.engine.inline import InlineEngine
 from outrider.models.llama import LlamaModel
 
 CELLS = (("none", 0), ("ngram", 4), ("ngram", 8), ("model", 4), ("model", 8))
@@ -51,20 +51,23 @@ def main() -> None:
 def measure(config: EngineConfig, params: SamplingParams, prompts: list[str]) -> dict[str, Any]:
     """The share of the wall clock outside model steps, and microseconds of it a round."""
     llm = LLM(config=config)
-    with StepClock() as clock:
+    with StepClock(InlineEngine) as rounds, StepClock(LlamaModel) as models:
         llm.generate(prompts[: config.batch_size], params)
-        clock.seconds = 0.0
+        rounds.seconds = models.seconds = 0.0
+        rounds.calls = 0
         started = perf_counter()
         results = llm.generate(prompts, params)
         total = perf_counter() - started
-    passes = sum(result.stats.num_target_passes for result in results) / config.batch_size
+    outside = rounds.seconds - models.seconds
     return {
         "drafter": config.drafter,
         "k": config.k,
         "batch_size": config.batch_size,
         "temperature": params.temperature,
-        "share_outside": round(1 - clock.seconds / total, 4),
-        "outside_us_per_round": round((total - clock.seconds) / passes * 1e6, 1),
+        "dtype": config.dtype,
+        "share_outside": round(outside / rounds.seconds, 4),
+        "outside_us_per_round": round(outside / rounds.calls * 1e6, 1),
+        "round_us": round(rounds.seconds / rounds.calls * 1e6, 1),
         "tokens_per_second": round(sum(len(r.token_ids) for r in results) / total, 1),
     }
 
@@ -72,33 +75,36 @@ def measure(config: EngineConfig, params: SamplingParams, prompts: list[str]) ->
 def describe(cell: dict[str, Any]) -> str:
     return (
         f"T={cell['temperature']} batch {cell['batch_size']} {cell['drafter']:6} k={cell['k']}: "
-        f"{100 * cell['share_outside']:.1f} % outside, {cell['outside_us_per_round']:.0f} us a "
-        f"round, {cell['tokens_per_second']:.0f} tok/s"
+        f"{100 * cell['share_outside']:.1f} % outside ({cell['outside_us_per_round']:.0f} of "
+        f"{cell['round_us']:.0f} us a round), {cell['tokens_per_second']:.0f} tok/s"
     )
 
 
 class StepClock:
-    """While entered, adds up the seconds that any LlamaModel spends in `step`."""
+    """While entered, adds up the calls of `owner.step` and the seconds spent in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: type[LlamaModel] | type[InlineEngine]) -> None:
         self.seconds = 0.0
-        self._step = LlamaModel.step
+        self.calls = 0
+        self._owner: Any = owner
+        self._step: Any = owner.step
 
     def __enter__(self) -> StepClock:
         clock, inner = self, self._step
 
-        def timed(model: LlamaModel, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        def timed(*args: Any) -> Any:
             started = perf_counter()
             try:
-                return inner(model, rows, needs)
+                return inner(*args)
             finally:
                 clock.seconds += perf_counter() - started
+                clock.calls += 1
 
-        LlamaModel.step = timed
+        self._owner.step = timed
         return self
 
     def __exit__(self, *_: object) -> None:
-        LlamaModel.step = self._step
+        self._owner.step = self._step
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class InlineEngine:
             self._close(seq_id)
 
     def _admit(self) -> None:
-        if not self._waiting:
+        if not self._waiting or len(self._live) >= self.limits.num_sequences:
             return
         waiting = [self._need(seq) for seq in self._waiting]
         running = [self._need(seq) for seq in self._live.values()]

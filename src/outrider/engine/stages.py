@@ -126,7 +126,7 @@ class Stages:
     def _checked(self, row: DraftRow, draft: Draft) -> Draft:
         """A drafter is not trusted: an over-long draft or a foreign id never reaches the target."""
         vocab_size = self.target.spec.vocab_size
-        if any(not 0 <= token < vocab_size for token in draft.tokens):
+        if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
             raise DrafterError(f"drafter {self.drafter.name!r} proposed an id that does not exist.")
         if draft.probs_NV is not None and draft.probs_NV.shape[1:] != (vocab_size,):
             raise DrafterError(

@@ -39,10 +39,11 @@ class Ledger:
                 waiting.remove(seq_id)
 
     def pool(self, num_free_tokens: int) -> Pool:
-        def works(stage: Stage) -> tuple[Work, ...]:
-            return tuple(Work(i, stage, self._unread[i]) for i in self._waiting[stage])
-
-        return Pool(works(Stage.PREFILL), works(Stage.DRAFT), works(Stage.VERIFY), num_free_tokens)
+        prefill, draft, verify = (
+            tuple([Work(seq_id, stage, self._unread[seq_id]) for seq_id in self._waiting[stage]])
+            for stage in Stage
+        )
+        return Pool(prefill, draft, verify, num_free_tokens)
 
     def start(self, job: Job) -> None:
         for seq_id in {work.seq_id for work in job.works}:
