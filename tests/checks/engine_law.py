@@ -1,0 +1,118 @@
+"""The law of a whole generation: every round, key, residual and bonus, enumerated.
+
+The engine, its drafter and its rule are the shipped ones; what is expected comes from a fresh model
+fed the text in one go and from the slow processed law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from checks.law import assert_same_law, joint_law
+from checks.laws import floats, processed
+from checks.state import fresh_logits
+from doubles.drafters import random_chains, random_trees
+from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.rig import Request, Rig, model_drafter, walking
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.budget import Budget
+from outrider.core.draft import Draft
+from outrider.core.noise import KeyedNoise
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
+from outrider.drafters.ngram import NgramDrafter
+
+VOCAB = 3
+LENGTH = 3
+PROMPT = (0, 1, 2, 0, 1)
+FILTERS = (
+    SamplingParams(temperature=1.3, max_tokens=LENGTH),
+    SamplingParams(temperature=0.7, top_k=2, max_tokens=LENGTH),
+    SamplingParams(temperature=1.6, top_p=0.8, max_tokens=LENGTH),
+    SamplingParams(temperature=2.5, min_p=0.2, top_p=0.97, max_tokens=LENGTH),
+)
+
+
+def target_law(kind: Callable[..., CausalLM], prompt: Sequence[int], params: SamplingParams) -> Law:
+    def conditional(text: Tokens) -> Tensor:
+        logits_V = fresh_logits(kind, [*prompt, *text], VOCAB)
+        return torch.tensor(processed(floats(logits_V), params), dtype=torch.float64)
+
+    return joint_law(conditional, params.max_tokens)
+
+
+def engine_law(rig: Rig, prompt: Sequence[int], params: SamplingParams) -> Law:
+    def generation(noise: EveryBranch) -> Tokens:
+        with walking(noise):
+            return tuple(rig.run([Request(prompt, params)])[0])
+
+    return law(generation)
+
+
+def check_engine_law(rig: Rig, kind: Callable[..., CausalLM], params: SamplingParams) -> None:
+    assert_same_law(engine_law(rig, PROMPT, params), target_law(kind, PROMPT, params))
+
+
+def law_drafters() -> dict[str, Callable[[], Drafter]]:
+    return {
+        "model": lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), chunk=2),
+        "ngram": lambda: NgramDrafter(max_n=2, min_n=1),
+        "chains": lambda: random_chains(VOCAB),
+        "trees": lambda: random_trees(VOCAB, num_nodes=2),
+    }
+
+
+def check_hybrid_engine_law(rule: AcceptanceRule, drafter: str, params: SamplingParams) -> None:
+    target = ToyHybrid(vocab_size=VOCAB, seed=0)
+    rig = Rig(target, law_drafters()[drafter](), rule, k=2, chunk=3)
+    check_engine_law(rig, ToyHybrid, params)
+
+
+def check_reported_law(make: Callable[[], Drafter], params: SamplingParams) -> None:
+    """Enumerated drafts of a sampling drafter follow the laws that it reports with them.
+
+    Node by node: among drafts with the same tokens before it, a node's tokens come with the very
+    frequencies of the law reported for it, and that law does not depend on what was drawn there.
+    """
+    text = [*PROMPT, 2]
+    reports: dict[Tokens, Draft] = {}
+
+    def drafting(noise: EveryBranch) -> Tokens:
+        drafter = make()
+        drafter.open(0, PROMPT)
+        row = DraftRow(0, text, None, Budget(2), params, noise.at(len(text)))
+        draft = drafter.propose([row])[0]
+        drafter.close(0)
+        reports[draft.tokens] = draft
+        return draft.tokens
+
+    found = law(drafting)
+    assert all(len(draft) == 2 for draft in reports.values())
+    for tokens, draft in reports.items():
+        assert draft.probs_NV is not None
+        wanted = 1.0
+        for token, law_V in zip(tokens, draft.probs_NV, strict=True):
+            wanted *= float(law_V[token])
+        assert abs(found[tokens] - wanted) <= 1e-12
+        cousins = [other for other in reports.values() if other.tokens[0] == tokens[0]]
+        first, second = draft.probs_NV
+        for other in cousins:
+            assert other.probs_NV is not None
+            assert torch.equal(other.probs_NV[0], first)
+            assert torch.equal(other.probs_NV[1], second)
+
+
+def check_drafting_law(params: SamplingParams) -> None:
+    """The law a model drafter reports is its own model's, processed as the target's would be."""
+    drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
+    drafter.open(0, PROMPT)
+    noise = KeyedNoise(0, 0, len(PROMPT))
+    draft = drafter.propose([DraftRow(0, PROMPT, None, Budget(2), params, noise)])[0]
+    assert draft.probs_NV is not None
+    for node, law_V in enumerate(draft.probs_NV):
+        logits_V = fresh_logits(ToyHybrid, [*PROMPT, *draft.tokens[:node]], VOCAB)
+        wanted = torch.tensor(processed(floats(logits_V), params), dtype=torch.float64)
+        assert float((law_V - wanted).abs().max()) <= 1e-12

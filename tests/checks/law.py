@@ -1,0 +1,196 @@
+"""Does an acceptance rule keep the target's law? Checks by enumeration, for tests and mutants.
+
+Shapes:  N = draft nodes, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from doubles.every_branch import EveryBranch, Law, Tokens, law
+from outrider.core.draft import Draft, Outcome
+from outrider.core.laws import Laws
+from outrider.core.noise import ROOT, Role
+from outrider.core.protocols import AcceptanceRule, JudgeRow
+
+TOLERANCE = 1e-9
+Weights = tuple[int, ...]
+Conditional = Callable[[Tokens], Tensor]
+
+
+def normal(weights: Sequence[int]) -> Tensor:
+    weights_V = torch.tensor(weights, dtype=torch.float64)
+    return weights_V / weights_V.sum()
+
+
+def joint_law(conditional: Conditional, length: int) -> Law:
+    """The law of `length` tokens drawn one after another."""
+    found: Law = {(): 1.0}
+    for _ in range(length):
+        found = _extended(found, conditional)
+    return found
+
+
+def completed(found: Law, conditional: Conditional, length: int) -> Law:
+    """The law of texts of `found`, each cut at or carried on by `conditional` to `length`."""
+    result: Law = {}
+    while found:
+        for text, weight in found.items():
+            if len(text) >= length:
+                result[text[:length]] = result.get(text[:length], 0.0) + weight
+        found = _extended({t: w for t, w in found.items() if len(t) < length}, conditional)
+    return result
+
+
+def _extended(found: Law, conditional: Conditional) -> Law:
+    return {
+        (*text, token): weight * float(share)
+        for text, weight in found.items()
+        for token, share in enumerate(conditional(text))
+        if share > 0
+    }
+
+
+def assert_same_law(found: Law, wanted: Law) -> None:
+    for text in found.keys() | wanted.keys():
+        difference = abs(found.get(text, 0.0) - wanted.get(text, 0.0))
+        assert difference <= TOLERANCE, f"{text} is off by {difference:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCase:
+    """A target and a way to draft a tree for it, in small integers.
+
+    `target` gives a law per depth and `proposal` one per node; both are turned round by the tokens
+    before, so every path has laws of its own. Nodes in `certain` are not drawn: they are their
+    law's likeliest token, and the reported law is a point mass. With `distinct`, siblings are drawn
+    without replacement.
+    """
+
+    parents: tuple[int, ...]
+    target: tuple[Weights, ...]
+    proposal: tuple[Weights, ...]
+    certain: frozenset[int] = frozenset()
+    distinct: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens that a whole path and the bonus token have."""
+        blank = [0] * len(self.parents)
+        return 1 + max((len(self.text(node, blank)) for node in self.nodes), default=0)
+
+    @property
+    def nodes(self) -> range:
+        return range(len(self.parents))
+
+    def conditional(self, text: Tokens) -> Tensor:
+        return normal(_turned(self.target[len(text)], text))
+
+    def text(self, node: int, tokens: Sequence[int]) -> Tokens:
+        """The drafted tokens from the root to `node`, itself included."""
+        text: list[int] = []
+        while node != ROOT:
+            text.append(tokens[node])
+            node = self.parents[node]
+        return tuple(reversed(text))
+
+    def proposal_law(self, node: int, tokens: Sequence[int]) -> Tensor:
+        """The law of `node`, given the tokens of all nodes before it."""
+        law_V = normal(_turned(self.proposal[node], self.text(self.parents[node], tokens)))
+        if node in self.certain:
+            return torch.zeros_like(law_V).index_fill(0, law_V.argmax(), 1.0)
+        earlier = [n for n in range(node) if self.parents[n] == self.parents[node]]
+        left_V = law_V.clone()
+        left_V[[tokens[n] for n in earlier]] = 0
+        return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
+
+    def drawn(self, noise: EveryBranch) -> Draft:
+        tokens: list[int] = []
+        laws: list[Tensor] = []
+        for node in self.nodes:
+            law_V = self.proposal_law(node, tokens)
+            tokens.append(noise.pick(law_V, node, Role.DRAFT))
+            laws.append(law_V)
+        sampled = len(self.certain) < len(self.parents)
+        return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
+
+    def laws(self, draft: Draft) -> Laws:
+        texts = [self.text(node, draft.tokens) for node in (ROOT, *self.nodes)]
+        return Laws(probs_NV=torch.stack([self.conditional(text) for text in texts]))
+
+
+def _turned(weights: Weights, text: Tokens) -> Weights:
+    by = sum((place + 1) * (token + 1) for place, token in enumerate(text)) % len(weights)
+    return weights[by:] + weights[:by]
+
+
+def check_tree_law(rule: AcceptanceRule, case: TreeCase) -> None:
+    """What one verified round emits, carried on by the target, follows the target's law."""
+
+    def one_round(noise: EveryBranch) -> Tokens:
+        draft = case.drawn(noise)
+        verdict = rule([JudgeRow(draft, case.laws(draft), noise)])[0]
+        return Outcome(0, draft, verdict).tokens
+
+    found = completed(law(one_round), case.conditional, case.length)
+    assert_same_law(found, joint_law(case.conditional, case.length))
+
+
+def check_acceptance(rule: AcceptanceRule) -> None:
+    """A single draft is accepted as often as any rule can: with the mass p and q share."""
+    for case in CASES:
+        if len(case.parents) == 1:
+
+            def num_accepted(noise: EveryBranch, case: TreeCase = case) -> Tokens:
+                draft = case.drawn(noise)
+                return (len(rule([JudgeRow(draft, case.laws(draft), noise)])[0].path),)
+
+            shared_V = torch.minimum(case.conditional(()), case.proposal_law(0, ()))
+            assert abs(law(num_accepted).get((1,), 0.0) - float(shared_V.sum())) <= TOLERANCE
+
+
+def siblings(target: Weights, proposals: Sequence[Weights], *, distinct: bool = False) -> TreeCase:
+    """Any number of candidates for one token; the second target law is for what follows."""
+    parents = (ROOT,) * len(proposals)
+    return TreeCase(parents, (target, target), tuple(proposals), distinct=distinct)
+
+
+def chain(targets: Sequence[Weights], proposals: Sequence[Weights]) -> TreeCase:
+    return TreeCase(tuple(range(-1, len(proposals) - 1)), tuple(targets), tuple(proposals))
+
+
+# Fixed pairs that between them break every known wrong rule: near-uniform, spiky, zeros on either
+# side, disjoint supports, point masses, ties.
+CASES = (
+    siblings((5, 3, 2), [(2, 3, 5)]),
+    siblings((5, 3, 2), [(1, 1, 1), (1, 1, 1)]),
+    siblings((8, 1, 0), [(0, 1, 8)]),
+    siblings((1, 0, 0), [(1, 2, 3), (3, 0, 1)]),
+    siblings((4, 4, 1), [(0, 0, 1), (4, 4, 1)], distinct=True),
+    siblings((1, 2, 6), [(1, 2, 6), (1, 2, 6), (1, 2, 6)], distinct=True),
+    chain([(3, 2, 1), (1, 6, 1), (2, 2, 5), (7, 1, 1)], [(1, 1, 2), (1, 3, 1), (4, 1, 1)]),
+    TreeCase((-1, -1, 0, 0), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((1, 1, 1), (1, 3, 1)) * 2),
+    TreeCase((-1, 0, -1, 2), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((2, 1, 1),) * 4, frozenset({2})),
+    TreeCase((-1, 0), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((2, 1, 1),) * 2, frozenset({0, 1})),
+)
+
+
+def check_law_cases(rule: AcceptanceRule) -> None:
+    for case in CASES:
+        check_tree_law(rule, case)
+
+
+def check_greedy_walk(rule: AcceptanceRule) -> None:
+    """With point masses the path follows the likeliest tokens, whatever laws the draft reports."""
+    draft = Draft((2, 1, 0, 1, 2), (-1, -1, 1, 1, 3), torch.full((5, 3), 1 / 3))
+    best = Laws(tokens=(1, 0, 1, 2, 2, 0))
+    for probs_NV in (None, draft.probs_NV):
+        row = JudgeRow(Draft(draft.tokens, draft.parents, probs_NV), best, EveryBranch())
+        verdict = rule([row])[0]
+        assert (verdict.path, verdict.next_token) == ((1, 3, 4), 0)
+    refused = rule([JudgeRow(draft, Laws(tokens=(0, 0, 1, 2, 2, 0)), EveryBranch())])[0]
+    assert (refused.path, refused.next_token) == ((), 0)

@@ -1,0 +1,21 @@
+"""Generated examples are the same on every machine and every run.
+
+`pytest --hypothesis-profile=deep` looks for new ones, ten times as long.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
+settings.register_profile(
+    "same",
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=SLOW,
+)
+settings.load_profile("same")

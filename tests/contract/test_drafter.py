@@ -1,0 +1,125 @@
+"""What every Drafter must keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.drafters import (
+    GREEDY,
+    SAMPLED,
+    VOCAB,
+    MakeDrafter,
+    assert_same,
+    check_memory,
+    check_shape,
+    fresh_draft,
+    row,
+)
+from checks.effort import examples
+from checks.engine import PROMPT, check_greedy, greedy
+from doubles.counting import CyclingController
+from doubles.kinds import Kind, scripted
+from doubles.rig import Rig, model_drafter
+from doubles.tiny_attention import TinyAttentionLM
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.params import SamplingParams
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+
+MODELS: Mapping[str, Kind] = {
+    "hybrid": ToyHybrid,
+    "attention": TinyAttentionLM,
+    "scripted": scripted,
+}
+DRAFTERS: Mapping[str, MakeDrafter] = {
+    "none": NoDrafter,
+    "ngram": lambda: NgramDrafter(max_n=3, min_n=1),
+    "long ngram": lambda: NgramDrafter(max_n=4, min_n=2),
+    "model": lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5, num_slots=2048), chunk=3),
+    "paged model": lambda: model_drafter(
+        TinyAttentionLM(vocab_size=VOCAB, seed=5, num_slots=2048), chunk=1
+    ),
+    "scripted model": lambda: model_drafter(scripted(vocab_size=VOCAB, num_slots=2048), chunk=64),
+}
+every_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
+both_ways = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
+
+
+@every_drafter
+@both_ways
+@examples(20)
+@given(text=texts, depth=st.integers(0, 6))
+def test_drafts_keep_to_budget_and_vocabulary(
+    make: MakeDrafter, params: SamplingParams, text: list[int], depth: int
+) -> None:
+    draft = fresh_draft(make, text, depth, params)
+    check_shape(draft, depth, params)
+    assert_same(draft, fresh_draft(make, text, depth, params))
+
+
+@every_drafter
+@both_ways
+def test_memory_follows_any_history(make: MakeDrafter, params: SamplingParams) -> None:
+    check_memory(make, params)
+
+
+@every_drafter
+@both_ways
+def test_rows_are_drafted_independently(make: MakeDrafter, params: SamplingParams) -> None:
+    """A batch with different depths and lengths gives each row what it gets alone."""
+    drafter = make()
+    asked = [((1, 2, 1), 4), ((0,), 1), ((3, 3, 3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 6)]
+    for seq_id, (text, _) in enumerate(asked):
+        drafter.open(seq_id, text)
+    rows = [row(i, text, depth=depth, params=params) for i, (text, depth) in enumerate(asked)]
+    for draft, (text, depth) in zip(drafter.propose(rows), asked, strict=True):
+        assert_same(draft, fresh_draft(make, text, depth, params))
+    assert drafter.propose([]) == []
+
+
+@every_drafter
+def test_ids_may_be_used_again_after_closing(make: MakeDrafter) -> None:
+    drafter = make()
+    for text in ((1, 2, 1, 2), (3, 0, 3), (1, 2, 1, 2)):
+        drafter.open(7, text)
+        draft = drafter.propose([row(7, text, depth=3)])[0]
+        assert_same(draft, fresh_draft(make, text, 3, GREEDY))
+        drafter.close(7)
+
+
+@every_drafter
+def test_a_drafter_names_itself_and_its_needs(make: MakeDrafter) -> None:
+    drafter = make()
+    assert drafter.name in ("none", "ngram", "model")
+    assert drafter.needs.hidden_layers == ()
+
+
+@every_drafter
+def test_a_run_with_changing_budgets_is_plain_decoding(make: MakeDrafter) -> None:
+    controller = CyclingController((2, 0, 5, 0, 0, 1, 3))
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), make(), controller=controller, chunk=3)
+    check_greedy(rig, ToyHybrid, [PROMPT, (0, 0, 0)], 20)
+
+
+@pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_equal_to_the_target_is_always_accepted(kind: Kind, temperature: float) -> None:
+    """Also when sampled: where both laws are the same, the ratio is one."""
+    rig = Rig(kind(vocab_size=VOCAB), model_drafter(kind(vocab_size=VOCAB), chunk=2), k=3)
+    prompts = [PROMPT, (0,), (2, 4, 4, 1, 0, 2, 3)]
+    rig.outputs(prompts, SamplingParams(temperature=temperature, max_tokens=16))
+    assert [trace.num_accepted for trace in rig.traces] == [3] * 12
+
+
+@pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS.keys())
+def test_a_model_drafter_gives_its_memory_back(kind: Kind) -> None:
+    model = kind(vocab_size=VOCAB, seed=5)
+    free = model.state.num_free_tokens
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), model_drafter(model), k=4, batch_size=2)
+    rig.outputs([PROMPT] * 5, greedy(9))
+    assert model.state.num_free_tokens == free

@@ -1,0 +1,47 @@
+"""Wrappers that record what passes through a seam, and otherwise change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+
+
+@dataclass(slots=True)
+class CountingLM:
+    """Every step's rows, in `steps`."""
+
+    model: CausalLM
+    steps: list[tuple[StepRow, ...]] = field(default_factory=list[tuple[StepRow, ...]])
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def state(self) -> StateStore:
+        return self.model.state
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        self.steps.append(tuple(rows))
+        return self.model.step(rows, needs)
+
+
+@dataclass(slots=True)
+class CyclingController:
+    """Gives each sequence the next of `depths` at every question."""
+
+    depths: tuple[int, ...]
+    observed: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    asked: dict[int, int] = field(default_factory=dict[int, int])
+
+    def budget(self, seq_id: int) -> Budget:
+        turn = self.asked.get(seq_id, 0)
+        self.asked[seq_id] = turn + 1
+        return Budget(self.depths[turn % len(self.depths)])
+
+    def observe(self, trace: RoundTrace) -> None:
+        self.observed.append(trace)

@@ -1,0 +1,151 @@
+"""The shipped engine around any models and drafter, run to its end on token lists."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from torch import Tensor
+
+from doubles.every_branch import EveryBranch
+from outrider.control.fixed import FixedController
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.draft import Outcome
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
+from outrider.core.sequence import LiveSequence, StopMatch
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.inline import InlineEngine
+from outrider.engine.stages import Stages
+from outrider.sched.admission import Limits
+from outrider.sched.ledger import Ledger
+from outrider.sched.single import SingleLane
+from outrider.verify.exact import ExactRule
+
+MANY = 2000
+
+
+def first_maximum(logits_MV: Tensor) -> list[int]:
+    return [int(token) for token in logits_MV.argmax(-1)]
+
+
+def model_drafter(model: CausalLM, chunk: int = 256) -> ModelDrafter:
+    return ModelDrafter(model, first_maximum, chunk=chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    prompt: Sequence[int]
+    params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+    match: StopMatch | None = None
+    sample: int = 0
+
+
+@dataclass(slots=True)
+class Rig:
+    """Wires an engine and runs requests through it; `traces` and `jobs` record what it did."""
+
+    target: CausalLM
+    drafter: Drafter = field(default_factory=NoDrafter)
+    rule: AcceptanceRule = field(default_factory=ExactRule)
+    k: int = 4
+    chunk: int = 256
+    batch_size: int = 8
+    page_size: int = 4
+    spare: int = 8
+    controller: Controller | None = None
+    traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
+    sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
+
+    def stages(self) -> Stages:
+        return Stages(
+            target=self.target,
+            drafter=self.drafter,
+            rule=self.rule,
+            controller=self.controller or FixedController(Budget(self.k)),
+            argmax=first_maximum,
+            sink=self.traces.append,
+        )
+
+    def engine(self) -> InlineEngine:
+        return InlineEngine(
+            target=self.target,
+            drafter=self.drafter,
+            round=self.stages(),
+            schedule=SingleLane(self.chunk),
+            ledger=Ledger(self.chunk),
+            limits=Limits(self.batch_size, self.target.state.num_free_tokens),
+            page_size=self.page_size,
+            spare=self.spare,
+        )
+
+    def live(self, seq_id: int, request: Request) -> LiveSequence:
+        return LiveSequence(
+            seq_id=seq_id,
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            params=request.params,
+            limit=request.params.max_tokens,
+            stop_ids=request.stop_ids,
+            match=request.match,
+            sample=request.sample,
+        )
+
+    def run(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What each request got. Every memory must be empty again at the end."""
+        free = self.target.state.num_free_tokens
+        engine = self.engine()
+        self.traces.clear()
+        self.jobs.clear()
+        self.sequences = [self.live(seq_id, request) for seq_id, request in enumerate(requests)]
+        for seq in self.sequences:
+            engine.submit(seq)
+        while engine.has_work:
+            self.jobs.append(engine.step())
+            assert len(self.jobs) < MANY, "the engine does not come to an end"
+        assert self.target.state.num_free_tokens == free
+        return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
+
+    def alone(self, request: Request) -> LiveSequence:
+        """Runs one request without the engine, and checks its memory after every round.
+
+        At the end of a round the target holds all but the pending token, and nothing is staged.
+        Memory stays open for a look at it; `end` closes it.
+        """
+        stages, state = self.stages(), self.target.state
+        self.traces.clear()
+        self.jobs.clear()
+        seq = self.live(0, request)
+        state.open(0, seq.tokens[:-1])
+        self.drafter.open(0, seq.tokens)
+        while seq.finish is None:
+            assert seq.room > 0, "the text does not come to an end"
+            self.jobs.append(stages.run([seq], []))
+            assert state.length(0) == len(seq.tokens) - 1
+            assert state.num_staged(0) == 0
+        return seq
+
+    def end(self) -> None:
+        self.target.state.close(0)
+        self.drafter.close(0)
+
+    def outputs(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+        return self.run([Request(prompt, params) for prompt in prompts])
+
+
+@contextmanager
+def walking(noise: EveryBranch) -> Generator[None]:
+    """Sequences draw from `noise`, under the keys that they choose themselves."""
+
+    def keyed(seed: int, sample: int, start: int) -> EveryBranch:
+        del seed, sample
+        return noise.at(start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.core.sequence.KeyedNoise", keyed)
+        yield

@@ -1,0 +1,161 @@
+"""A two-layer attention model in float64 that reads the real arena by the real plan.
+
+It gathers, for every packed token, exactly the keys that the plan names, so a slot that the plan
+should not show (or a row that was not copied) changes the logits. Positions enter the input, so a
+wrong position does too. Logits are a view of a buffer that the next step fills with NaN, as the
+contract allows.
+
+Shapes:  N = packed tokens, T = keys, V = vocabulary, D = width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.host import host_ints
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.plan import PackedPlan
+from outrider.state.paged_kv import PagedKV
+
+WIDTH = 4
+NUM_LAYERS = 2
+
+
+def toy_spec(name: str, vocab_size: int, stop_ids: tuple[int, ...] = ()) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        family="toy",
+        vocab_size=vocab_size,
+        hidden_size=WIDTH,
+        num_layers=NUM_LAYERS,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=WIDTH,
+        ffn_size=WIDTH,
+        max_tokens=4096,
+        num_parameters=1,
+        bytes_per_weight=8,
+        bytes_per_kv=8,
+        stop_ids=stop_ids,
+    )
+
+
+class TinyAttentionLM:
+    """`seed` makes the weights. The arena starts as NaN: nothing unwritten may be read."""
+
+    def __init__(
+        self, *, vocab_size: int = 11, seed: int = 0, page_size: int = 4, num_slots: int = 256
+    ) -> None:
+        rng = torch.Generator().manual_seed(seed)
+
+        def weights(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+        self.spec = toy_spec("tiny-attention", vocab_size)
+        self.state = PagedKV(
+            self.spec,
+            dtype=torch.float64,
+            device=torch.device("cpu"),
+            num_slots=num_slots,
+            page_size=page_size,
+        )
+        self.state.arena.fill_(torch.nan)
+        self._embed_VD = weights(vocab_size, WIDTH)
+        self._qkv_LDE = weights(NUM_LAYERS, WIDTH, 3 * WIDTH)
+        self._head_DV = 2 * weights(WIDTH, vocab_size)
+        self._logits_MV = torch.empty(0)
+        self._staged: dict[int, set[int]] = {}
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        del needs
+        plan = self.state.plan(rows)
+        for row, slots in zip(rows, _by_row(plan, len(rows)), strict=True):
+            self._staged.setdefault(row.seq_id, set()).update(slots)
+        hidden_ND = self._embed_VD[plan.tokens_N] + _position_code(plan.positions_N)
+        slots_NT, hidden_NT = _keys(plan)
+        for layer in range(NUM_LAYERS):
+            hidden_ND = hidden_ND + self._attend(layer, hidden_ND, plan, (slots_NT, hidden_NT))
+        self._logits_MV.fill_(torch.nan)
+        self._logits_MV = (hidden_ND @ self._head_DV)[_wanted(rows)]
+        return StepOutput(self._logits_MV[:])
+
+    def dense(self, tokens: Sequence[int]) -> Tensor:
+        """Logits after every token of a text, without memory, plan or pages: the definition."""
+        hidden_ND = self._embed_VD[list(tokens)] + _position_code(torch.arange(len(tokens)))
+        future_NN = torch.ones(len(tokens), len(tokens)).triu(1).bool()
+        for layer in range(NUM_LAYERS):
+            q_ND, k_ND, v_ND = (hidden_ND @ self._qkv_LDE[layer]).chunk(3, dim=-1)
+            shares_NN = (q_ND @ k_ND.T).masked_fill(future_NN, float("-inf")).softmax(-1)
+            hidden_ND = hidden_ND + torch.tanh(shares_NN @ v_ND)
+        return hidden_ND @ self._head_DV
+
+    def poison_rejected(self, seq_id: int) -> None:
+        """Overwrite, after a commit, what the sequence had staged and did not keep."""
+        dead = self._staged.pop(seq_id, set()) - set(host_ints(self.state.live_slots()))
+        self.state.arena[:, :, :, sorted(dead)] = torch.nan
+
+    def poison_dead_space(self) -> None:
+        """Overwrite every slot that holds no committed row; nothing may be staged."""
+        dead = torch.ones(self.state.arena.shape[3], dtype=torch.bool)
+        dead[self.state.live_slots()] = False
+        self.state.arena[:, :, :, dead] = torch.nan
+
+    def _attend(
+        self, layer: int, hidden_ND: Tensor, plan: PackedPlan, keys: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        q_ND, k_ND, v_ND = (hidden_ND @ self._qkv_LDE[layer]).chunk(3, dim=-1)
+        k_GSD, v_GSD = self.state.layers[layer]
+        k_GSD[0, plan.slots_N] = k_ND
+        v_GSD[0, plan.slots_N] = v_ND
+        slots_NT, hidden_NT = keys
+        scores_NT = torch.einsum("nd,ntd->nt", q_ND, k_GSD[0][slots_NT])
+        shares_NT = scores_NT.masked_fill(hidden_NT, float("-inf")).softmax(-1)
+        return torch.tanh(torch.einsum("nt,ntd->nd", shares_NT, v_GSD[0][slots_NT]))
+
+
+def _by_row(plan: PackedPlan, num_rows: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(num_rows)]
+    for index, slot in zip(host_ints(plan.seq_N), host_ints(plan.slots_N), strict=True):
+        found[index].append(slot)
+    return found
+
+
+def _keys(plan: PackedPlan) -> tuple[Tensor, Tensor]:
+    """Each token's key slots in logical order, and which entries are filling.
+
+    Filling repeats the token's own slot, which was just written: no slot is read beyond the plan.
+    """
+    columns_NT = torch.arange(int(plan.positions_N.max()) + 1).expand(plan.num_tokens, -1)
+    inside_NT = columns_NT < plan.visible_N[:, None]
+    paged_NT = torch.where(inside_NT, columns_NT, 0)
+    pages_NT = plan.pages_BP[plan.seq_N].gather(1, paged_NT // plan.page_size)
+    own_NT = plan.slots_N[:, None].expand_as(columns_NT)
+    slots_NT = torch.where(inside_NT, pages_NT * plan.page_size + paged_NT % plan.page_size, own_NT)
+    if plan.extra_offsets_N1 is None or plan.extra_slots_E is None:
+        assert torch.equal(plan.visible_N, plan.positions_N + 1)
+    else:
+        offsets, extra = host_ints(plan.extra_offsets_N1), host_ints(plan.extra_slots_E)
+        for node, visible in enumerate(host_ints(plan.visible_N)):
+            more = extra[offsets[node] : offsets[node + 1]]
+            assert visible + len(more) == int(plan.positions_N[node]) + 1
+            slots_NT[node, visible : visible + len(more)] = torch.tensor(more, dtype=torch.int32)
+    return slots_NT, columns_NT > plan.positions_N[:, None]
+
+
+def _position_code(positions_N: Tensor) -> Tensor:
+    rates_D = torch.tensor([1.0, 0.37, 0.11, 0.03], dtype=torch.float64)
+    return torch.sin(positions_N.double()[:, None] * rates_D)
+
+
+def _wanted(rows: Sequence[StepRow]) -> list[int]:
+    """Packed places whose logits the rows ask for."""
+    places: list[int] = []
+    start = 0
+    for row in rows:
+        places += range(start + row.logits_from, start + len(row.tokens))
+        start += len(row.tokens)
+    return places

@@ -1,0 +1,82 @@
+"""The law of whole generations: keys across rounds, residuals, bonuses and filters at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from checks.engine_law import (
+    FILTERS,
+    LENGTH,
+    VOCAB,
+    check_drafting_law,
+    check_engine_law,
+    check_hybrid_engine_law,
+    check_reported_law,
+    engine_law,
+    law_drafters,
+)
+from doubles.rig import Rig, model_drafter
+from doubles.tiny_attention import TinyAttentionLM
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule
+from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.exact import ExactRule
+from outrider.verify.match import MatchRule
+
+every_rule = pytest.mark.parametrize(
+    "rule", [ExactRule(), MatchRule()], ids=lambda rule: type(rule).__name__
+)
+every_filter = pytest.mark.parametrize(
+    "params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"]
+)
+
+
+@every_filter
+@pytest.mark.parametrize("drafter", law_drafters())
+def test_a_generation_follows_the_target(params: SamplingParams, drafter: str) -> None:
+    check_hybrid_engine_law(ExactRule(), drafter, params)
+
+
+@pytest.mark.parametrize("drafter", law_drafters())
+def test_under_the_match_rule_too(drafter: str) -> None:
+    check_hybrid_engine_law(MatchRule(), drafter, FILTERS[3])
+
+
+@pytest.mark.slow
+@every_filter
+@pytest.mark.parametrize("drafter", law_drafters())
+def test_under_the_match_rule_with_every_filter(params: SamplingParams, drafter: str) -> None:
+    check_hybrid_engine_law(MatchRule(), drafter, params)
+
+
+@every_rule
+def test_the_same_holds_on_paged_memory(rule: AcceptanceRule) -> None:
+    target = TinyAttentionLM(vocab_size=VOCAB, page_size=2, num_slots=64)
+    drafter = model_drafter(TinyAttentionLM(vocab_size=VOCAB, seed=7, page_size=2, num_slots=64))
+    check_engine_law(Rig(target, drafter, rule, k=2, page_size=2), TinyAttentionLM, FILTERS[2])
+
+
+def test_the_same_holds_token_by_token() -> None:
+    target = StepwiseLM(ToyHybrid(vocab_size=VOCAB))
+    rig = Rig(target, model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7)), k=2)
+    check_engine_law(rig, ToyHybrid, FILTERS[3])
+
+
+def test_the_walk_visits_rejections_and_acceptances() -> None:
+    """The proof above is not empty: rounds of every length occur, and texts of every kind."""
+    drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7))
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, k=2)
+    found = engine_law(rig, (0, 1), SamplingParams(temperature=2.0, max_tokens=LENGTH))
+    assert len(found) == VOCAB**LENGTH
+    assert sum(found.values()) == pytest.approx(1)
+
+
+@every_filter
+def test_a_sampling_drafter_reports_the_law_it_drew_from(params: SamplingParams) -> None:
+    check_reported_law(lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7)), params)
+
+
+@every_filter
+def test_the_drafters_law_is_its_models_processed_law(params: SamplingParams) -> None:
+    check_drafting_law(params)

@@ -1,0 +1,90 @@
+"""Bugs in drafters: reported laws, draft memory, look-ups."""
+
+from __future__ import annotations
+
+from checks.drafters import check_lookup
+from checks.runs import drafter_memory, drafting_law, engine_law, reported_law
+from mutants.planting import Mutant
+
+MODEL = "outrider.drafters.model"
+NGRAM = "outrider.drafters.ngram"
+
+MUTANTS = (
+    Mutant(
+        "reported law without top-p",
+        MODEL,
+        "self.laws.append(law_V)",
+        "self.laws.append(torch.softmax(logits_V / self.row.params.temperature, -1))",
+        reported_law,
+    ),
+    Mutant(
+        "reported law at another temperature",
+        MODEL,
+        "self.laws.append(law_V)",
+        "self.laws.append(torch.softmax(logits_V, -1))",
+        engine_law,
+    ),
+    Mutant(
+        "argmax draft with soft q",
+        MODEL,
+        "self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))",
+        "self.tokens.append(argmax)",
+        reported_law,
+    ),
+    Mutant(
+        "argmax draft with soft q in the engine",
+        MODEL,
+        "self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))",
+        "self.tokens.append(argmax)",
+        engine_law,
+    ),
+    Mutant(
+        "draft ignores its filters",
+        MODEL,
+        "processed_probs(logits_V[None], self.row.params)[0]",
+        "torch.softmax(logits_V, -1)",
+        drafting_law,
+    ),
+    Mutant(
+        "draft nodes share a number",
+        MODEL,
+        "len(self.tokens), Role.DRAFT)",
+        "0, Role.DRAFT)",
+        engine_law,
+    ),
+    Mutant(
+        "refused drafts stay in draft memory",
+        MODEL,
+        "state.commit({row.seq_id: range(kept)})",
+        "state.commit({row.seq_id: range(state.num_staged(row.seq_id))})",
+        drafter_memory,
+    ),
+    Mutant(
+        "draft memory a token short",
+        MODEL,
+        "start, end = length + kept, len(row.tokens) - 1",
+        "start, end = length + kept + 1, len(row.tokens) - 1",
+        drafter_memory,
+    ),
+    Mutant(
+        "lookup takes the shortest tail",
+        NGRAM,
+        "range(max_n, min_n - 1, -1)",
+        "range(min_n, max_n + 1)",
+        check_lookup,
+    ),
+    Mutant(
+        "lookup copies one place off",
+        NGRAM,
+        "tokens[start : start + count]",
+        "tokens[start + 1 : start + 1 + count]",
+        check_lookup,
+    ),
+    Mutant(
+        "lookup repeats the last token",
+        NGRAM,
+        "drafted[start + len(drafted) - len(tokens)]",
+        "drafted[-1]",
+        check_lookup,
+    ),
+)

@@ -1,0 +1,129 @@
+"""Bugs in rounds: where outcomes end, what is committed, counted and freed."""
+
+from __future__ import annotations
+
+from checks.admission import check_admission, check_cancelling
+from checks.clamp import check_clamp
+from checks.engine import (
+    check_all_accepted,
+    check_all_rejected,
+    check_budget_anywhere,
+    check_one_pass_a_round,
+    check_stop_anywhere,
+)
+from checks.runs import greedy_batch, stepwise_batch
+from mutants.planting import Mutant
+
+CLAMP = "outrider.engine.clamp"
+STAGES = "outrider.engine.stages"
+INLINE = "outrider.engine.inline"
+STEPWISE = "outrider.engine.stepwise"
+SUMMARY = "outrider.metrics.summary"
+
+MUTANTS = (
+    Mutant(
+        "commit keeps one too many",
+        STAGES,
+        "_kept(row.logits_from + 1, outcome)",
+        "_kept(row.logits_from + 2, outcome)",
+        check_all_rejected,
+    ),
+    Mutant(
+        "the pending token is not kept",
+        STAGES,
+        "_kept(row.logits_from + 1, outcome)",
+        "_kept(row.logits_from, outcome)",
+        check_all_rejected,
+    ),
+    Mutant(
+        "stop token left out", CLAMP, "tokens[: stop + 1]", "tokens[: max(stop, 1)]", check_clamp
+    ),
+    Mutant(
+        "stop token one late",
+        CLAMP,
+        "tokens[: stop + 1]",
+        "tokens[: stop + 2]",
+        check_stop_anywhere,
+    ),
+    Mutant(
+        "budget one too many",
+        CLAMP,
+        "outcome.tokens[: seq.room]",
+        "outcome.tokens[: seq.room + 1]",
+        check_clamp,
+    ),
+    Mutant(
+        "budget one too few",
+        CLAMP,
+        "outcome.tokens[: seq.room]",
+        "outcome.tokens[: max(seq.room - 1, 1)]",
+        check_budget_anywhere,
+    ),
+    Mutant(
+        "stop string not told of", CLAMP, "tokens[:matched]", "tokens[: matched + 1]", check_clamp
+    ),
+    Mutant(
+        "outcome not clamped in memory",
+        STAGES,
+        "paths[row.seq_id] = _kept(row.logits_from + 1, outcome)",
+        "paths[row.seq_id] = range(len(row.tokens))",
+        check_stop_anywhere,
+    ),
+    Mutant("drafts past the budget", STAGES, "seq.room - 1)", "seq.room)", check_budget_anywhere),
+    Mutant(
+        "laws of the mate",
+        STAGES,
+        "            start = end\n",
+        "            start = end - 1\n",
+        greedy_batch,
+    ),
+    Mutant(
+        "draft hung from the wrong row",
+        STAGES,
+        "(root + 1 + parent for",
+        "(max(root, parent) for",
+        check_all_accepted,
+    ),
+    Mutant(
+        "drafts of depth one less",
+        STAGES,
+        "budget(seq.seq_id).depth,",
+        "budget(seq.seq_id).depth - 1,",
+        check_all_accepted,
+    ),
+    Mutant(
+        "shared passes counted twice",
+        SUMMARY,
+        "sum(trace.num_target_passes for trace in passes)",
+        "sum(trace.num_target_passes for trace in records)",
+        check_one_pass_a_round,
+    ),
+    Mutant(
+        "room for drafts not reserved",
+        INLINE,
+        "seq.limit + self.spare",
+        "seq.limit",
+        check_admission,
+    ),
+    Mutant(
+        "memory kept after the end",
+        INLINE,
+        "        self.target.state.close(seq_id)\n",
+        "        self.target.state.length(seq_id)\n",
+        check_cancelling,
+    ),
+    Mutant(
+        "draft memory kept after the end",
+        INLINE,
+        "        self.drafter.close(seq_id)\n",
+        "        self.drafter.name\n",
+        check_cancelling,
+    ),
+    Mutant(
+        "stepwise asks one token late",
+        STEPWISE,
+        "_part(row, 0, row.logits_from + 1)",
+        "_part(row, 0, row.logits_from + 2)",
+        stepwise_batch,
+    ),
+)

@@ -1,0 +1,69 @@
+"""Every planted bug must be caught, by the same checks that the ordinary tests run.
+
+A mutant is one line of shipped code, changed. Its `caught_by` names the check that has to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mutants import drafters, memory, noise, rounds, rules
+from mutants.planting import Mutant, planted
+from outrider.core.errors import OutriderError
+
+MUTANTS = (
+    *rules.MUTANTS,
+    *noise.MUTANTS,
+    *memory.MUTANTS,
+    *rounds.MUTANTS,
+    *drafters.MUTANTS,
+)
+CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)
+# How a check may fail under a mutant: its own assertion, or the broken code falling over.
+FAILURES = (
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    OutriderError,
+    pytest.fail.Exception,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_check_passes_on_what_is_shipped(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mutant_is_caught(mutant: Mutant) -> None:
+    with planted(mutant) as num_changed:
+        assert num_changed == 1
+        assert fails(mutant.caught_by), f"{mutant.caught_by.__name__} passes with it"
+
+
+def fails(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except FAILURES:
+        return True
+    return False
+
+
+def test_a_mutant_is_gone_after_its_test() -> None:
+    mutant = MUTANTS[0]
+    with planted(mutant):
+        assert fails(mutant.caught_by)
+    mutant.caught_by()
+
+
+def test_a_mutant_that_no_longer_fits_the_source_is_an_error() -> None:
+    stale = Mutant("stale", "outrider.verify.exact", "no such line", "", lambda: None)
+    with pytest.raises(AssertionError, match="must occur once"), planted(stale):
+        pass
+
+
+def test_names_are_unique() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 80

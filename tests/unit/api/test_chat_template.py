@@ -1,0 +1,86 @@
+"""Chat templates: what transformers offers them, and that none of them can hurt us."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from outrider.api.chat_template import ChatTemplate
+from outrider.core.errors import CheckpointError
+
+MESSAGES = [{"role": "user", "content": "naïve \U0001f600"}]
+
+BOMBS = {
+    "endless loop": "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "huge string": "{{ 'a' * 10 ** 10 }}",
+    "huge power": "{{ 9 ** (9 ** 9) }}",
+    "huge list": "{{ [1] * 10 ** 9 }}",
+    "doubling": "{% set n = namespace(s='ab') %}{% for i in range(60) %}"
+    "{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+    "padding": "{{ '%1000000000d' % 1 }}",
+    "centred": "{{ 'a'.center(10 ** 9) }}",
+    "long output": "{% for i in range(9999) %}{{ 'x' * 99 }}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "deep nesting": "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
+    "huge range": "{{ range(10 ** 12) | list }}",
+    "slow filter": "{{ ('a' * 10 ** 8) | list | sort | length }}",
+    "private attribute": "{{ ''.__class__.__mro__ }}",
+    "private namespace": "{{ namespace(__class__=1) }}",
+    "file": "{% include '/etc/passwd' %}",
+    "division": "{{ 1 / 0 }}",
+    "syntax": "{% if %}",
+    "refusal": "{{ raise_exception('no system role') }}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_hostile_template_is_an_error_in_time(name: str) -> None:
+    template = ChatTemplate(BOMBS[name], {})
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match="chat template: "):
+        template.render(MESSAGES)
+    assert time.monotonic() - start < 1.5
+    template.close()
+
+
+def test_the_reason_a_template_gives_reaches_the_user() -> None:
+    with pytest.raises(CheckpointError, match="no system role") as caught:
+        ChatTemplate(BOMBS["refusal"], {}).render(MESSAGES)
+    assert "outrider generate" in str(caught.value.hint)
+
+
+def test_one_helper_serves_many_renders_and_is_replaced_after_a_failure() -> None:
+    template = ChatTemplate(
+        "{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", {}
+    )
+    assert template.render(MESSAGES) == MESSAGES[0]["content"]
+    with pytest.raises(CheckpointError, match="ZeroDivisionError"):
+        template.render([*MESSAGES, *MESSAGES])
+    start = time.monotonic()
+    for _ in range(20):
+        assert template.render(MESSAGES) == MESSAGES[0]["content"]
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}{{ missing }}|", "<s>|"),
+        ("{% for m in messages %}\n  {{ m['role'] }}\n{% endfor %}", "  user\n"),
+        ("{{ {'a': 'é', 'b': [1, none]} | tojson }}", '{"a": "é", "b": [1, null]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1) }}", '{\n "b": 1,\n "a": 2\n}'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}text{% endgeneration %}", "text"),
+        ("{% set n = namespace(x=1) %}{% set n.x = n.x + 1 %}{{ n.x }}", "2"),
+        ("{{ dict(a=1).a }}{{ tools is none }}{{ add_generation_prompt }}", "1TrueTrue"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_templates_find_what_transformers_gives_them(source: str, expected: str) -> None:
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES) == expected
+
+
+def test_long_conversations_may_render_long_prompts() -> None:
+    messages = [{"role": "user", "content": "word " * 20_000}]
+    assert len(ChatTemplate("{{ messages[0].content * 3 }}", {}).render(messages)) == 300_000

@@ -1,0 +1,103 @@
+"""Names to parts: what a configuration builds, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from checks.engine import PROMPT, greedy, plain
+from checks.state import VOCAB
+from doubles.rig import Request, Rig, first_maximum
+from doubles.tiny_attention import TinyAttentionLM
+from outrider.core.budget import RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.engine.build import (
+    DRAFT_CONTEXT,
+    Parts,
+    build_engine,
+    resolve_drafter,
+    resolve_window,
+)
+from outrider.engine.inline import InlineEngine
+from outrider.engine.stages import Stages
+from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.exact import ExactRule
+from outrider.verify.match import MatchRule
+
+
+def built(
+    config: EngineConfig, *, with_draft: bool = True
+) -> tuple[InlineEngine, list[RoundTrace]]:
+    traces: list[RoundTrace] = []
+    target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
+    draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
+    parts = Parts(target, draft, first_maximum)
+    return build_engine(config, parts, num_slots=256, sink=traces.append), traces
+
+
+@pytest.mark.parametrize(
+    ("config", "has_draft", "name"),
+    [
+        (EngineConfig(), True, "model"),
+        (EngineConfig(), False, "ngram"),
+        (EngineConfig(drafter="ngram"), True, "ngram"),
+        (EngineConfig(drafter="none"), True, "none"),
+        (EngineConfig(k=0), True, "none"),
+        (EngineConfig(drafter="model", k=0), False, "none"),
+    ],
+)
+def test_the_drafter_a_configuration_means(
+    config: EngineConfig, has_draft: bool, name: str
+) -> None:
+    assert resolve_drafter(config, has_draft=has_draft) == name
+    assert built(config, with_draft=has_draft)[0].drafter.name == name
+
+
+def test_a_model_drafter_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match="draft model") as caught:
+        resolve_drafter(EngineConfig(drafter="model"), has_draft=False)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("sampler", ["exact", "match"])
+@pytest.mark.parametrize("batched_verify", [True, False])
+def test_whatever_is_built_decodes_plainly(
+    drafter: str, sampler: str, batched_verify: bool
+) -> None:
+    config = EngineConfig(
+        drafter=drafter,
+        sampler=sampler,
+        batched_verify=batched_verify,
+        prefill_chunk=3,
+        page_size=4,
+    )
+    engine, traces = built(config)
+    stages = cast(Stages, engine.round)
+    assert isinstance(stages.rule, ExactRule if sampler == "exact" else MatchRule)
+    assert isinstance(engine.target, StepwiseLM) != batched_verify
+    seq = Rig(engine.target).live(0, Request(PROMPT, greedy(9)))
+    engine.submit(seq)
+    while engine.has_work:
+        engine.step()
+    assert tuple(seq.tokens[len(PROMPT) :]) == plain(TinyAttentionLM, PROMPT, 9)
+    assert {trace.drafter for trace in traces} == {drafter}
+    assert max(trace.num_drafted for trace in traces) == (0 if drafter == "none" else 4)
+
+
+def test_the_window_is_the_narrowest_bound() -> None:
+    config = EngineConfig()
+    assert resolve_window(config, 100, None) == 100
+    assert resolve_window(config, 100_000, None) == 100_000
+    assert resolve_window(config, 100, 60) == 60
+    assert resolve_window(config, 100_000, 100_000) == DRAFT_CONTEXT
+    assert resolve_window(EngineConfig(context=9000), 100_000, 100_000) == 9000
+    assert resolve_window(EngineConfig(context=9000), 100, 200) == 100
+
+
+def test_a_window_without_room_for_a_round_is_refused() -> None:
+    assert resolve_window(EngineConfig(k=4), 7, None) == 7
+    with pytest.raises(ConfigError, match="k=4"):
+        resolve_window(EngineConfig(k=4), 6, None)

@@ -1,0 +1,53 @@
+"""The kernels under test by name, and the row counts at which they must not change a bit."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.kernels.registry import Kernels, choose
+
+CPU = torch.device("cpu")
+IMPLEMENTATIONS = ("reference", "native-1", "native-2")
+DTYPES = (torch.float32, torch.bfloat16)
+ROW_COUNTS = (*range(1, 18), 32, 64, 100)
+
+
+@functools.cache
+def _chosen(name: str, dtype: torch.dtype) -> Kernels:
+    kind, _, threads = name.partition("-")
+    return choose(
+        device=CPU, dtype=dtype, force_reference=kind == "reference", threads=int(threads or 0)
+    )
+
+
+def kernels_named(name: str, dtype: torch.dtype) -> Kernels:
+    """Skips the test, with the reason, where native kernels cannot be had."""
+    kernels = _chosen(name, dtype)
+    choice = kernels.choices[0]
+    if name.startswith("native") and choice.name != "native":
+        pytest.skip("; ".join(choice.refusals))
+    return kernels
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def row_choices(num_rows: int, seed: int = 0) -> list[Tensor]:
+    """For every row count, that many of `num_rows` rows at random places, in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randperm(num_rows, generator=generator)[:count]
+        for count in ROW_COUNTS
+        if count <= num_rows
+    ]
+
+
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    """Largest difference as a share of the largest exact value."""
+    difference = (actual.double() - exact).abs().max()
+    return float(difference / exact.abs().max().clamp_min(1e-30))

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.host import host_ints
+from outrider.kernels.registry import Kernels
+from unit.kernels.implementations import (
+    DTYPES,
+    IMPLEMENTATIONS,
+    kernels_named,
+    randn,
+    relative_error,
+    row_choices,
+)
+from unit.kernels.paged_cases import Heads, Pass, Sequenced, chain, make_pass
+
+SIZES = (1, 17, 64, 350, 704, 1001)
+
+pytestmark = pytest.mark.parametrize("name", IMPLEMENTATIONS)
+
+
+def assert_rows_alone(op: Callable[[Tensor], Tensor], x_ND: Tensor) -> None:
+    alone_ND = torch.cat([op(x_1D) for x_1D in torch.split(x_ND, 1)])
+    for rows in row_choices(x_ND.shape[0]):
+        assert torch.equal(op(x_ND[rows]), alone_ND[rows])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rms_norm(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+    weight_D, eps = randn(size, seed=1), 1e-5
+
+    def norm(x_ND: Tensor) -> Tensor:
+        out_ND = torch.full_like(x_ND, torch.nan)
+        kernels.rms_norm(x_ND, weight_D, eps, out_ND)
+        return out_ND
+
+    x_ND = randn(100, size)
+    assert_rows_alone(norm, x_ND)
+    mean_N1 = x_ND.double().square().mean(-1, keepdim=True)
+    assert relative_error(norm(x_ND), x_ND.double() / (mean_N1 + eps).sqrt() * weight_D) < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_silu_mul(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+
+    def gated(gate_up_N2F: Tensor) -> Tensor:
+        out_NF = torch.full((gate_up_N2F.shape[0], size), torch.nan)
+        kernels.silu_mul(gate_up_N2F, out_NF)
+        return out_NF
+
+    gate_up_N2F = randn(100, 2 * size) * 4
+    assert_rows_alone(gated, gate_up_N2F)
+    gate_NF, up_NF = gate_up_N2F.double().chunk(2, dim=-1)
+    assert relative_error(gated(gate_up_N2F), gate_NF * gate_NF.sigmoid() * up_NF) < 1e-6
+
+
+def test_silu_of_large_values(name: str) -> None:
+    gate = torch.tensor([[-1000.0, -89.0, -20.0, 0.0, 20.0, 1000.0, torch.nan]])
+    out_NF = torch.empty(1, 7)
+    kernels_named(name, torch.float32).silu_mul(torch.cat([gate, torch.ones(1, 7)], dim=1), out_NF)
+    expected = torch.tensor([[0.0, 0.0, -20 / (1 + torch.e**20), 0.0, 20.0, 1000.0, torch.nan]])
+    assert torch.allclose(out_NF, expected, rtol=1e-6, atol=1e-35, equal_nan=True)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 1000, 1024, 8192, 9001])
+def test_argmax_takes_the_first_largest(name: str, vocab_size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+    logits_MV = randn(9, vocab_size).round(decimals=1)
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits_MV]
+    assert kernels.argmax(logits_MV) == expected
+    assert [kernels.argmax(row_1V)[0] for row_1V in torch.split(logits_MV, 1)] == expected
+    assert kernels.argmax(torch.full((2, vocab_size), -torch.inf)) == [0, 0]
+    logits_MV[3, vocab_size - 1] = torch.inf
+    assert kernels.argmax(logits_MV)[3] == vocab_size - 1
+
+
+HEADS = (Heads(4, 2, 64), Heads(2, 1, 128), Heads(3, 3, 20))
+SEQUENCES = (chain(0, 60), Sequenced(30, (-1, -1, 0, 1, 1, 3, 5)), chain(70, 33))
+
+
+def tables(head_dim: int) -> tuple[Tensor, Tensor]:
+    angles_TH = torch.arange(128)[:, None] * 10000 ** (-torch.arange(head_dim // 2) / head_dim)
+    return angles_TH.cos(), angles_TH.sin()
+
+
+def roped(kernels: Kernels, case: Pass) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, and the arena rows that were written; the rest of the arena must not change."""
+    qkv_NE, k_GSD, v_GSD = case.qkv_NE.clone(), case.k_GSD.clone(), case.v_GSD.clone()
+    cos_TH, sin_TH = tables(case.heads.head_dim)
+    kernels.rope_append(qkv_NE, cos_TH, sin_TH, case.plan, k_GSD, v_GSD)
+    slots = case.plan.slots_N
+    for after, before in ((k_GSD, case.k_GSD), (v_GSD, case.v_GSD)):
+        untouched = torch.ones(after.shape[1], dtype=torch.bool)
+        untouched[slots] = False
+        torch.testing.assert_close(
+            after[:, untouched], before[:, untouched], rtol=0, atol=0, equal_nan=True
+        )
+    num_q = case.heads.num_heads * case.heads.head_dim
+    return qkv_NE[:, :num_q], k_GSD[:, slots].transpose(0, 1), v_GSD[:, slots].transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_rope_append(name: str, dtype: torch.dtype, heads: Heads) -> None:
+    kernels = kernels_named(name, dtype)
+    case = make_pass(SEQUENCES, heads=heads, dtype=dtype)
+    whole = roped(kernels, case)
+    for rows in row_choices(100):
+        for part, full in zip(roped(kernels, case.rows(host_ints(rows))), whole, strict=True):
+            assert torch.equal(part, full[rows])
+    cos_NH, sin_NH = (
+        table_TH[case.plan.positions_N].double() for table_TH in tables(heads.head_dim)
+    )
+    heads_NAD = case.qkv_NE.double().view(100, -1, heads.head_dim)
+    low, high = heads_NAD.chunk(2, dim=-1)
+    cos, sin = cos_NH[:, None], sin_NH[:, None]
+    exact_NAD = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+    q_NO, k_NGD, v_NGD = whole
+    num_kv, num_q = heads.num_kv_heads, heads.num_heads
+    assert relative_error(q_NO, exact_NAD[:, :num_q].flatten(1)) < 1e-6
+    rounding = 1e-6 if dtype == torch.float32 else 2**-8
+    assert relative_error(k_NGD, exact_NAD[:, num_q : num_q + num_kv]) < rounding
+    assert torch.equal(v_NGD, heads_NAD[:, num_q + num_kv :].to(dtype))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.kernels.cpu import cpu_identity, num_physical_cores
+from outrider.kernels.registry import OPS, choose
+from unit.kernels.implementations import CPU, kernels_named, randn
+
+
+def refusal_of(device: torch.device, dtype: torch.dtype, *, compiler: str | None = None) -> str:
+    kernels = choose(device=device, dtype=dtype, compiler=compiler)
+    assert [choice.op for choice in kernels.choices] == list(OPS)
+    assert {choice.name for choice in kernels.choices} == {"reference"}
+    (refusal,) = {refusal for choice in kernels.choices for refusal in choice.refusals}
+    return refusal
+
+
+def test_native_comes_first() -> None:
+    kernels = kernels_named("native-1", torch.bfloat16)
+    assert kernels.exact
+    assert {(choice.name, choice.refusals) for choice in kernels.choices} == {("native", ())}
+
+
+def test_every_refusal_is_a_sentence() -> None:
+    assert refusal_of(torch.device("cuda"), torch.float32) == (
+        "native: it runs on cpu, not on cuda"
+    )
+    assert refusal_of(CPU, torch.float16) == (
+        "native: it computes in float32 and bfloat16, not in float16"
+    )
+    assert refusal_of(CPU, torch.float32, compiler="no-such-c++") == (
+        "native: the C++ compiler 'no-such-c++' was not found"
+    )
+
+
+def test_the_reference_can_be_asked_for() -> None:
+    kernels = choose(device=CPU, dtype=torch.float32, force_reference=True)
+    assert kernels.exact
+    assert kernels.choices[0].refusals == ("native: the reference was asked for",)
+
+
+def test_other_devices_promise_no_bits() -> None:
+    assert not choose(device=torch.device("cuda"), dtype=torch.float32).exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
+def test_the_definition_of_a_linear_on_other_devices(dtype: torch.dtype) -> None:
+    kernels = choose(device=torch.device("meta"), dtype=dtype)
+    weight_OI, x_NI, out_NO = randn(6, 5).to(dtype), randn(3, 5, seed=1), torch.ones(3, 6)
+    kernels.linear(x_NI, kernels.pack(weight_OI), out_NO, accumulate=True)
+    exact_NO = 1 + x_NI.to(dtype).double() @ weight_OI.double().T
+    torch.testing.assert_close(out_NO.double(), exact_NO, rtol=2e-2, atol=2e-2)
+
+
+def test_a_cpu_has_cores_and_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_physical_cores() >= 1
+    assert cpu_identity()
+    monkeypatch.setattr("outrider.kernels.cpu._TOPOLOGY", tmp_path)
+    assert num_physical_cores() >= 1

@@ -1,0 +1,87 @@
+"""Traces to numbers: shared passes count once, shares and rates follow their definitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.core.budget import RoundTrace
+from outrider.metrics.summary import Stats, summarise
+
+ROUND = RoundTrace(
+    seq_id=0,
+    pass_index=0,
+    drafter="ngram",
+    batch_size=1,
+    num_target_passes=1,
+    num_prompt_tokens=0,
+    num_drafted=4,
+    num_accepted=2,
+    num_emitted=3,
+    num_rows_copied=0,
+    draft_seconds=0.5,
+    verify_seconds=2.0,
+    accept_seconds=0.25,
+)
+READ = replace(ROUND, num_prompt_tokens=8, num_drafted=0, num_accepted=0, num_emitted=0)
+
+
+def stats(*traces: RoundTrace, total_seconds: float = 10.0) -> Stats:
+    return summarise(traces, drafter="ngram", k=4, total_seconds=total_seconds)
+
+
+def test_counts_add_up() -> None:
+    found = stats(ROUND, replace(ROUND, pass_index=1, num_accepted=0, num_emitted=1))
+    assert (found.num_rounds, found.num_target_passes) == (2, 2)
+    assert (found.num_drafted, found.num_accepted, found.num_emitted) == (8, 2, 4)
+    assert found.seconds == {
+        "prefill": 0,
+        "draft": 1.0,
+        "verify": 4.0,
+        "accept": 0.5,
+        "total": 10.0,
+    }
+
+
+def test_a_shared_pass_counts_once() -> None:
+    mate = replace(ROUND, seq_id=1, batch_size=2)
+    found = stats(replace(ROUND, batch_size=2), mate)
+    assert (found.num_rounds, found.num_target_passes, found.num_emitted) == (2, 1, 6)
+    assert (found.seconds["draft"], found.seconds["verify"]) == (0.5, 2.0)
+
+
+def test_a_pass_that_reads_a_prompt_is_prefill_for_all() -> None:
+    found = stats(ROUND, replace(READ, seq_id=1), replace(ROUND, pass_index=1))
+    assert (found.seconds["prefill"], found.seconds["verify"]) == (2.0, 2.0)
+    assert found.num_rounds == 2
+
+
+def test_several_passes_of_one_round_all_count() -> None:
+    assert stats(replace(ROUND, num_target_passes=5)).num_target_passes == 5
+
+
+def test_rates() -> None:
+    found = stats(ROUND)
+    assert found.acceptance_rate == 0.5
+    assert found.tokens_per_round == 3
+    assert found.tokens_per_second == pytest.approx(0.3)
+    assert found.draft_share == pytest.approx(0.05)
+
+
+def test_nothing_done_divides_by_nothing() -> None:
+    found = stats(total_seconds=0.0)
+    assert found.acceptance_rate == found.tokens_per_round == 0
+    assert found.tokens_per_second == found.draft_share == 0
+
+
+def test_as_a_dictionary() -> None:
+    found = stats(replace(ROUND, verify_seconds=1 / 3)).to_dict()
+    assert found["num_accepted"] == 2
+    assert found["seconds"] == {
+        "prefill": 0,
+        "draft": 0.5,
+        "verify": 0.333333,
+        "accept": 0.25,
+        "total": 10.0,
+    }
