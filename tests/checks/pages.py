@@ -104,6 +104,15 @@ def check_twins() -> None:
     pool.check([left, right])
 
 
+def check_remembering_again() -> None:
+    """A page keeps the name it has while it is held; being told of it again changes nothing."""
+    pool = PagePool(2, SIZE)
+    pages = fill(pool, [1, 2])
+    pool.remember(pages, [7, 7], 0)
+    assert pool.find_prefix([7, 7]) == []
+    assert pool.find_prefix([1, 2]) == pages
+
+
 def check_requirements() -> None:
     pool = PagePool(2, SIZE)
     pool.require(2)
@@ -119,4 +128,5 @@ def check_pages() -> None:
     check_generations()
     check_forgetting()
     check_twins()
+    check_remembering_again()
     check_requirements()

@@ -1,7 +1,7 @@
 """What a user may decide about an engine: one frozen tree, validated when built.
 
-What is discovered later (device, dtype, kernels, pages) is a separate value, `Resolved` in
-`engine/build.py`; nothing here changes after construction.
+What is found while loading (window, arena size, kernels) is a separate value, `LoadedPair` in
+`api/loading.py`; nothing here changes after construction.
 """
 
 from __future__ import annotations

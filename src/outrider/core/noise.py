@@ -1,10 +1,11 @@
 """Randomness as an argument: counter-based numbers keyed by what they decide.
 
-A number is a pure function of (seed, sample, start, node, role), where `start` is the sequence's
-committed length when the round began. Text therefore does not depend on batch mates, scheduling,
-pre-emption or kill switches. The round's start belongs in the key: under trees and block rules the
-later drafts influence how much is kept, so a number used again at the same position in the next
-round would bias the output. Only the match and coupled rules key by absolute position.
+A number is a pure function of (seed, sample, start, node, role), where `start` is the number of
+tokens that the sequence had when the round began, its pending one included. Text therefore does not
+depend on batch mates, scheduling, pre-emption or kill switches. The round's start belongs in the
+key: under trees and block rules the later drafts influence how much is kept, so a number used again
+at the same position in the next round would bias the output. Only the match and coupled rules key
+by absolute position.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011). Tests substitute a `Noise` that walks every branch with its weight.

@@ -9,8 +9,7 @@ line, environment, file; what no layer names keeps its default. Every value reme
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -20,12 +19,12 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
 from outrider.core.errors import ConfigError
 from outrider.core.fields import Meta, check_fields, check_value, default_of, meta_of, setting
+from outrider.core.kinds import KINDS, Value
 from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Value: TypeAlias = bool | int | float | str | tuple[str, ...]
 Group = TypeVar("Group", bound="DataclassInstance")
 
 DEFAULT = "default"
@@ -86,14 +85,6 @@ class Setting:
         bounds = "" if low is None and high is None else f" {_bound(low)}..{_bound(high)}"
         noun = KINDS[self.kind].noun.removeprefix("an ").removeprefix("a ")
         return f"{noun}{bounds}"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What values of one type are called, and how to read one: from text or as a file has it."""
-
-    noun: str
-    read: Callable[[object], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,55 +224,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{guess}`outrider config` lists every setting."
 
 
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(value)
-    return int(value)
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(value)
-    return float(value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(value)
-    return value
-
-
-def _switch(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    lowered = _text(value).strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(value)
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    """A list of texts; given as text, a JSON list or the one entry itself."""
-    if isinstance(value, str):
-        value = json.loads(value) if value.lstrip().startswith("[") else [value]
-    if not isinstance(value, list | tuple):
-        raise ValueError(value)
-    return tuple(_text(entry) for entry in cast("list[object] | tuple[object, ...]", value))
-
-
 def _bound(value: float | None) -> str:
     return "" if value is None else f"{value:g}" if abs(value) < 2**53 else "2^63-1"
 
-
-KINDS: Mapping[type, Kind] = {
-    bool: Kind("a switch (1 or 0)", _switch),
-    int: Kind("an integer", _integer),
-    float: Kind("a number", _number),
-    str: Kind("text", _text),
-    tuple: Kind("a list of texts", _texts),
-}
 
 GROUPS: Mapping[str, type[DataclassInstance]] = {
     "program": ProgramConfig,

@@ -104,7 +104,7 @@ class NativeOps:
         self._silu_mul = function(library, "silu_mul")
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
-        self._shapes: tuple[Any, ...] = ()
+        self._strides: tuple[int, ...] = ()
         self._pass = _Pass()
         self._pass_address = ctypes.addressof(self._pass)
 
@@ -183,12 +183,12 @@ class NativeOps:
         )
 
     def _describe(self, plan: PackedPlan, qkv_NE: Tensor, k_GSD: Tensor) -> None:
-        """Point `_pass` at this plan, if it is not the last one; layers share strides."""
-        shapes = (qkv_NE.shape, k_GSD.stride())
-        if plan is self._plan and shapes == self._shapes:
+        """Point `_pass` at this plan unless it was the last; its layers have one shape."""
+        strides = k_GSD.stride()
+        if plan is self._plan and strides == self._strides:
             return
         num_kv_heads, _, head_dim = k_GSD.shape
-        head_stride, slot_stride, inner = k_GSD.stride()
+        head_stride, slot_stride, inner = strides
         assert inner == 1
         assert k_GSD.dtype == self._dtype
         num_tokens, row_size = qkv_NE.shape
@@ -220,7 +220,7 @@ class NativeOps:
             ),
         )
         self._pass_address = ctypes.addressof(self._pass)
-        self._plan, self._shapes = plan, shapes
+        self._plan, self._strides = plan, strides
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.core import settings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.kinds import KINDS
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, SETTINGS, Layer, Setting, resolve
 
@@ -24,7 +25,7 @@ def test_every_field_is_a_setting_with_flag_variable_and_help() -> None:
             assert found.flag == "--" + item.name.replace("_", "-")
             assert found.variable == "OUTRIDER_" + item.name.upper()
             assert found.meta.help.endswith(".")
-            assert found.kind in settings.KINDS
+            assert found.kind in KINDS
 
 
 def test_without_layers_the_groups_are_their_defaults() -> None:

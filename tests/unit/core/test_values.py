@@ -84,6 +84,25 @@ def test_bounds_are_told_as_they_are() -> None:
             check_value("x", 4 if meta.maximum else 0, meta)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("temperature", "1"),
+        ("ignore_eos", 1),
+        ("stop", 3),
+    ],
+)
+def test_values_of_another_type_are_named(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        SamplingParams(**{field: value})  # pyright: ignore[reportArgumentType]
+
+
+def test_an_integer_is_a_number_too() -> None:
+    assert not SamplingParams(temperature=1).greedy
+
+
 def test_only_temperature_zero_is_greedy() -> None:
     assert SamplingParams().greedy
     assert not SamplingParams(temperature=1e-9).greedy

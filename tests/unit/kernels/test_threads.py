@@ -62,23 +62,48 @@ def test_workers_that_slept_are_woken() -> None:
     assert all(map(torch.equal, first, everything(kernels, torch.float32)))
 
 
-def run_linear(kernels: Kernels, weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
-    packed = kernels.pack(weight_OI)
+@pytest.fixture
+def three_torch_threads(one_torch_thread: None) -> None:
+    """More than torch needs to split the work of the tests below inside a row."""
+    del one_torch_thread
+    torch.set_num_threads(3)
+
+
+def assert_rows_alone(call: Callable[[Tensor], Tensor], x_ND: Tensor) -> None:
+    whole_ND = call(x_ND)
+    assert torch.equal(whole_ND, torch.cat([call(x_1D) for x_1D in torch.split(x_ND, 1)]))
+    assert torch.equal(whole_ND[3:8], call(x_ND[3:8]))
+
+
+@pytest.mark.usefixtures("three_torch_threads")
+@pytest.mark.parametrize("shape", [(256, 512), (704, 256), (256, 8192)], ids=str)
+def test_the_reference_linear_keeps_its_word(shape: tuple[int, int]) -> None:
+    num_in, num_out = shape
+    kernels = choose(device=CPU, dtype=torch.float32, force_reference=True)
+    packed = kernels.pack(randn(num_out, num_in, seed=1))
 
     def call(x_NI: Tensor) -> Tensor:
-        out_NO = torch.empty(x_NI.shape[0], weight_OI.shape[0])
+        out_NO = torch.empty(x_NI.shape[0], num_out)
         kernels.linear(x_NI, packed, out_NO)
         return out_NO
 
-    return call
+    assert_rows_alone(call, randn(20, num_in))
 
 
-@pytest.mark.parametrize("shape", [(256, 512), (704, 256), (256, 8192)], ids=str)
-def test_the_reference_keeps_its_word_with_torch_threads(shape: tuple[int, int]) -> None:
-    torch.set_num_threads(2)
+@pytest.mark.usefixtures("three_torch_threads")
+@pytest.mark.parametrize("size", [704, 1001])
+def test_the_reference_pointwise_ops_keep_their_word(size: int) -> None:
     kernels = choose(device=CPU, dtype=torch.float32, force_reference=True)
-    call = run_linear(kernels, randn(shape[1], shape[0], seed=1))
-    x_NI = randn(20, shape[0])
-    alone_NO = torch.cat([call(x_1I) for x_1I in torch.split(x_NI, 1)])
-    assert torch.equal(call(x_NI), alone_NO)
-    assert torch.equal(call(x_NI[3:8]), alone_NO[3:8])
+
+    def norm(x_ND: Tensor) -> Tensor:
+        out_ND = torch.empty_like(x_ND)
+        kernels.rms_norm(x_ND, randn(2 * size), 1e-5, out_ND)
+        return out_ND
+
+    def gated(x_ND: Tensor) -> Tensor:
+        out_NF = torch.empty(x_ND.shape[0], size)
+        kernels.silu_mul(x_ND, out_NF)
+        return out_NF
+
+    assert_rows_alone(norm, randn(257, 2 * size))
+    assert_rows_alone(gated, randn(257, 2 * size))

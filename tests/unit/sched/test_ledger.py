@@ -124,3 +124,34 @@ def test_a_sequence_is_added_once_and_with_work() -> None:
     for seq_id, num_unread in ((0, 1), (1, 0)):
         with pytest.raises(AssertionError):
             ledger.add(seq_id, num_unread)
+
+
+def test_drafting_and_verifying_may_be_separate_jobs() -> None:
+    """As lanes of their own would take them; in between the sequence waits for VERIFY."""
+    ledger = Ledger(4)
+    ledger.add(0, 3)
+    for stage, waiting in ((Stage.DRAFT, "verify"), (Stage.VERIFY, "draft")):
+        job = Job((Work(0, stage, 3),))
+        ledger.start(job)
+        assert waiting_ids(pool_of(ledger)) == set()
+        ledger.finish(job, lambda _: False)
+        assert [work.seq_id for work in getattr(pool_of(ledger), waiting)] == [0]
+    assert pool_of(ledger).draft == (Work(0, Stage.DRAFT, 1),)
+
+
+def test_a_failed_job_is_undone_in_place() -> None:
+    """Its sequences wait for what they waited for before, ahead of those that came since."""
+    ledger = Ledger(4)
+    for seq_id, num_unread in ((0, 1), (1, 9), (2, 2)):
+        ledger.add(seq_id, num_unread)
+    before = pool_of(ledger)
+    job = SingleLane(4).next_job("main", before, 3)
+    assert job is not None
+    ledger.start(job)
+    ledger.add(3, 1)
+    ledger.add(4, 9)
+    ledger.undo(job)
+    after = pool_of(ledger)
+    assert after.draft == (*before.draft, Work(3, Stage.DRAFT, 1))
+    assert after.prefill == (*before.prefill, Work(4, Stage.PREFILL, 9))
+    assert after.verify == ()

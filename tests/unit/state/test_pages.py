@@ -11,6 +11,7 @@ from checks.pages import (
     check_generations,
     check_holders,
     check_prefixes,
+    check_remembering_again,
     check_requirements,
     check_ring,
     check_twins,
@@ -24,6 +25,7 @@ CHECKS = (
     check_generations,
     check_forgetting,
     check_twins,
+    check_remembering_again,
     check_requirements,
 )
 

@@ -1,0 +1,24 @@
+"""The arena's size: what was asked for, or what the memory affords."""
+
+from __future__ import annotations
+
+import torch
+
+from doubles.tiny_attention import toy_spec
+from outrider.state.capacity import ARENA_SHARE, arena_slots, free_bytes, total_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_a_small_wish_is_granted() -> None:
+    assert arena_slots(toy_spec("toy", 5), sequences=3, window=100, device=CPU) == 300
+
+
+def test_a_wish_beyond_memory_gets_its_share() -> None:
+    spec = toy_spec("toy", 5)
+    slots = arena_slots(spec, sequences=1 << 20, window=1 << 30, device=CPU)
+    assert slots == int(total_bytes(CPU) * ARENA_SHARE) // spec.kv_bytes_per_token
+
+
+def test_free_memory_is_part_of_all_memory() -> None:
+    assert 0 < free_bytes(CPU) <= total_bytes(CPU)
