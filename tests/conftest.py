@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -19,3 +20,6 @@ settings.register_profile(
     suppress_health_check=SLOW,
 )
 settings.load_profile("same")
+
+# Before anything imports the hub's client, here or in a process that a test starts.
+pytest.MonkeyPatch().setenv("HF_HUB_OFFLINE", "1")

@@ -6,7 +6,7 @@ storage, so a copy cannot hide behind a wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ class Watch(TorchDispatchMode):
     """Names of operations that read the arena, and bytes of new tensors since the last `mark`."""
 
     def __init__(self, arena: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._arena = arena.untyped_storage().data_ptr()
         self.on_arena: list[str] = []
         self.new_bytes = 0
@@ -58,7 +58,7 @@ def arena_of(llm: LLM) -> PagedKV:
 
 
 @contextmanager
-def watching(llm: LLM) -> Iterator[Watch]:
+def watching(llm: LLM) -> Generator[Watch]:
     with Watch(arena_of(llm).arena) as watch:
         yield watch
 

@@ -8,7 +8,7 @@ print(llm.last_result.summary())
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from outrider.kernels.registry import Kernels
 EMBEDDED = "outrider/embedded"
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
+TextStream = Generator[TextEvent, None, None]
 
 
 class LLM:
@@ -90,7 +91,7 @@ class LLM:
             raise ConfigError("no request has ended yet.", hint="read a stream to its end first")
         return self._last
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextEvent]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
         Raises ConfigError at once when prompt and draft do not fit the window, and CapacityError
@@ -99,11 +100,11 @@ class LLM:
         return self._follow(self._reader(prompt, params or SamplingParams(), live=True))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompts: str | Sequence[Prompt], params: SamplingParams | None = None
     ) -> list[GenerationResult]:
         """Run all prompts, up to `batch_size` at once; results in the order of the prompts."""
         batch = [prompts] if isinstance(prompts, str) else prompts
-        if batch and isinstance(batch[0], int):
+        if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
         params = params or SamplingParams()
         live = bool(params.stop)
@@ -118,14 +119,12 @@ class LLM:
                 self._retire(reader)
         return [self._result(reader) for reader in readers]
 
-    def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Iterator[TextEvent]:
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""
         text = self.tokenizer.chat(messages)
         return self.stream(self.tokenizer.encode(text, add_special=False), params)
 
-    def _follow(self, reader: Reader) -> Iterator[TextEvent]:
+    def _follow(self, reader: Reader) -> TextStream:
         self._submit(reader)
         try:
             while reader.seq.finish is None:

@@ -40,6 +40,7 @@ def write_json(path: Path, record: dict[str, object]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
         json.dump(record, file, indent=1)
         file.write("\n")
+    Path(file.name).chmod(0o644)
     Path(file.name).replace(path)
 
 

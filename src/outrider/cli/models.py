@@ -23,9 +23,11 @@ def list_models(call: Call[JsonOption]) -> int:
 
 
 def inspect_model(call: Call[JsonOption]) -> int:
+    name = needed(call, "MODEL")
+
     from outrider.cli.fit import describe, read_spec
 
-    facts = describe(read_spec(needed(call, "MODEL")))
+    facts = describe(read_spec(name))
     if call.options.json:
         print(json_line(facts))
         return 0

@@ -17,7 +17,6 @@ from torch import Tensor
 from outrider.core.noise import Noise, Role
 from outrider.core.params import SamplingParams
 
-
 # A quotient by less would overflow to infinity, and its law would not be numbers.
 _MIN_TEMPERATURE = 1e-20
 

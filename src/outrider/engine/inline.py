@@ -99,7 +99,7 @@ class InlineEngine:
     def _undo(self, job: Job) -> None:
         """Leave every sequence as it was before `job`, so that others can go on after an error."""
         ids = {work.seq_id for work in job.works}
-        self.target.state.commit({seq_id: () for seq_id in ids})
+        self.target.state.commit(dict.fromkeys(ids, ()))
         self.ledger.undo(job)
 
     def _sequences(self, job: Job, stage: Stage) -> Sequence[LiveSequence]:

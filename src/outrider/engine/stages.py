@@ -84,6 +84,9 @@ class Stages:
         for row, outcome in zip(offers, outcomes, strict=True):
             paths[row.seq_id] = _kept(row.logits_from + 1, outcome)
         num_copied = self.target.state.commit(paths)
+        # Text follows memory at once: nothing that may fail comes between the two.
+        for seq, outcome, ending in zip(batch, outcomes, endings, strict=True):
+            _append(seq, outcome, ending)
         shared = _Pass(
             index=next(self.passes),
             drafter=self.drafter.name,
@@ -95,10 +98,8 @@ class Stages:
             accept_seconds=perf_counter() - judged,
         )
         for row in reads:
-            self._report(shared.trace(row.seq_id, num_prompt_tokens=len(row.tokens)))
-        for index, (seq, row) in enumerate(zip(batch, offers, strict=True)):
-            outcome, seq.finish = outcomes[index], endings[index]
-            _append(seq, outcome)
+            self._report(shared.trace(row.seq_id, len(row.tokens)))
+        for row, outcome in zip(offers, outcomes, strict=True):
             self._report(shared.trace(row.seq_id, row.logits_from, outcome))
         return outcomes
 
@@ -210,11 +211,12 @@ class _Pass:
         )
 
 
-def _append(seq: LiveSequence, outcome: Outcome) -> None:
+def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
     seq.tokens += outcome.tokens
     seq.last = outcome
     seq.num_rounds += 1
     seq.draft = Draft.empty()
+    seq.finish = ending
 
 
 def _kept(num_fed: int, outcome: Outcome) -> list[int]:

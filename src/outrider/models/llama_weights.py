@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.registry import Kernels, PackedLinear
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import LlamaConfig
 from outrider.models.weights import Weights
 

@@ -1,7 +1,7 @@
 """One lane: every job is a whole round of all that decode, with prompt chunks beside it.
 
-Sequences that already decode come first, so a long prompt cannot hold them up for more than one
-chunk; then first rounds and prompt chunks share what is left of the chunk.
+Sequences that already decode always take part, so a long prompt cannot hold them up for more than
+one chunk; first rounds and prompt chunks share the chunk, oldest first (ids grow with age).
 """
 
 from __future__ import annotations
@@ -25,17 +25,25 @@ class SingleLane:
         return Job(works) if works else None
 
     def _works(self, pool: Pool) -> Iterator[Work]:
+        decoding = [work for work in pool.draft if work.num_tokens == 1]
+        first_rounds = [work for work in pool.draft if work.num_tokens > 1]
+        for work in decoding:
+            yield from _round(work)
         room = self._chunk
-        for work in sorted(pool.draft, key=lambda work: work.num_tokens > 1):
-            if work.num_tokens > 1:
-                if work.num_tokens > room:
-                    continue
+        # By age: the oldest always gets something, so nothing starves.
+        for work in sorted((*first_rounds, *pool.prefill), key=lambda work: work.seq_id):
+            if work.stage is Stage.DRAFT and work.num_tokens <= room:
                 room -= work.num_tokens
-            yield Work(work.seq_id, Stage.DRAFT, work.num_tokens)
-            yield Work(work.seq_id, Stage.VERIFY, work.num_tokens)
-        for work in pool.prefill:
-            # Leave at least one token for the first round, which needs its logits.
-            num_tokens = min(room, work.num_tokens - 1)
-            if num_tokens > 0:
+                yield from _round(work)
+            elif work.stage is Stage.PREFILL and room:
+                # Leave at least one token for the first round, which needs its logits.
+                num_tokens = min(room, work.num_tokens - 1)
                 room -= num_tokens
                 yield Work(work.seq_id, Stage.PREFILL, num_tokens)
+
+
+def _round(work: Work) -> tuple[Work, Work]:
+    return (
+        Work(work.seq_id, Stage.DRAFT, work.num_tokens),
+        Work(work.seq_id, Stage.VERIFY, work.num_tokens),
+    )

@@ -95,6 +95,22 @@ def test_decoding_goes_before_first_rounds_and_chunks() -> None:
     assert job.of(Stage.PREFILL) == (Work(3, Stage.PREFILL, 2),)
 
 
+def test_a_long_prompt_is_not_starved_by_younger_first_rounds() -> None:
+    ledger = Ledger(8)
+    ledger.add(0, 40)
+    fed = 0
+    for young in range(1, 30):
+        ledger.add(young, 8)
+        job = SingleLane(8).next_job("main", pool_of(ledger), ledger.num_live)
+        assert job is not None
+        ledger.start(job)
+        fed += sum(work.num_tokens for work in job.of(Stage.PREFILL) if work.seq_id == 0)
+        ledger.finish(job, lambda _: True)
+        if not any(work.seq_id == 0 for work in pool_of(ledger).prefill):
+            break
+    assert fed == 32
+
+
 def test_a_chunk_leaves_a_token_for_the_first_round() -> None:
     pool = Pool((Work(0, Stage.PREFILL, 9),), (), (), 99)
     job = SingleLane(64).next_job("main", pool, 1)
