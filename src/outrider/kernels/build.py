@@ -20,20 +20,20 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.kernels.cpu import cpu_identity
+from outrider.kernels.cpu import cpu_identity, num_physical_cores
 
 COMPILERS = ("c++", "g++", "clang++")
 # Rounding is part of the contract: contraction is asked for by name, -ffast-math never.
 FLAGS = (
-    "-std=gnu++20",
+    "-std=gnu++17",
     "-O3",
     "-fno-math-errno",
     "-ffp-contract=fast",
     "-Wno-psabi",
-    "-shared",
     "-fPIC",
     "-pthread",
 )
@@ -132,14 +132,29 @@ def _load_or_build(command: list[str], library: Path) -> ctypes.CDLL:
 
 def _build(command: list[str], library: Path) -> None:
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder:
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    with (
+        tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as folder,
+        ThreadPoolExecutor(num_physical_cores()) as pool,
+    ):
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        compile_flags = [*command, *FLAGS, _tuning(), "-c"]
+        steps = [
+            pool.submit(_succeed, [*compile_flags, str(source), "-o", output])
+            for source, output in zip(sources, objects, strict=True)
+        ]
+        for step in steps:
+            step.result()
         output = Path(folder) / library.name
-        sources = sorted(str(path) for path in _SOURCES.glob("*.cpp"))
-        result = _run([*command, *FLAGS, _tuning(), *sources, "-o", str(output)])
-        if result.returncode != 0:
-            raise _Refusal(f"{command[0]} failed: {_first_error(result.stderr)}")
+        _succeed([*command, "-shared", "-pthread", *objects, "-o", str(output)])
         output.replace(library)
     _log.info("Compiled %s in %.1f s.", library, time.monotonic() - start)
+
+
+def _succeed(command: list[str]) -> None:
+    result = _run(command)
+    if result.returncode != 0:
+        raise _Refusal(f"{command[0]} failed: {_first_error(result.stderr)}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-// Softmax attention of packed tokens over paged keys; the token, not the pass, fixes the arithmetic.
+// Softmax attention of packed tokens over paged keys; a token's arithmetic is its own.
 //
 // For one query head: a dot product per key, its lanes summed by one tree; the exact maximum;
 // exponentials, summed per lane of logical position; values weighted and added one key after the

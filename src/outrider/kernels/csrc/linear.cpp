@@ -21,6 +21,9 @@ constexpr int BLOCK = LANES * BLOCK_VECS;
 // Inputs a pass over a block takes at once when several tiles of rows need it again: the slice
 // stays in the first-level cache. A chain's running sum is kept between slices, unrounded.
 constexpr int SLICE_BYTES = 16 * 1024;
+// Few rows wait for memory. Asking for bfloat16 weights ahead is worth 1.1 to 1.2 times the speed
+// at one row; float32 gains nothing from memory and loses a fifth from the second-level cache.
+constexpr int PREFETCH_ROWS = 2, PREFETCH_AHEAD = 512;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 
@@ -58,8 +61,10 @@ void add_slice(const Slice& slice, const W* weights, int64_t block_stride, Vec* 
         for (int v = 0; v < VECS; ++v) acc[r][v] = fresh ? Vec{} : sums[r * VECS + v];
     for (int i = slice.first; i < slice.last; ++i) {
         for (int b = 0; b < BLOCKS; ++b) {
+            const W* from = weights + b * block_stride + static_cast<int64_t>(i) * BLOCK;
+            if (ROWS <= PREFETCH_ROWS && sizeof(W) < 4) __builtin_prefetch(from + PREFETCH_AHEAD);
             Vec w[BLOCK_VECS];
-            load_weights(weights + b * block_stride + static_cast<int64_t>(i) * BLOCK, w);
+            load_weights(from, w);
             for (int r = 0; r < ROWS; ++r)
                 for (int v = 0; v < BLOCK_VECS; ++v)
                     acc[r][b * BLOCK_VECS + v] += w[v] * slice.x[r * slice.row_stride + i];
@@ -171,8 +176,8 @@ void linear(Team& team, Problem p, const W* weights) {
     p.x = rounded(team.shared(), p.x, static_cast<int64_t>(p.num_rows) * p.num_in, weights);
     const int num_blocks = (p.num_out + BLOCK - 1) / BLOCK;
     const int64_t block_work = static_cast<int64_t>(p.num_rows) * p.num_in * BLOCK;
-    const int64_t grain = std::max<int64_t>(blocks_at_once(p.num_rows), MIN_SPLIT_WORK / block_work);
-    team.run(num_blocks, static_cast<int>(std::min<int64_t>(grain, num_blocks)),
+    const int64_t worthwhile = std::min<int64_t>(MIN_SPLIT_WORK / block_work, num_blocks);
+    team.run(num_blocks, std::max(blocks_at_once(p.num_rows), static_cast<int>(worthwhile)),
              [&](int first, int last, int thread) {
                  if (p.num_rows <= MAX_ROWS) one_tile(p, weights, first, last);
                  else many_tiles(p, weights, first, last, team.own(thread));

@@ -27,7 +27,10 @@ struct Pass {
 template <class T>
 struct Arena {
     Arena(const Pass& pass, T* keys, T* values)
-        : keys(keys), values(values), head_stride(pass.head_stride), slot_stride(pass.slot_stride) {}
+        : keys(keys),
+          values(values),
+          head_stride(pass.head_stride),
+          slot_stride(pass.slot_stride) {}
 
     T* key(int head, int64_t slot) const { return keys + head * head_stride + slot * slot_stride; }
     T* value(int head, int64_t slot) const {

@@ -87,16 +87,23 @@ inline void store_some(BFloat16* to, Vec vec, int count) {
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
+// Lanes of `a` then `b`, picked by constant index.
+#if defined(__clang__)
+#define OUTRIDER_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define OUTRIDER_PICK(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+#endif
+
 // Sums of neighbouring lanes of `a`, then of `b`.
 inline Vec pair_sums(Vec a, Vec b) {
 #if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-         + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+         + OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif defined(__AVX__)
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
-         + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+         + OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6) + OUTRIDER_PICK(a, b, 1, 3, 5, 7);
 #endif
 }
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from outrider.kernels.packed import PackedLinear
 
-TILE = 16
+TILE = 8
 
 
 def pack_tiled(weight_OI: Tensor) -> PackedLinear:
