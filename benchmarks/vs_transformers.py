@@ -20,13 +20,14 @@ import torch
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.hf_peer import HfPeer
 from outrider.bench.provenance import provenance, write_json
+from outrider.bench.quiet import Neighbours
 from outrider.bench.race import Score, best, race
 from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.models.loading import resolve
 
 DTYPES = ("float32", "bfloat16")
 KS = (2, 4, 8)
-LOOKUP_KS = (4, 8, 16)
+LOOKUP_KS = (4, 8)
 Ids = list[list[int]]
 
 
@@ -60,9 +61,10 @@ def compare(prompts: list[str], batch_size: int, max_tokens: int) -> dict[str, A
     def tick() -> None:
         print(".", end="", file=sys.stderr, flush=True)
 
-    scores = race(contestants, work, tick=tick)
+    with Neighbours() as neighbours:
+        scores = race(contestants, work, tick=tick)
     print(file=sys.stderr)
-    return verdict(scores, batch_size)
+    return verdict(scores, batch_size) | {"foreign_cpu_share": neighbours.share}
 
 
 def theirs(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:

@@ -72,6 +72,11 @@ def test_it_writes_its_output_and_nothing_else(name: str, dtype: torch.dtype) ->
         assert (memory[num_rows * 77 :] == 5.0).all()
 
 
+def test_no_rows_are_no_work(name: str, dtype: torch.dtype) -> None:
+    kernels = kernels_named(name, dtype)
+    assert run(kernels, kernels.pack(randn(7, 5).to(dtype)), torch.empty(0, 5)).shape == (0, 7)
+
+
 def test_pack_takes_a_view_and_keeps_no_reference_to_it(name: str, dtype: torch.dtype) -> None:
     kernels = kernels_named(name, dtype)
     weight_IO = randn(40, 30).to(dtype)

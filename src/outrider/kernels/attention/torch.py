@@ -5,8 +5,8 @@ keys that are not its own. On a CPU a group is one row, so that every row is one
 of calls on freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequence.
 
 Shapes:  N = packed tokens, n = rows of a group, U = union of their keys, E = packed heads of qkv,
-         O = packed query heads, G = key/value heads, R = query heads that share one, S = slots,
-         D = head size, B = sequences, P = page-table columns.
+         O = packed query heads, G = key/value heads, R = query heads that share one, M = n times R,
+         S = slots, D = head size, B = sequences, P = page-table columns.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.core.host import host_ints
 from outrider.kernels.plan import PackedPlan
@@ -55,17 +56,26 @@ class TorchAttention:
             q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, group.rows_n)
             k_GUD = k_GSD.index_select(1, group.slots_U).float()
             v_GUD = v_GSD.index_select(1, group.slots_U).float()
-            out_NO.index_copy_(0, group.rows_n, _attend(q_nO * scale, k_GUD, v_GUD, group.mask_nU))
+            mixed_nO = _attend(q_nO, k_GUD, v_GUD, group.mask_nU, scale)
+            out_NO.index_copy_(0, group.rows_n, mixed_nO)
 
 
-def _attend(q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None) -> Tensor:
-    num_kv_heads, _, head_dim = k_GUD.shape
-    q_GRnD = q_nO.view(q_nO.shape[0], num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    scores_GRnU = q_GRnD @ k_GUD[:, None].transpose(-1, -2)
-    if mask_nU is not None:
-        scores_GRnU = scores_GRnU.masked_fill(~mask_nU, -torch.inf)
-    mixed_GRnD = scores_GRnU.softmax(-1) @ v_GUD[:, None]
-    return mixed_GRnD.permute(2, 0, 1, 3).reshape(q_nO.shape)
+def _attend(
+    q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None, scale: float
+) -> Tensor:
+    """A row's query heads that share keys count as further rows of one head."""
+    num_rows, (num_kv_heads, _, head_dim) = q_nO.shape[0], k_GUD.shape
+    q_GnRD = q_nO.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
+    num_shared = q_GnRD.shape[2]
+    mixed_1GMD = functional.scaled_dot_product_attention(
+        q_GnRD.reshape(1, num_kv_heads, -1, head_dim),
+        k_GUD[None],
+        v_GUD[None],
+        attn_mask=None if mask_nU is None else mask_nU.repeat_interleave(num_shared, 0),
+        scale=scale,
+    )
+    mixed_GnRD = mixed_1GMD.view(num_kv_heads, num_rows, num_shared, head_dim)
+    return mixed_GnRD.transpose(0, 1).reshape(q_nO.shape)
 
 
 def row_groups(plan: PackedPlan, *, alone: bool) -> Iterator[RowGroup]:

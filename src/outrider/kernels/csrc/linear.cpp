@@ -172,6 +172,7 @@ const float* rounded(Scratch& scratch, const float* x, int64_t count, const BFlo
 
 template <class W>
 void linear(Team& team, Problem p, const W* weights) {
+    if (p.num_rows == 0) return;
     std::lock_guard<std::mutex> lock(team.entry());
     p.x = rounded(team.shared(), p.x, static_cast<int64_t>(p.num_rows) * p.num_in, weights);
     const int num_blocks = (p.num_out + BLOCK - 1) / BLOCK;
