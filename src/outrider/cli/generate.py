@@ -14,7 +14,7 @@ from outrider.core.errors import ConfigError
 def generate(call: Call[GenerateOptions]) -> int:
     from outrider.cli.compare import compare_with_off
     from outrider.cli.paint import Painter
-    from outrider.cli.session import open_llm, show
+    from outrider.cli.session import open_llm, run_record, show
 
     shown, resolved = call.options, call.resolved
     text = _read_stdin(call.argument) if shown.stdin else _given(call.argument)
@@ -34,7 +34,9 @@ def generate(call: Call[GenerateOptions]) -> int:
     if painter is not None and not shown.quiet:
         verdict = [reply.result.summary(), *([comparison.summary()] if comparison else [])]
         painter.line(" · ".join(verdict))
-    record = reply.result.to_dict() | ({"compare": comparison.to_dict()} if comparison else {})
+    record = reply.result.to_dict() | {"run": run_record(llm, resolved)}
+    if comparison:
+        record["compare"] = comparison.to_dict()
     if shown.json:
         print(json_line(record))
     if output is not None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from outrider import __version__
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.settings import Resolved
@@ -79,4 +80,12 @@ def show(
                 painter.pieces(event.pieces, event.origins)
             if stop():
                 break
+    for note in llm.last_result.notes:
+        print(f"note: {note}", file=sys.stderr)
     return Reply(llm.last_result, seen)
+
+
+def run_record(llm: LLM, resolved: Resolved) -> dict[str, object]:
+    """What a result depends on beside the prompt: settings decided by somebody, and kernels."""
+    kernels = {choice.op: choice.name for choice in llm.kernels.choices}
+    return {"version": __version__, "settings": resolved.decided(), "kernels": kernels}

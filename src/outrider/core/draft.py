@@ -138,8 +138,8 @@ class Outcome:
 
     def keep(self, num_tokens: int) -> Outcome:
         """The same outcome, ended after its first `num_tokens` tokens (at least one)."""
-        assert 1 <= num_tokens <= len(self.tokens)
-        if num_tokens == len(self.tokens):
+        assert 1 <= num_tokens <= self.num_accepted + 1
+        if num_tokens == self.num_accepted + 1:
             return self
         path = self.verdict.path[: num_tokens - 1]
         return Outcome(self.seq_id, self.draft, Verdict(path, self.tokens[num_tokens - 1]))

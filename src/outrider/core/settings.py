@@ -122,6 +122,10 @@ class Resolved:
     def program(self) -> ProgramConfig:
         return self._build(ProgramConfig)
 
+    def decided(self) -> dict[str, Value]:
+        """The settings that something other than their default decided, for a run's record."""
+        return {name: item.value for name, item in self.chosen.items() if item.origin != DEFAULT}
+
     def _build(self, group: type[Group]) -> Group:
         return group(**{item.name: self.chosen[item.name].value for item in fields(group)})
 

@@ -35,7 +35,7 @@ def test_the_text_is_followed_by_one_verdict_line(outrider: Command) -> None:
 
 def test_json_has_the_promised_shape(outrider: Command) -> None:
     record = run_json(outrider, PROMPT, *SHORT, "--k", "3")
-    assert list(record) == ["text", "token_ids", "finish_reason", "stats"]
+    assert list(record) == ["text", "token_ids", "finish_reason", "stats", "run"]
     assert record["finish_reason"] == "length"
     assert len(record["token_ids"]) == 16
     stats = record["stats"]
@@ -135,3 +135,19 @@ def test_colours_name_the_origin_of_each_token(outrider: Command) -> None:
     text = plain[:-1].rsplit("\n", 1)[0]
     assert stripped.startswith(PROMPT + text)
     assert "accepted draft" in stripped
+
+
+def test_a_run_records_what_decided_it(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_DTYPE", "bfloat16")
+    run = run_json(outrider, PROMPT, *SHORT, "--k", "2")["run"]
+    assert run["settings"] == {"k": 2, "dtype": "bfloat16", "max_tokens": 16}
+    assert set(run["kernels"]) >= {"linear", "attention", "argmax"}
+    assert set(run["kernels"].values()) <= {"native", "reference"}
+
+
+def test_a_text_that_the_window_cuts_short_says_so(outrider: Command) -> None:
+    words = (PROMPT, "--k", "2", "--context", "40", "--max-tokens", "100")
+    shown = outrider("generate", *words)
+    assert "note: at most" in shown.err
+    assert "fit the window of 40" in shown.err
+    assert "fit the window of 40" in run_json(outrider, *words)["notes"][0]
