@@ -122,7 +122,7 @@ class Resolved:
     def program(self) -> ProgramConfig:
         return self._build(ProgramConfig)
 
-    def decided(self) -> dict[str, Value]:
+    def decided(self) -> dict[str, Value | None]:
         """The settings that something other than their default decided, for a run's record."""
         return {name: item.value for name, item in self.chosen.items() if item.origin != DEFAULT}
 
