@@ -75,3 +75,15 @@ def test_a_law_is_tokens_or_probabilities() -> None:
         Laws()
     with pytest.raises(AssertionError):
         Laws((1,), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 50, "top_p": 0.8}])
+def test_a_row_s_law_does_not_depend_on_the_rows_beside_it(params: dict[str, float]) -> None:
+    """At the size of a large vocabulary, where PyTorch splits one long row among threads."""
+    generator = torch.Generator().manual_seed(0)
+    how = SamplingParams(temperature=0.8, **params)  # pyright: ignore[reportArgumentType]
+    for _ in range(4):
+        logits_NV = torch.randn(9, 128_256, generator=generator) * 3
+        together_NV = processed_probs(logits_NV, how)
+        for row in (0, 8):
+            assert torch.equal(processed_probs(logits_NV[row : row + 1], how)[0], together_NV[row])

@@ -124,6 +124,15 @@ class LLM:
         text = self.tokenizer.chat(messages)
         return self.stream(self.tokenizer.encode(text, add_special=False), params)
 
+    def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
+        """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
+        return self._limit(len(self._ids(prompt)), params)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_ids(ids)
+        return ids
+
     def _follow(self, reader: Reader) -> TextStream:
         self._submit(reader)
         try:
@@ -152,8 +161,7 @@ class LLM:
         self._readers[trace.seq_id].traces.append(trace)
 
     def _reader(self, prompt: Prompt, params: SamplingParams, *, live: bool) -> Reader:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_ids(ids)
+        ids = self._ids(prompt)
         limit = self._limit(len(ids), params)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),

@@ -41,6 +41,8 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     """Everything is checked before weights are read: names, window, vocabulary."""
     if config.deterministic:
         torch.use_deterministic_algorithms(True)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     draft = draft or draft_of(model)
     drafter = resolve_drafter(config, has_draft=draft is not None)
     folder = resolve(model)
@@ -48,11 +50,17 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     tokenizer = Tokenizer.load(folder)
     if draft_folder is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft_folder), draft_folder.name)
-    target_tokens = read_config(folder).max_tokens
-    draft_tokens = read_config(draft_folder).max_tokens if draft_folder else None
-    window = resolve_window(config, target_tokens, draft_tokens)
+    target_config = read_config(folder)
+    draft_config = read_config(draft_folder) if draft_folder else None
+    if draft_config is not None:
+        _check_sizes(target_config.vocab_size, draft_config.vocab_size)
+    target_tokens = target_config.max_tokens
+    draft_tokens = draft_config.max_tokens if draft_config else None
     k = 0 if drafter == "none" else config.k
-    num_slots = config.arena_tokens or _default_slots(folder, config, window)
+    window = resolve_window(config, target_tokens, draft_tokens, k=k)
+    # Whole pages: that is what the arena allocates and what a sequence is charged for.
+    wanted = config.arena_tokens or _default_slots(folder, config, window)
+    num_slots = _whole_pages(wanted, config.page_size)
     rows = config.batch_size * (k + 1)
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     target = load_model(folder, _options(config, room), name=model)
@@ -87,6 +95,20 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     )
 
 
+def _check_sizes(target: int, draft: int) -> None:
+    """Raise VocabularyError unless both models' laws are over equally many ids."""
+    if target != draft:
+        raise VocabularyError(
+            f"the target's law is over {target} ids and the draft's over {draft}, although their "
+            "tokenizers agree: one has a padded embedding.",
+            hint="choose a draft with the target's vocab_size, or --drafter ngram",
+        )
+
+
+def _whole_pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size
+
+
 def _room(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:
     return Room(
         num_slots=num_slots, page_size=config.page_size, max_rows=max_rows, max_logits=max_logits
@@ -106,8 +128,9 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
 def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
     size = DTYPES.get(config.dtype, torch.float32).itemsize
     spec = read_config(folder).spec(folder.name, bytes_per_weight=size, bytes_per_kv=size)
+    room = _whole_pages(window, config.page_size)
     return arena_slots(
-        spec, sequences=config.batch_size, window=window, device=pick_device(config.device)
+        spec, sequences=config.batch_size, window=room, device=pick_device(config.device)
     )
 
 

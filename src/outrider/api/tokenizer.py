@@ -18,7 +18,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_template import ChatTemplate
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ConfigError
 
 _FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows what it holds"
 
@@ -54,12 +54,16 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         template = folder / "chat_template.jinja"
         if template.is_file():
-            config = {**config, "chat_template": template.read_text(encoding="utf-8")}
+            config = {**config, "chat_template": _read_text(template)}
         return cls(backend, config, _stop_ids(folder, backend, config))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """`add_special` lets the checkpoint put its BOS before the text; text of the chat
-        template already has it."""
+        template already has it. Raises ConfigError for text that is not Unicode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("the text has bytes that are not UTF-8.") from None
         return self._backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -137,13 +141,20 @@ def _load_backend(path: Path) -> Backend:
     return backend
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
         data: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object.")

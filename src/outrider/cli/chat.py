@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from outrider.cli.call import Call
 from outrider.cli.options import ChatOptions
+from outrider.core.errors import ConfigError
 
 HELP = """\
 /help            this list
@@ -42,7 +43,10 @@ def chat(call: Call[ChatOptions]) -> int:
 def _lines() -> Iterator[str]:
     """What the user says, until the end of input."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        try:
+            yield from sys.stdin
+        except UnicodeDecodeError:
+            raise ConfigError("what came on stdin is not UTF-8 text.") from None
         return
     with suppress(ImportError):
         import readline

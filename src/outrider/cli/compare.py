@@ -7,7 +7,7 @@ the drafter differs. A ratio is printed because it was measured here, never beca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.api.llm import LLM
 from outrider.bench.race import race
@@ -52,6 +52,8 @@ class Comparison:
 def compare_with_off(llm: LLM, prompt: str, resolved: Resolved) -> Comparison:
     """Race `llm` against the same target without a drafter."""
     params = resolved.sampling()
+    # The window leaves room for a draft on one side only; both stop at the shorter length.
+    params = replace(params, max_tokens=llm.fitting_tokens(prompt, params))
     plain = open_llm(resolved, drafter="none")
     texts: dict[str, set[tuple[int, ...]]] = {"on": set(), "off": set()}
     contestants = {

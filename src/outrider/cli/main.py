@@ -6,6 +6,7 @@ interrupted. A user's error is one block on stderr, never a traceback unless --d
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -49,10 +50,20 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read us is gone; keep the interpreter from flushing into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _drop_stdout()
+        report(f"the output cannot be written: {error.strerror}.", "free some space")
+        return 3
     return code
+
+
+def _drop_stdout() -> None:
+    """Nobody can read it any more; keep the interpreter from flushing into it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(message: str, hint: str | None) -> None:
@@ -71,8 +82,10 @@ def _call(words: Sequence[str]) -> int:
         print(f"outrider {__version__}")
         return 0
     verb, path = _find_verb(words)
-    rest = [STDIN_FLAG if word == "-" else word for word in words[len(path) :]]
-    flags = rest[: rest.index("--")] if "--" in rest else rest
+    rest = list(words[len(path) :])
+    num_flags = rest.index("--") if "--" in rest else len(rest)
+    flags = [STDIN_FLAG if word == "-" else word for word in rest[:num_flags]]
+    rest[:num_flags] = flags
     if verb.parts or "--help" in flags or "-h" in flags:
         print(verb_page(verb, path))
         return 0

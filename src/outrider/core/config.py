@@ -37,22 +37,22 @@ class EngineConfig:
     device: str = setting(
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES
     )
-    batch_size: int = setting(8, "Run at most this many requests at once.", minimum=1)
+    batch_size: int = setting(8, "Run at most this many requests at once.", minimum=1, maximum=1024)
     prefill_chunk: int = setting(
-        256, "Feed at most this many prompt tokens in one target pass.", minimum=1
+        256, "Feed at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
     )
     context: int = setting(
         0,
         "Most tokens a sequence may hold; 0 is the models' window (4096 at most with a draft).",
         minimum=0,
     )
-    page_size: int = setting(32, "Token positions in one KV page.", minimum=1)
+    page_size: int = setting(32, "Token positions in one KV page.", minimum=1, maximum=4096)
     arena_tokens: int = setting(
         0, "KV positions to allocate; 0 fits batch_size sequences of the window.", minimum=0
     )
-    max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1)
-    min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1)
-    threads: int = setting(0, "CPU threads; 0 takes the physical cores.", minimum=0)
+    max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
+    min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
+    threads: int = setting(0, "CPU threads; 0 takes the physical cores.", minimum=0, maximum=1024)
     batched_verify: bool = setting(
         True, "Verify a whole draft in one target pass; off feeds it token by token."
     )

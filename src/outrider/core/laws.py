@@ -45,6 +45,8 @@ def processed_probs(logits_NV: Tensor, params: SamplingParams) -> Tensor:
     Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
     top-k edge are all kept, so the law does not depend on the order of a sort.
     """
+    if logits_NV.device.type == "mps":  # it lacks float64, in which sums are made and draws fall
+        logits_NV = logits_NV.cpu()
     scaled_NV = logits_NV / max(params.temperature, _MIN_TEMPERATURE)
     vocab_size = scaled_NV.shape[-1]
     if 0 < params.top_k < vocab_size:
@@ -70,7 +72,9 @@ def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:
 
 
 def _renormalised(probs_NV: Tensor) -> Tensor:
-    return probs_NV / probs_NV.sum(-1, keepdim=True)
+    # A running sum adds in one order; a plain sum of one long row is split among threads.
+    total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
+    return probs_NV / total_N1.to(probs_NV.dtype)
 
 
 def mass(law: int | Tensor, token: int) -> float:

@@ -53,8 +53,12 @@ def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
     return config.drafter
 
 
-def resolve_window(config: EngineConfig, target_tokens: int, draft_tokens: int | None) -> int:
+def resolve_window(
+    config: EngineConfig, target_tokens: int, draft_tokens: int | None, *, k: int
+) -> int:
     """Tokens that a sequence may hold: bounded by both models' windows and by the context.
+
+    `k` is what will be drafted, 0 if nothing is.
 
     Raises ConfigError when not even a prompt of one token would leave room for a round.
     """
@@ -65,9 +69,9 @@ def resolve_window(config: EngineConfig, target_tokens: int, draft_tokens: int |
         window = min(window, config.context)
     elif draft_tokens is not None:
         window = min(window, DRAFT_CONTEXT)
-    if config.k + 2 >= window:
+    if k + 2 >= window:
         raise ConfigError(
-            f"k={config.k} leaves no room in a window of {window} tokens.",
+            f"k={k} leaves no room in a window of {window} tokens.",
             hint="lower --k or raise --context",
         )
     return window

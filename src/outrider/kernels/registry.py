@@ -92,7 +92,7 @@ def choose(
     """
     refusal = _why_not(device, dtype, force_reference)
     if refusal is None:
-        built = built_kernels(compiler or env.compiler(), cache_dir or _cache_folder())
+        built = built_kernels(compiler or env.compiler(), cache_dir or env.cache_folder())
         if built.library is not None:
             return _native(NativeOps(built.library, dtype, threads or num_physical_cores()))
         refusal = built.refusal
@@ -110,13 +110,6 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
         name = str(dtype).removeprefix("torch.")
         return f"it computes in {' and '.join(SUFFIXES.values())}, not in {name}"
     return None
-
-
-def _cache_folder() -> Path | None:
-    try:
-        return env.cache_folder()
-    except RuntimeError:  # a user without a home
-        return None
 
 
 def _native(ops: NativeOps) -> Kernels:

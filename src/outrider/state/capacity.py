@@ -16,6 +16,8 @@ def free_bytes(device: torch.device) -> int:
     """Memory that `device` could give out now, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not tell
+        return total_bytes(device)
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

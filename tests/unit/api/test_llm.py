@@ -151,3 +151,34 @@ def test_profile_keeps_every_trace() -> None:
     assert sum(trace.num_emitted for trace in result.rounds) == 9
     assert len(json.loads(json.dumps(result.to_dict()))["rounds"]) == len(result.rounds)
     assert "rounds" not in LLM().generate(PROMPT, params)[0].to_dict()
+
+
+def test_sides_with_and_without_a_draft_can_stop_at_one_length() -> None:
+    config = EngineConfig(k=4, context=40)
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    on, off = LLM(config=config), LLM(config=EngineConfig(drafter="none", context=40))
+    assert on.fitting_tokens("def f", params) < off.fitting_tokens("def f", params)
+
+
+def test_a_window_that_is_no_multiple_of_a_page_is_served_whole() -> None:
+    small = LLM(config=EngineConfig(context=100, batch_size=1))
+    result = small.generate("def f", SamplingParams(max_tokens=200, ignore_eos=True))[0]
+    assert len(result.token_ids) > 80
+
+
+def test_k_does_not_matter_where_nothing_is_drafted() -> None:
+    assert LLM(config=EngineConfig(drafter="none", k=64, context=60)).drafter == "none"
+
+
+def test_a_padded_embedding_is_a_named_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("draft") / "padded"
+    shutil.copytree(resolve("outrider/embedded-draft"), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 8256}), "utf-8")
+    with pytest.raises(VocabularyError, match="8192 ids and the draft's over 8256"):
+        LLM(draft=folder)
+
+
+def test_text_that_is_not_unicode_is_refused(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="UTF-8"):
+        llm.stream("a\udcff")

@@ -34,7 +34,7 @@ BAD_VALUES = [
     (["--seed", str(2**63)], "--seed must be between"),
     (["--k", "-1"], "--k must be between 0 and 64"),
     (["--k", "65"], "--k must be between 0 and 64"),
-    (["--batch-size", "0"], "--batch-size must be at least 1"),
+    (["--batch-size", "0"], "--batch-size must be between 1 and 1024"),
     (["--stop", ""], "stop"),
     (["--drafter", "eagel"], "--drafter: unknown value 'eagel'"),
     (["--drafter", "modle"], "did you mean 'model'?"),
