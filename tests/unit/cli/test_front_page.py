@@ -108,8 +108,16 @@ def test_a_reader_who_leaves_early_causes_no_noise() -> None:
 
 
 def test_an_interrupt_ends_quietly_with_130() -> None:
-    words = [sys.executable, "-m", "outrider", "generate", "x", "--max-tokens", "1900"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A shell's background jobs ignore interrupts, and so would what they start.
+    script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from outrider.cli.main import main\n"
+        "main(['generate', 'x', '--max-tokens', '1900'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
