@@ -19,11 +19,10 @@ from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import OutriderError
 from outrider.core.settings import Resolved
+from outrider.kernels.build import COMPILERS
 from outrider.kernels.registry import Choice, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
 from outrider.state.capacity import free_bytes, total_bytes
-
-COMPILERS = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,6 @@ def examine(resolved: Resolved) -> Report:
         dtype=DTYPES.get(engine.dtype, torch.bfloat16),
         force_reference=engine.force_reference,
         threads=engine.threads,
-        compiler=compiler(),
-        cache_dir=cache_folder(),
     ).choices
     named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
     fits: list[Mapping[str, Any]] = []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from outrider.cli.verbs import Verb, names
 from outrider.core.errors import ConfigError
+from outrider.core.nearest import nearest
 
 
 def unknown_verb(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
     """`path` are the words before it."""
     page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
-    return ConfigError(f"unknown verb {word!r}.", hint=_guess(word, names(verbs), page))
+    return ConfigError(f"unknown verb {word!r}.", hint=nearest(word, names(verbs), page))
 
 
 def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str]) -> ConfigError:
@@ -22,10 +22,5 @@ def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str
     for word in words[: words.index("--")] if "--" in words else words:
         flag = word.split("=", 1)[0]
         if flag.startswith("--") and flag not in known:
-            return ConfigError(f"unknown option {flag!r}.", hint=_guess(flag, known, page))
+            return ConfigError(f"unknown option {flag!r}.", hint=nearest(flag, known, page))
     return ConfigError(message, hint=page)
-
-
-def _guess(word: str, known: Iterable[str], page: str) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}? {page}" if close else page

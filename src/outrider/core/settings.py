@@ -8,7 +8,6 @@ line, environment, file; what no layer names keeps its default. Every value reme
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from outrider.core.env import PREFIX
 from outrider.core.errors import ConfigError
 from outrider.core.fields import Meta, check_fields, check_value, default_of, meta_of, setting
 from outrider.core.kinds import KINDS, Value
+from outrider.core.nearest import nearest
 from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -218,14 +218,8 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], message: str) ->
     known_names = list(known)
     for name in names:
         if name not in known_names:
-            raise ConfigError(message.format(repr(name)), hint=nearest(name, known_names))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest of `known` and where to see them all."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}`outrider config` lists every setting."
+            hint = nearest(name, known_names, "`outrider config` lists every setting.")
+            raise ConfigError(message.format(repr(name)), hint=hint)
 
 
 def _bound(value: float | None) -> str:
