@@ -11,8 +11,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.noise import philox_uniform
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 
 def check_no_number_is_used_twice() -> None:
@@ -22,7 +22,7 @@ def check_no_number_is_used_twice() -> None:
         random_trees(VOCAB),
     ]
     for drafter in drafters:
-        for rule in (ExactRule(), MatchRule()):
+        for rule in (TokenRule(), MatchRule()):
             used: list[tuple[int, int, int, int]] = []
 
             def recorded(

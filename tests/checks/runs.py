@@ -19,16 +19,16 @@ from doubles.rig import Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 
 def exact_law() -> None:
-    check_law_cases(ExactRule())
+    check_law_cases(TokenRule())
 
 
 def acceptance() -> None:
-    check_acceptance(ExactRule())
+    check_acceptance(TokenRule())
 
 
 def match_law() -> None:
@@ -36,13 +36,13 @@ def match_law() -> None:
 
 
 def greedy_walks() -> None:
-    check_greedy_walk(ExactRule())
+    check_greedy_walk(TokenRule())
     check_greedy_walk(MatchRule())
 
 
 def engine_law() -> None:
     for params in FILTERS:
-        check_hybrid_engine_law(ExactRule(), "model", params)
+        check_hybrid_engine_law(TokenRule(), "model", params)
 
 
 def reported_law() -> None:

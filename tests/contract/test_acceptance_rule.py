@@ -14,11 +14,11 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.laws import Laws
 from outrider.core.noise import ROOT, KeyedNoise
 from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 VOCAB = 4
-RULES: Sequence[AcceptanceRule] = [ExactRule(), MatchRule()]
+RULES: Sequence[AcceptanceRule] = [TokenRule(), MatchRule()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 
 

@@ -9,13 +9,15 @@ from outrider.cli.verbs import VERBS, Verb, find, names
 
 PROGRAM = "--color --config --debug --draft --log-level --no-debug --target"
 ENGINE = (
-    "--arena-tokens --batch-size --batched-verify --context --deterministic --device --drafter "
-    "--dtype --force-reference --k --max-ngram --min-ngram --no-batched-verify "
-    "--no-deterministic --no-force-reference --no-profile --page-size --prefill-chunk --profile "
-    "--sampler --threads"
+    "--arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
+    "--drafter --dtype --force-reference --k --leniency --max-ngram --min-k --min-ngram "
+    "--no-batched-verify --no-deterministic --no-force-reference --no-profile --page-size "
+    "--prefill-chunk --profile --sampler --target-acceptance --target-ms --threads"
 )
 SAMPLING = (
-    "--ignore-eos --max-tokens --min-p --no-ignore-eos --seed --stop --temperature --top-k --top-p"
+    "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p "
+    "--min-tokens --n --no-ignore-eos --no-logprobs --prediction --presence-penalty "
+    "--repetition-penalty --seed --stop --temperature --top-k --top-logprobs --top-p"
 )
 ALL = f"{PROGRAM} {ENGINE} {SAMPLING}"
 

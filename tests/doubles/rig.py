@@ -23,7 +23,7 @@ from outrider.engine.stages import Stages
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.single import SingleLane
-from outrider.verify.exact import ExactRule
+from outrider.verify.token import TokenRule
 
 MANY = 2000
 
@@ -51,7 +51,7 @@ class Rig:
 
     target: CausalLM
     drafter: Drafter = field(default_factory=NoDrafter)
-    rule: AcceptanceRule = field(default_factory=ExactRule)
+    rule: AcceptanceRule = field(default_factory=TokenRule)
     k: int = 4
     chunk: int = 256
     batch_size: int = 8

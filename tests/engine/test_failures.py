@@ -17,8 +17,8 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.engine.inline import InlineEngine
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 
 class FaultError(Exception):
@@ -77,13 +77,13 @@ def test_a_failed_job_can_be_tried_again(
     ).run(REQUESTS)
     target, draft_model = kind(vocab_size=VOCAB), kind(vocab_size=VOCAB, seed=5)
     free = target.state.num_free_tokens
-    rig = Rig(target, model_drafter(draft_model, 3), ExactRule(), k=3, chunk=4)
+    rig = Rig(target, model_drafter(draft_model, 3), TokenRule(), k=3, chunk=4)
     failing = FailingAt((0, 3, 4, 8), before)
     place: dict[str, tuple[object, str]] = {
         "target": (target, "step"),
         "draft model": (draft_model, "step"),
         "drafter": (rig.drafter, "propose"),
-        "rule": (ExactRule, "__call__"),
+        "rule": (TokenRule, "__call__"),
     }
     owner, name = place[part]
     monkeypatch.setattr(owner, name, failing.wrap(getattr(owner, name)))

@@ -26,8 +26,8 @@ from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
@@ -46,7 +46,7 @@ prompts = st.lists(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=4
 )
 every_rule = pytest.mark.parametrize(
-    "rule", [ExactRule(), MatchRule()], ids=lambda rule: type(rule).__name__
+    "rule", [TokenRule(), MatchRule()], ids=lambda rule: type(rule).__name__
 )
 every_kind = pytest.mark.parametrize("kind", [ToyHybrid, TinyAttentionLM])
 

@@ -21,8 +21,8 @@ from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
@@ -85,9 +85,9 @@ def test_under_the_match_rule_no_drafter_changes_the_text(kind: Kind, drafter: s
     assert wanted[0] != wanted[1]
 
 
-@pytest.mark.parametrize("rule", [ExactRule(), MatchRule()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [TokenRule(), MatchRule()], ids=lambda rule: type(rule).__name__)
 def test_token_by_token_verification_gives_the_same_sampled_text(
-    rule: ExactRule | MatchRule,
+    rule: TokenRule | MatchRule,
 ) -> None:
     asked = [
         Request((1, 2, 0), SamplingParams(temperature=0.8, seed=seed, max_tokens=12))

@@ -21,11 +21,11 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 every_rule = pytest.mark.parametrize(
-    "rule", [ExactRule(), MatchRule()], ids=lambda rule: type(rule).__name__
+    "rule", [TokenRule(), MatchRule()], ids=lambda rule: type(rule).__name__
 )
 every_filter = pytest.mark.parametrize(
     "params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"]
@@ -35,7 +35,7 @@ every_filter = pytest.mark.parametrize(
 @every_filter
 @pytest.mark.parametrize("drafter", law_drafters())
 def test_a_generation_follows_the_target(params: SamplingParams, drafter: str) -> None:
-    check_hybrid_engine_law(ExactRule(), drafter, params)
+    check_hybrid_engine_law(TokenRule(), drafter, params)
 
 
 @pytest.mark.parametrize("drafter", law_drafters())

@@ -27,11 +27,11 @@ from outrider.core.draft import Draft
 from outrider.core.laws import Laws
 from outrider.core.noise import Role
 from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 VOCAB = 3
-RULES: list[AcceptanceRule] = [ExactRule(), MatchRule()]
+RULES: list[AcceptanceRule] = [TokenRule(), MatchRule()]
 SHAPES = [(-1, -1, 0, 0), (-1, 0, -1, 2), (-1, -1, 1, 0), (-1, -1, 0, 1), (-1, 0, 0), (-1, -1, 1)]
 
 weights = st.tuples(*[st.integers(0, 8)] * VOCAB).filter(any)
@@ -94,7 +94,7 @@ def test_tree(
 
 
 def test_the_exact_rule_accepts_as_much_as_can_be() -> None:
-    check_acceptance(ExactRule())
+    check_acceptance(TokenRule())
 
 
 @every_rule

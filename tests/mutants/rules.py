@@ -6,7 +6,7 @@ from checks.laws import check_filter_cases
 from checks.runs import acceptance, exact_law, greedy_walks, match_law
 from mutants.planting import Mutant
 
-EXACT = "outrider.verify.exact"
+EXACT = "outrider.verify.token"
 MATCH = "outrider.verify.match"
 LAWS = "outrider.core.laws"
 

@@ -19,7 +19,7 @@ class RoundTrace:
     A round emits `num_accepted + 1` tokens, always; a pass that only read a chunk of the prompt
     emits none. Seconds are those of the whole pass, in which `batch_size` sequences took part:
     records that share `pass_index` share their seconds. `num_accepted` counts draft nodes kept
-    after clamping.
+    after clamping. `num_waiting` counts requests that were not yet admitted.
     """
 
     seq_id: int
@@ -35,3 +35,4 @@ class RoundTrace:
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
+    num_waiting: int = 0

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from outrider.core.fields import check_fields, setting
 
-DRAFTERS = ("auto", "none", "model", "ngram")
+DRAFTERS = ("auto", "none", "model", "bridge", "ngram", "prediction")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-SAMPLERS = ("exact", "match")
+EXACT_SAMPLERS = ("block", "token", "match", "coupled")
+LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
+CONTROLLERS = ("fixed", "band", "slo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,25 @@ class EngineConfig:
     )
     k: int = setting(4, "Draft at most this many tokens a round.", minimum=0, maximum=64)
     sampler: str = setting(
-        "exact",
-        "Acceptance rule: exact accepts most; match ties text to the seed.",
-        choices=SAMPLERS,
+        "block",
+        "Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. "
+        "Lossy, for study: the last five.",
+        choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
+    )
+    leniency: float = setting(
+        0.0, "Threshold of a lossy sampler; 0 takes its usual one.", minimum=0, maximum=1000
+    )
+    controller: str = setting(
+        "fixed",
+        "What chooses the draft length up to k: band follows acceptance, slo latency too.",
+        choices=CONTROLLERS,
+    )
+    min_k: int = setting(1, "Shortest draft that band and slo choose.", minimum=0, maximum=64)
+    target_acceptance: float = setting(
+        0.7, "Acceptance that band holds by changing the draft length.", minimum=0, maximum=1
+    )
+    target_ms: float = setting(
+        50.0, "Milliseconds a token that slo stays below.", minimum=0.001, maximum=1e6
     )
     dtype: str = setting(
         "auto", "Precision of weights and KV; auto is the checkpoint's own.", choices=DTYPES

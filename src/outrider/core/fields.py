@@ -8,9 +8,9 @@ a bound is written once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.errors import ConfigError
 from outrider.core.nearest import did_you_mean
@@ -55,8 +55,12 @@ def default_of(item: Field[Any]) -> Any:
 def check_fields(config: DataclassInstance) -> None:
     """Raise ConfigError for the first field of `config` outside what it declares."""
     for item in fields(config):
-        value = getattr(config, item.name)
-        check_type(item.name, value, default_of(item))
+        value, default = getattr(config, item.name), default_of(item)
+        if default is None:
+            if value is not None:
+                check_mapping(item.name, value, meta_of(item))
+            continue
+        check_type(item.name, value, default)
         check_value(item.name, value, meta_of(item))
 
 
@@ -67,6 +71,17 @@ def check_type(name: str, value: object, default: object) -> None:
     if lies or not isinstance(value, kinds):
         wanted = "a number" if isinstance(default, float) else f"of type {type(default).__name__}"
         raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def check_mapping(name: str, value: object, meta: Meta) -> None:
+    """Raise ConfigError unless `value` maps whole numbers from 0 to numbers within the bounds."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must map token ids to numbers, got {value!r}.")
+    for key, number in cast("Mapping[object, object]", value).items():
+        if isinstance(key, bool) or not isinstance(key, int) or key < 0:
+            raise ConfigError(f"{name}: {key!r} is not a token id.")
+        check_type(f"{name} of token {key}", number, 0.0)
+        check_value(f"{name} of token {key}", number, meta)
 
 
 def check_value(name: str, value: object, meta: Meta) -> None:

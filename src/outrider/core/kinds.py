@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-Value: TypeAlias = bool | int | float | str | tuple[str, ...]
+Value: TypeAlias = bool | int | float | str | tuple[str, ...] | Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,28 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(entry) for entry in cast("list[object] | tuple[object, ...]", value))
 
 
+def _numbers_by_id(value: object) -> Mapping[int, float]:
+    """A mapping; given as text, a JSON object or ID=NUMBER entries between commas."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("{") else _entries(value)
+    if not isinstance(value, dict):
+        raise ValueError(value)
+    entries = cast("dict[object, object]", value)
+    return {_integer(key): _number(number) for key, number in entries.items()}
+
+
+def _entries(text: str) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in text.split(",")]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): number for key, _, number in pairs}
+
+
 KINDS: Mapping[type, Kind] = {
     bool: Kind("a switch (1 or 0)", _switch),
     int: Kind("an integer", _integer),
     float: Kind("a number", _number),
     str: Kind("text", _text),
     tuple: Kind("a list of texts", _texts),
+    Mapping: Kind("entries ID=NUMBER", _numbers_by_id),
 }

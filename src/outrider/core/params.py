@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider.core.errors import ConfigError
 from outrider.core.fields import check_fields, setting
 
 
@@ -11,7 +13,9 @@ from outrider.core.fields import check_fields, setting
 class SamplingParams:
     """Validated on construction; raises ConfigError naming the field.
 
-    Filters apply in this order: temperature, top_k, top_p, min_p.
+    Logits pass through these in order: logit_bias, repetition_penalty, frequency_penalty and
+    presence_penalty, then bans (bad_words, min_tokens), then the filters temperature, top_k,
+    top_p, min_p. repetition_penalty counts prompt and text, the other two the text alone.
     """
 
     max_tokens: int = setting(128, "Emit at most this many tokens.", minimum=1)
@@ -26,9 +30,49 @@ class SamplingParams:
     seed: int = setting(0, "Seed of the request's random numbers.", minimum=0, maximum=2**63 - 1)
     stop: tuple[str, ...] = setting((), "End before any of these strings.")
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
+    min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0)
+    repetition_penalty: float = setting(
+        1.0, "Above 1 avoids tokens of prompt and text; 1 is off.", minimum=0.01, maximum=100
+    )
+    presence_penalty: float = setting(
+        0.0, "Subtracted from logits of tokens that the text has.", minimum=-2, maximum=2
+    )
+    frequency_penalty: float = setting(
+        0.0, "Subtracted once for every time that the text has a token.", minimum=-2, maximum=2
+    )
+    logit_bias: Mapping[int, float] | None = setting(
+        None, "Added to logits of tokens, as ID=BIAS,ID=BIAS.", minimum=-100, maximum=100
+    )
+    bad_words: tuple[str, ...] = setting((), "Never write any of these.")
+    n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=256)
+    logprobs: bool = setting(False, "Report the log-probability of every token.")
+    top_logprobs: int = setting(
+        0, "Report this many likeliest tokens at every place.", minimum=0, maximum=20
+    )
+    prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.top_logprobs and not self.logprobs:
+            raise ConfigError(
+                "top_logprobs needs logprobs.", hint="set logprobs as well (--logprobs)"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}."
+            )
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the law depends on more than the model's own logits and the filters."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.bad_words
+            or self.min_tokens
+        )
 
     @property
     def greedy(self) -> bool:

@@ -113,6 +113,7 @@ class DraftRow:
 
     `tokens` is everything emitted so far, prompt included; the last one is pending (not yet in
     the target's memory). `last` is the outcome of the round before, None in a first round.
+    `prediction` is the caller's own guess of the text after the prompt.
     """
 
     seq_id: int
@@ -121,6 +122,7 @@ class DraftRow:
     budget: Budget
     params: SamplingParams
     noise: Noise
+    prediction: tuple[int, ...] = ()
 
 
 class Drafter(Protocol):
@@ -141,11 +143,16 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgeRow:
-    """`laws` entry 0 follows the root; entry i + 1 follows draft node i."""
+    """`laws` entry 0 follows the root; entry i + 1 follows draft node i.
+
+    `soft_NV` has the same rows as probabilities even when decoding is greedy (then at temperature
+    1); only lossy rules get it.
+    """
 
     draft: Draft
     laws: Laws
     noise: Noise
+    soft_NV: Tensor | None = None
 
 
 class AcceptanceRule(Protocol):

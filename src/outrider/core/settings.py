@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args, get_origin
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
 from outrider.core.errors import ConfigError
-from outrider.core.fields import Meta, check_fields, check_value, default_of, meta_of, setting
+from outrider.core.fields import (
+    Meta,
+    check_fields,
+    check_mapping,
+    check_value,
+    default_of,
+    meta_of,
+    setting,
+)
 from outrider.core.kinds import KINDS, Value
 from outrider.core.nearest import nearest
 from outrider.core.params import SamplingParams
@@ -151,7 +159,10 @@ def typed(item: Setting, given: Given) -> Value:
     except (ValueError, OverflowError):
         expected = KINDS[item.kind].noun
         raise ConfigError(f"{given.origin} must be {expected}, got {given.value!r}.") from None
-    check_value(given.origin, value, item.meta)
+    if item.kind is Mapping:
+        check_mapping(given.origin, value, item.meta)
+    else:
+        check_value(given.origin, value, item.meta)
     return value
 
 

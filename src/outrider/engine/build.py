@@ -21,13 +21,17 @@ from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.single import SingleLane
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
 
-RULES: dict[str, Callable[[], AcceptanceRule]] = {"exact": ExactRule, "match": MatchRule}
+RULES: dict[str, Callable[[], AcceptanceRule]] = {
+    "token": TokenRule,
+    "match": MatchRule,
+    "block": TokenRule,
+}
 
 
 @dataclass(frozen=True, slots=True)

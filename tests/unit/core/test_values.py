@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.tiny_attention import toy_spec
-from outrider.core.config import EngineConfig
+from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.draft import Draft
 from outrider.core.errors import (
     CapacityError,
@@ -68,7 +68,7 @@ def test_settings_out_of_bounds_are_named(field: str, value: int | str) -> None:
 def test_an_unknown_choice_comes_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(drafter="ngrams")
-    assert caught.value.hint == did_you_mean("ngrams", ["auto", "none", "model", "ngram"])
+    assert caught.value.hint == did_you_mean("ngrams", DRAFTERS)
     assert "did you mean 'ngram'?" in str(caught.value.hint)
 
 

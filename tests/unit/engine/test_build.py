@@ -23,8 +23,8 @@ from outrider.engine.build import (
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import ExactRule
 from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
 
 
 def built(
@@ -62,7 +62,7 @@ def test_a_model_drafter_needs_a_model() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
-@pytest.mark.parametrize("sampler", ["exact", "match"])
+@pytest.mark.parametrize("sampler", ["token", "match"])
 @pytest.mark.parametrize("batched_verify", [True, False])
 def test_whatever_is_built_decodes_plainly(
     drafter: str, sampler: str, batched_verify: bool
@@ -76,7 +76,7 @@ def test_whatever_is_built_decodes_plainly(
     )
     engine, traces = built(config)
     stages = cast(Stages, engine.round)
-    assert isinstance(stages.rule, ExactRule if sampler == "exact" else MatchRule)
+    assert isinstance(stages.rule, TokenRule if sampler == "token" else MatchRule)
     assert isinstance(engine.target, StepwiseLM) != batched_verify
     seq = Rig(engine.target).live(0, Request(PROMPT, greedy(9)))
     engine.submit(seq)

@@ -21,7 +21,7 @@ from outrider.core.noise import ROOT, Role
 from outrider.core.protocols import JudgeRow
 
 
-class ExactRule:
+class TokenRule:
     """Keeps the target's law, greedy and sampled, for chains and trees."""
 
     exact = True
