@@ -1,8 +1,8 @@
 """Store what transformers computes for tiny random checkpoints and the embedded pair.
 
-    PYTHONPATH=src:tests python scripts/goldens.py
+    PYTHONPATH=src:tests python scripts/goldens.py [NAME ...]
 
-One file a model under tests/golden/models: the text, its logits, hidden states and the greedy
+Without names, all of them. One file a model under tests/golden/models: the text, its logits, hidden states and the greedy
 continuation, with the versions and the checksum of the weights that made them. Tests then need
 neither transformers nor a network.
 """
@@ -10,6 +10,7 @@ neither transformers nor a network.
 from __future__ import annotations
 
 import platform
+import sys
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, Variant, checksum, random_tensors, write_checkpoint
 from outrider.models.loading import ALIASES, resolve
+from outrider.models.weight_reader import EMBEDDINGS
 from parity.oracle import Oracle
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden" / "models"
@@ -33,12 +35,15 @@ MIN_LEAD = 2e-3
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
+    names = {name.removeprefix("outrider/").replace("-", "_"): name for name in ALIASES}
+    wanted = set(sys.argv[1:] or [*names, *(variant.name for variant in VARIANTS)])
     for variant in VARIANTS:
+        if variant.name not in wanted:
+            continue
         seed = next(seed for seed in count(3) if _store_variant(variant, seed))
         print(f"{variant.name}: seed {seed}")
-    for alias in ALIASES:
-        path = resolve(alias)
-        name = alias.removeprefix("outrider/").replace("-", "_")
+    for name in sorted(wanted & set(names)):
+        path = resolve(names[name])
         weights = load_file(path / "model.safetensors")
         assert _store(name, path, weights, stride=STRIDE)
     total = sum(path.stat().st_size for path in FOLDER.iterdir())
@@ -57,7 +62,8 @@ def _store(
 ) -> bool:
     """False, with nothing stored, if some greedy choice was too close to call."""
     oracle = Oracle(folder)
-    vocab_size = weights["model.embed_tokens.weight"].shape[0]
+    (embedding,) = (weights[found] for found in EMBEDDINGS if found in weights)
+    vocab_size = embedding.shape[0]
     tokens = [(37 * i * i + 11 * i + 5) % vocab_size for i in range(NUM_TOKENS)]
     greedy, lead = oracle.greedy(tokens, NUM_GREEDY)
     if lead < MIN_LEAD:

@@ -8,18 +8,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outrider.api.autoregressive import AutoregressiveDecoder
     from outrider.api.llm import LLM
+    from outrider.api.wrapper import ModelWrapper, load_wrapper
     from outrider.core.config import EngineConfig
     from outrider.core.params import SamplingParams
+    from outrider.pairs.catalog import ModelPair, get_pair, list_pairs
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AutoregressiveDecoder",
+    "EngineConfig",
+    "ModelPair",
+    "ModelWrapper",
+    "SamplingParams",
+    "__version__",
+    "get_pair",
+    "list_pairs",
+    "load_wrapper",
+]
 
 _HOMES = {
     "LLM": "outrider.api.llm",
+    "AutoregressiveDecoder": "outrider.api.autoregressive",
     "EngineConfig": "outrider.core.config",
+    "ModelPair": "outrider.pairs.catalog",
+    "ModelWrapper": "outrider.api.wrapper",
     "SamplingParams": "outrider.core.params",
+    "get_pair": "outrider.pairs.catalog",
+    "list_pairs": "outrider.pairs.catalog",
+    "load_wrapper": "outrider.api.wrapper",
 }
 
 

@@ -34,11 +34,16 @@ def row(
 
 
 def fresh_draft(
-    make: MakeDrafter, text: Sequence[int], depth: int, params: SamplingParams
+    make: MakeDrafter,
+    text: Sequence[int],
+    depth: int,
+    params: SamplingParams,
+    *,
+    prompt: Sequence[int] | None = None,
 ) -> Draft:
-    """The draft of a drafter that meets the whole text as a prompt."""
+    """The draft of a drafter that meets the whole text at once, as a prompt unless it has one."""
     drafter = make()
-    drafter.open(0, text)
+    drafter.open(0, text if prompt is None else prompt)
     draft = drafter.propose([row(0, text, depth=depth, params=params)])[0]
     drafter.close(0)
     return draft
@@ -64,13 +69,14 @@ def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
 
 
 def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
-    """After any history, a drafter proposes what one that met the text as a prompt would.
+    """After any history, a drafter proposes what one that was not asked before would.
 
     Rounds accept some, all or none of a draft, or go by without asking; two sequences alternate.
     """
     rng = random.Random(3)
     drafter = make()
-    texts = [[1, 2, 0, 1], [3]]
+    prompts = [(1, 2, 0, 1), (3,)]
+    texts = [list(prompt) for prompt in prompts]
     lasts: list[Outcome | None] = [None, None]
     for seq_id, text in enumerate(texts):
         drafter.open(seq_id, text)
@@ -84,7 +90,8 @@ def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
             draft = drafts.get(seq_id, Draft.empty())
             check_shape(draft, depth, params)
             if seq_id in drafts:
-                assert_same(draft, fresh_draft(make, text, depth, params))
+                again = fresh_draft(make, text, depth, params, prompt=prompts[seq_id])
+                assert_same(draft, again)
             # Chains: any number of tokens from the start is a path.
             path = tuple(range(rng.randint(0, len(draft))))
             outcome = Outcome(seq_id, draft, Verdict(path, rng.randrange(VOCAB)))

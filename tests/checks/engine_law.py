@@ -13,16 +13,19 @@ from torch import Tensor
 
 from checks.law import assert_same_law, joint_law
 from checks.laws import floats, processed
+from checks.shaping import shaped
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
 from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.racing import Racing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.noise import KeyedNoise
+from outrider.core.noise import KeyedNoise, race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
+from outrider.core.shaping import Shaper
 from outrider.drafters.ngram import NgramDrafter
 
 VOCAB = 3
@@ -36,9 +39,14 @@ FILTERS = (
 )
 
 
-def target_law(kind: Callable[..., CausalLM], prompt: Sequence[int], params: SamplingParams) -> Law:
+def target_law(
+    kind: Callable[..., CausalLM],
+    prompt: Sequence[int],
+    params: SamplingParams,
+    vocab_size: int = VOCAB,
+) -> Law:
     def conditional(text: Tokens) -> Tensor:
-        logits_V = fresh_logits(kind, [*prompt, *text], VOCAB)
+        logits_V = fresh_logits(kind, [*prompt, *text], vocab_size)
         return torch.tensor(processed(floats(logits_V), params), dtype=torch.float64)
 
     return joint_law(conditional, params.max_tokens)
@@ -46,14 +54,15 @@ def target_law(kind: Callable[..., CausalLM], prompt: Sequence[int], params: Sam
 
 def engine_law(rig: Rig, prompt: Sequence[int], params: SamplingParams) -> Law:
     def generation(noise: EveryBranch) -> Tokens:
-        with walking(noise):
+        with walking(Racing(noise)):
             return tuple(rig.run([Request(prompt, params)])[0])
 
     return law(generation)
 
 
 def check_engine_law(rig: Rig, kind: Callable[..., CausalLM], params: SamplingParams) -> None:
-    assert_same_law(engine_law(rig, PROMPT, params), target_law(kind, PROMPT, params))
+    wanted = target_law(kind, PROMPT, params, rig.target.spec.vocab_size)
+    assert_same_law(engine_law(rig, PROMPT, params), wanted)
 
 
 def law_drafters() -> dict[str, Callable[[], Drafter]]:
@@ -65,10 +74,38 @@ def law_drafters() -> dict[str, Callable[[], Drafter]]:
     }
 
 
-def check_hybrid_engine_law(rule: AcceptanceRule, drafter: str, params: SamplingParams) -> None:
+def check_penalised_engine_law() -> None:
+    """Penalties count what each draft node follows, as plain decoding would have counted there."""
+    params = SamplingParams(
+        temperature=1.1,
+        repetition_penalty=1.4,
+        frequency_penalty=0.6,
+        presence_penalty=-0.5,
+        max_tokens=LENGTH,
+    )
+
+    def conditional(text: Tokens) -> Tensor:
+        logits = floats(fresh_logits(ToyHybrid, [*PROMPT, *text], VOCAB))
+        shares = processed(shaped(logits, PROMPT, text, params), params)
+        return torch.tensor(shares, dtype=torch.float64)
+
+    def generation(noise: EveryBranch) -> Tokens:
+        request = Request(PROMPT, params, shaper=Shaper(params, len(PROMPT)))
+        with walking(noise):
+            return tuple(rig.run([request])[0])
+
+    rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), law_drafters()["model"](), k=2)
+    assert_same_law(law(generation), joint_law(conditional, LENGTH))
+
+
+def racing_drafter() -> Drafter:
+    """Draws with the numbers of the coupled rule, so it is for that rule alone."""
+    return model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), chunk=2, draw=race_node)
+
+
+def check_hybrid_engine_law(rule: AcceptanceRule, drafter: Drafter, params: SamplingParams) -> None:
     target = ToyHybrid(vocab_size=VOCAB, seed=0)
-    rig = Rig(target, law_drafters()[drafter](), rule, k=2, chunk=3)
-    check_engine_law(rig, ToyHybrid, params)
+    check_engine_law(Rig(target, drafter, rule, k=2, chunk=3), ToyHybrid, params)
 
 
 def check_reported_law(make: Callable[[], Drafter], params: SamplingParams) -> None:

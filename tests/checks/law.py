@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from checks.laws import floats
 from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.racing import Racing
 from outrider.core.draft import Draft, Outcome
 from outrider.core.laws import Laws
-from outrider.core.noise import ROOT, Role
+from outrider.core.noise import ROOT, Noise, Role
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 
 TOLERANCE = 1e-9
@@ -55,10 +57,10 @@ def _extended(found: Law, conditional: Conditional) -> Law:
     }
 
 
-def assert_same_law(found: Law, wanted: Law) -> None:
+def assert_same_law(found: Law, wanted: Law, tolerance: float = TOLERANCE) -> None:
     for text in found.keys() | wanted.keys():
         difference = abs(found.get(text, 0.0) - wanted.get(text, 0.0))
-        assert difference <= TOLERANCE, f"{text} is off by {difference:.3g}"
+        assert difference <= tolerance, f"{text} is off by {difference:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class TreeCase:
     `target` gives a law per depth and `proposal` one per node; both are turned round by the tokens
     before, so every path has laws of its own. Nodes in `certain` are not drawn: they are their
     law's likeliest token, and the reported law is a point mass. With `distinct`, siblings are drawn
-    without replacement.
+    without replacement. With `races`, drawn nodes win the race at their place.
     """
 
     parents: tuple[int, ...]
@@ -76,6 +78,7 @@ class TreeCase:
     proposal: tuple[Weights, ...]
     certain: frozenset[int] = frozenset()
     distinct: bool = False
+    races: bool = False
 
     @property
     def length(self) -> int:
@@ -108,12 +111,15 @@ class TreeCase:
         left_V[[tokens[n] for n in earlier]] = 0
         return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
 
-    def drawn(self, noise: EveryBranch) -> Draft:
+    def drawn(self, noise: Noise) -> Draft:
         tokens: list[int] = []
         laws: list[Tensor] = []
         for node in self.nodes:
             law_V = self.proposal_law(node, tokens)
-            tokens.append(noise.pick(law_V, node, Role.DRAFT))
+            depth = len(self.text(self.parents[node], tokens))
+            races = self.races and node not in self.certain
+            token = noise.race_at(law_V, depth) if races else noise.pick(law_V, node, Role.DRAFT)
+            tokens.append(token)
             laws.append(law_V)
         sampled = len(self.certain) < len(self.parents)
         return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
@@ -128,29 +134,66 @@ def _turned(weights: Weights, text: Tokens) -> Weights:
     return weights[by:] + weights[:by]
 
 
-def check_tree_law(rule: AcceptanceRule, case: TreeCase) -> None:
+def check_tree_law(rule: AcceptanceRule, case: TreeCase, tolerance: float = TOLERANCE) -> None:
     """What one verified round emits, carried on by the target, follows the target's law."""
 
-    def one_round(noise: EveryBranch) -> Tokens:
+    def one_round(noise: Noise) -> Tokens:
         draft = case.drawn(noise)
         verdict = rule([JudgeRow(draft, case.laws(draft), noise)])[0]
         return Outcome(0, draft, verdict).tokens
 
-    found = completed(law(one_round), case.conditional, case.length)
-    assert_same_law(found, joint_law(case.conditional, case.length))
+    found = completed(walked(one_round), case.conditional, case.length)
+    assert_same_law(found, joint_law(case.conditional, case.length), tolerance)
+
+
+def walked(experiment: Callable[[Noise], Tokens]) -> Law:
+    """The exact law of what `experiment` returns, races among its choices."""
+    return law(lambda noise: experiment(Racing(noise)))
+
+
+def accepted_law(rule: AcceptanceRule, case: TreeCase) -> list[float]:
+    """The probabilities of 0, 1, 2... accepted tokens."""
+
+    def num_accepted(noise: Noise) -> Tokens:
+        draft = case.drawn(noise)
+        return (len(rule([JudgeRow(draft, case.laws(draft), noise)])[0].path),)
+
+    found = walked(num_accepted)
+    return [found.get((count,), 0.0) for count in range(case.length)]
+
+
+def num_accepted(rule: AcceptanceRule, case: TreeCase) -> float:
+    """The expected number of accepted tokens."""
+    return sum(count * share for count, share in enumerate(accepted_law(rule, case)))
 
 
 def check_acceptance(rule: AcceptanceRule) -> None:
     """A single draft is accepted as often as any rule can: with the mass p and q share."""
     for case in CASES:
         if len(case.parents) == 1:
-
-            def num_accepted(noise: EveryBranch, case: TreeCase = case) -> Tokens:
-                draft = case.drawn(noise)
-                return (len(rule([JudgeRow(draft, case.laws(draft), noise)])[0].path),)
-
             shared_V = torch.minimum(case.conditional(()), case.proposal_law(0, ()))
-            assert abs(law(num_accepted).get((1,), 0.0) - float(shared_V.sum())) <= TOLERANCE
+            assert abs(accepted_law(rule, case)[1] - float(shared_V.sum())) <= TOLERANCE
+
+
+def best_acceptance(case: TreeCase) -> float:
+    """The most tokens of a chain that any exact rule can accept in expectation.
+
+    A beginning of the draft cannot be kept more often than it is drafted, nor than the target
+    writes it given that a beginning before it was kept: the sum over drafts of p_1 + ... + p_K of
+    block.py (Sun et al. 2024, theorem 2).
+    """
+    total = 0.0
+    beginnings: list[tuple[Tokens, float, float]] = [((), 1.0, 1.0)]
+    for node in case.nodes:
+        longer: list[tuple[Tokens, float, float]] = []
+        for text, drafted, share in beginnings:
+            p_V, q_V = case.conditional(text), case.proposal_law(node, text)
+            for token, (p, q) in enumerate(zip(floats(p_V), floats(q_V), strict=True)):
+                if q > 0:
+                    longer.append(((*text, token), drafted * q, min(1.0, share * p / q)))
+        beginnings = longer
+        total += sum(drafted * share for _, drafted, share in beginnings)
+    return total
 
 
 def siblings(target: Weights, proposals: Sequence[Weights], *, distinct: bool = False) -> TreeCase:
@@ -173,6 +216,7 @@ CASES = (
     siblings((4, 4, 1), [(0, 0, 1), (4, 4, 1)], distinct=True),
     siblings((1, 2, 6), [(1, 2, 6), (1, 2, 6), (1, 2, 6)], distinct=True),
     chain([(3, 2, 1), (1, 6, 1), (2, 2, 5), (7, 1, 1)], [(1, 1, 2), (1, 3, 1), (4, 1, 1)]),
+    chain([(3, 2, 1), (2, 2, 5), (1, 1, 1)], [(1, 2, 3), (2, 2, 5)]),
     TreeCase((-1, -1, 0, 0), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((1, 1, 1), (1, 3, 1)) * 2),
     TreeCase((-1, 0, -1, 2), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((2, 1, 1),) * 4, frozenset({2})),
     TreeCase((-1, 0), ((3, 2, 2), (1, 4, 2), (2, 1, 1)), ((2, 1, 1),) * 2, frozenset({0, 1})),

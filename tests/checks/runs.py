@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from checks.drafters import GREEDY, VOCAB, check_memory
@@ -11,15 +12,31 @@ from checks.engine_law import (
     check_drafting_law,
     check_hybrid_engine_law,
     check_reported_law,
+    law_drafters,
+    racing_drafter,
 )
-from checks.law import check_acceptance, check_greedy_walk, check_law_cases
+from checks.law import (
+    CASES,
+    TreeCase,
+    best_acceptance,
+    check_acceptance,
+    check_greedy_walk,
+    check_law_cases,
+    check_tree_law,
+    num_accepted,
+)
 from checks.state import PagedRollback, PoisonedRollback, check_rollback
 from doubles.drafters import random_trees
-from doubles.rig import Rig, model_drafter
+from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
+from outrider.core.noise import race_node
+from outrider.core.params import SamplingParams
 from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.block import BlockRule
+from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
+from outrider.verify.table import EXACT, rule_for
 from outrider.verify.token import TokenRule
 
 
@@ -35,14 +52,49 @@ def match_law() -> None:
     check_law_cases(MatchRule())
 
 
+def block_law() -> None:
+    check_law_cases(BlockRule())
+
+
+def block_acceptance() -> None:
+    """No exact rule accepts more of these chains."""
+    for case in (CASES[0], CASES[6], TreeCase((-1, 0), ((1, 2),) * 3, ((2, 1),) * 2)):
+        assert abs(num_accepted(BlockRule(), case) - best_acceptance(case)) <= 1e-9
+
+
+def table_law() -> None:
+    """Every rule that ships as exact."""
+    for name in EXACT:
+        check_law_cases(rule_for(name))
+
+
+def coupled_law() -> None:
+    """Of drafts that race along."""
+    check_tree_law(CoupledRule(), replace(CASES[0], races=True))
+    check_tree_law(CoupledRule(), replace(CASES[6], races=True))
+
+
 def greedy_walks() -> None:
-    check_greedy_walk(TokenRule())
-    check_greedy_walk(MatchRule())
+    for rule in (TokenRule(), BlockRule(), MatchRule(), CoupledRule()):
+        check_greedy_walk(rule)
 
 
 def engine_law() -> None:
+    """Under the default rule."""
     for params in FILTERS:
-        check_hybrid_engine_law(TokenRule(), "model", params)
+        check_hybrid_engine_law(BlockRule(), law_drafters()["model"](), params)
+
+
+def coupled_engine_law() -> None:
+    check_hybrid_engine_law(CoupledRule(), racing_drafter(), FILTERS[1])
+
+
+def racing_along() -> None:
+    """A drafter with the target's own model, drawing with its numbers, is always right."""
+    drafter = model_drafter(ToyHybrid(vocab_size=VOCAB), draw=race_node)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, CoupledRule(), k=3)
+    rig.run([Request(PROMPT, SamplingParams(temperature=4.0, max_tokens=40))])
+    assert all(trace.num_accepted == trace.num_drafted == 3 for trace in rig.traces)
 
 
 def reported_law() -> None:

@@ -123,14 +123,17 @@ class Rollback(RuleBasedStateMachine):
     @precondition(lambda self: len(self.kept) < 3)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
+        """Of all that a sequence holds, or of a beginning of it."""
         source = data.draw(st.sampled_from(sorted(self.kept)))
+        lengths = st.integers(0, len(self.kept[source]))
+        length = data.draw(st.none() | lengths)
         free = self.model.state.num_free_tokens
         try:
-            self.model.state.fork(source, self.next_id)
+            self.model.state.fork(source, self.next_id, length)
         except CapacityError:
             assert self.model.state.num_free_tokens == free
             return
-        self.kept[self._new()] = list(self.kept[source])
+        self.kept[self._new()] = self.kept[source][:length]
 
     @precondition(lambda self: len(self.kept) > 1)
     @rule(data=st.data())

@@ -1,8 +1,12 @@
-"""What every AcceptanceRule must do, lossy or not; losslessness itself is proved in law/."""
+"""What every AcceptanceRule must do, lossy or not; losslessness itself is proved in law/.
+
+Shapes:  N = laws, V = vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -12,14 +16,15 @@ from hypothesis import strategies as st
 from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
 from outrider.core.laws import Laws
-from outrider.core.noise import ROOT, KeyedNoise
+from outrider.core.noise import ROOT, KeyedNoise, Noise
 from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.table import EXACT, LOSSY, rule_for
 
 VOCAB = 4
-RULES: Sequence[AcceptanceRule] = [TokenRule(), MatchRule()]
-every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+every_rule = pytest.mark.parametrize(
+    "rule", [rule_for(name) for name in (*EXACT, *LOSSY)], ids=[*EXACT, *LOSSY]
+)
+every_exact_rule = pytest.mark.parametrize("rule", [rule_for(name) for name in EXACT], ids=EXACT)
 
 
 @st.composite
@@ -35,19 +40,35 @@ def _soft(rows: int, seed: int) -> torch.Tensor:
     return logits_NV.softmax(-1)
 
 
+def _row(draft: Draft, laws_NV: torch.Tensor, noise: Noise, *, greedy: bool = False) -> JudgeRow:
+    """A row as the engine makes it for any rule."""
+    best = tuple(int(token) for token in laws_NV.argmax(-1))
+    laws = Laws(tokens=best) if greedy else Laws(probs_NV=laws_NV)
+    return JudgeRow(draft, laws, noise, laws_NV)
+
+
 @every_rule
 @given(draft=trees(), seed=st.integers(0, 99), greedy=st.booleans())
 def test_a_path_leads_down_from_the_root(
     rule: AcceptanceRule, draft: Draft, seed: int, greedy: bool
 ) -> None:
     laws_NV = _soft(len(draft) + 1, seed)
-    best = tuple(int(token) for token in laws_NV.argmax(-1))
-    laws = Laws(tokens=best) if greedy else Laws(probs_NV=laws_NV)
-    verdict = rule([JudgeRow(draft, laws, KeyedNoise(seed, 0, 3))])[0]
+    row = _row(draft, laws_NV, KeyedNoise(seed, 0, 3), greedy=greedy)
+    verdict = rule([row])[0]
     assert [draft.parents[node] for node in verdict.path] == [ROOT, *verdict.path][:-1]
     assert 0 <= verdict.next_token < VOCAB
     if greedy:
-        assert Outcome(0, draft, verdict).tokens == _argmax_walk(draft, best)
+        leaf = verdict.path[-1] if verdict.path else ROOT
+        assert verdict.next_token == row.laws.law(leaf + 1)
+
+
+@every_exact_rule
+@given(draft=trees(), seed=st.integers(0, 99))
+def test_an_exact_rule_follows_greedy_laws(rule: AcceptanceRule, draft: Draft, seed: int) -> None:
+    laws_NV = _soft(len(draft) + 1, seed)
+    row = _row(draft, laws_NV, KeyedNoise(seed, 0, 3), greedy=True)
+    best = [int(token) for token in laws_NV.argmax(-1)]
+    assert Outcome(0, draft, rule([row])[0]).tokens == _argmax_walk(draft, best)
 
 
 def _argmax_walk(draft: Draft, best: Sequence[int]) -> tuple[int, ...]:
@@ -64,28 +85,34 @@ def _argmax_walk(draft: Draft, best: Sequence[int]) -> tuple[int, ...]:
 
 @every_rule
 def test_an_empty_draft_is_plain_sampling(rule: AcceptanceRule) -> None:
-    verdict = rule([JudgeRow(Draft.empty(), Laws(tokens=(3,)), EveryBranch())])[0]
-    assert (verdict.path, verdict.next_token) == ((), 3)
     law_V = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
-    verdict = rule([JudgeRow(Draft.empty(), Laws(probs_NV=law_V), EveryBranch())])[0]
-    assert (verdict.path, verdict.next_token) == ((), 2)
+    for greedy in (True, False):
+        row = _row(Draft.empty(), law_V, EveryBranch(), greedy=greedy)
+        verdict = rule([row])[0]
+        assert (verdict.path, verdict.next_token) == ((), 2)
 
 
 @every_rule
-def test_a_draft_that_the_target_is_sure_of_is_accepted_whole(rule: AcceptanceRule) -> None:
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_draft_that_the_target_is_sure_of_is_accepted_whole(
+    rule: AcceptanceRule, greedy: bool
+) -> None:
     sure_NV = torch.eye(VOCAB)[[2, 0, 3]]
     for probs_NV in (None, sure_NV[:2], torch.full((2, VOCAB), 0.25)):
         draft = Draft.chain([2, 0], probs_NV)
-        verdict = rule([JudgeRow(draft, Laws(probs_NV=sure_NV), KeyedNoise(1, 0, 9))])[0]
+        verdict = rule([_row(draft, sure_NV, KeyedNoise(1, 0, 9), greedy=greedy)])[0]
         assert (verdict.path, verdict.next_token) == ((0, 1), 3)
 
 
 @every_rule
-def test_a_draft_that_the_target_rules_out_is_refused_whole(rule: AcceptanceRule) -> None:
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_draft_that_the_target_rules_out_is_refused_whole(
+    rule: AcceptanceRule, greedy: bool
+) -> None:
     sure_NV = torch.eye(VOCAB)[[1, 0, 3]]
     for probs_NV in (None, torch.full((2, VOCAB), 0.25)):
         draft = Draft.chain([2, 0], probs_NV)
-        verdict = rule([JudgeRow(draft, Laws(probs_NV=sure_NV), KeyedNoise(1, 0, 9))])[0]
+        verdict = rule([_row(draft, sure_NV, KeyedNoise(1, 0, 9), greedy=greedy)])[0]
         assert (verdict.path, verdict.next_token) == ((), 1)
 
 
@@ -95,7 +122,7 @@ def test_rows_are_judged_alone_and_purely(
     rule: AcceptanceRule, drafts: list[Draft], seed: int
 ) -> None:
     rows = [
-        JudgeRow(draft, Laws(probs_NV=_soft(len(draft) + 1, seed + i)), KeyedNoise(seed, i, 5))
+        _row(draft, _soft(len(draft) + 1, seed + i), KeyedNoise(seed, i, 5))
         for i, draft in enumerate(drafts)
     ]
     together = rule(rows)
@@ -104,5 +131,16 @@ def test_rows_are_judged_alone_and_purely(
 
 
 @every_rule
-def test_a_rule_says_whether_it_is_exact(rule: AcceptanceRule) -> None:
-    assert rule.exact is True
+@given(draft=trees(), seed=st.integers(0, 99))
+def test_laws_are_read_and_not_written(rule: AcceptanceRule, draft: Draft, seed: int) -> None:
+    laws_NV = _soft(len(draft) + 1, seed)
+    before_NV = laws_NV.clone()
+    proposed_NV = None if draft.probs_NV is None else draft.probs_NV.clone()
+    rule([_row(draft, laws_NV, KeyedNoise(seed, 0, 5))])
+    assert torch.equal(laws_NV, before_NV)
+    assert proposed_NV is None or torch.equal(proposed_NV, cast(torch.Tensor, draft.probs_NV))
+
+
+@pytest.mark.parametrize("name", [*EXACT, *LOSSY])
+def test_a_rule_says_whether_it_is_exact(name: str) -> None:
+    assert rule_for(name).exact is (name in EXACT)

@@ -110,6 +110,17 @@ def test_a_fork_and_its_source_go_separate_ways(kind: Kind) -> None:
 
 
 @every_kind
+@pytest.mark.parametrize("length", range(len(TEXT) + 1))
+def test_a_fork_of_a_beginning_forgets_the_rest(kind: Kind, length: int) -> None:
+    model = opened(kind, TEXT)
+    model.state.fork(0, 1, length)
+    assert (model.state.length(1), model.state.length(0)) == (length, len(TEXT))
+    forked, source = step(model, StepRow.chain(1, (4,)), StepRow.chain(0, (4,)))
+    close_to(forked, whole(kind, (*TEXT[:length], 4))[-1])
+    close_to(source, whole(kind, (*TEXT, 4))[-1])
+
+
+@every_kind
 def test_a_fork_outlives_its_source(kind: Kind) -> None:
     model = opened(kind, TEXT)
     model.state.fork(0, 1)

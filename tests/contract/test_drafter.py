@@ -22,19 +22,32 @@ from checks.drafters import (
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, greedy
 from doubles.counting import CyclingController
+from doubles.guessing import Guessing
 from doubles.kinds import Kind, scripted
-from doubles.rig import Rig, model_drafter
+from doubles.rig import Rig, first_maximum, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
+from doubles.translators import Digits, Mute, Renaming
 from outrider.core.params import SamplingParams
+from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.prediction import PredictionDrafter
 
 MODELS: Mapping[str, Kind] = {
     "hybrid": ToyHybrid,
     "attention": TinyAttentionLM,
     "scripted": scripted,
 }
+GUESS = (2, 0, 1, 3, 3, 1, 2, 4, 0, 1, 3, 2, 0, 0, 4)
+
+
+def bridge(translator: Translator, *, paged: bool = False) -> BridgeDrafter:
+    kind = TinyAttentionLM if paged else ToyHybrid
+    model = kind(vocab_size=VOCAB, seed=5, num_slots=2048)
+    return BridgeDrafter(model, first_maximum, translator, chunk=3, page_size=4)
+
+
 DRAFTERS: Mapping[str, MakeDrafter] = {
     "none": NoDrafter,
     "ngram": lambda: NgramDrafter(max_n=3, min_n=1),
@@ -44,6 +57,11 @@ DRAFTERS: Mapping[str, MakeDrafter] = {
         TinyAttentionLM(vocab_size=VOCAB, seed=5, num_slots=2048), chunk=1
     ),
     "scripted model": lambda: model_drafter(scripted(vocab_size=VOCAB, num_slots=2048), chunk=64),
+    "prediction": lambda: Guessing(GUESS),
+    "no prediction": PredictionDrafter,
+    "bridge": lambda: bridge(Renaming(VOCAB, shift=2)),
+    "finer bridge": lambda: bridge(Digits(VOCAB, base=3), paged=True),
+    "mute bridge": lambda: bridge(Mute()),
 }
 every_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
 both_ways = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -95,7 +113,7 @@ def test_ids_may_be_used_again_after_closing(make: MakeDrafter) -> None:
 @every_drafter
 def test_a_drafter_names_itself_and_its_needs(make: MakeDrafter) -> None:
     drafter = make()
-    assert drafter.name in ("none", "ngram", "model")
+    assert drafter.name in ("none", "ngram", "model", "prediction", "bridge")
     assert drafter.needs.hidden_layers == ()
 
 

@@ -20,13 +20,31 @@ SAMPLING = (
     "--repetition-penalty --seed --stop --temperature --top-k --top-logprobs --top-p"
 )
 ALL = f"{PROGRAM} {ENGINE} {SAMPLING}"
+# A sweep decides these for each cell; --batch-size and --max-tokens are options of its own.
+NOT_IN_SWEEPS = {"--k", "--n", "--top-logprobs"} | {
+    f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
+}
+K_SWEEP = " ".join(
+    [
+        *(flag for flag in ALL.split() if flag not in NOT_IN_SWEEPS),
+        "--domains --experiment --fresh --iterations --ks --max-k --no-plots --output-dir --pairs",
+        "--preset --prompt-set --prompts --reference --single-prompt --warmup",
+    ]
+)
 
 FLAGS: dict[tuple[str, ...], str] = {
     ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
     ("chat",): f"{ALL} --json --system",
     ("models", "list"): "--json",
     ("models", "inspect"): "--json",
+    ("models", "load"): "--dtype --json --n-tokens",
+    ("models", "ollama"): "--host --json --max-tokens --model --prompt",
+    ("models", "ping"): "--json --max-tokens --model --prompt --retries --timeout --url",
     ("pairs",): "--json",
+    ("draft", "check"): "--json",
+    ("verify",): f"{ALL} --deep --json --output",
+    ("bench", "k"): f"{K_SWEEP} --json",
+    ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
     ("doctor",): f"{PROGRAM} {ENGINE} --json",
     ("config",): f"{ALL} --json",
     ("completion",): "",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from doubles.tiny_attention import TinyAttentionLM
-from doubles.tiny_checkpoints import random_llama
+from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
+from outrider.models.decoder import Room
 from outrider.models.fake import Script, ScriptedLM
-from outrider.models.llama import Room
+from outrider.models.loading import LoadOptions, load_model
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:
@@ -21,20 +26,41 @@ def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> Ca
     return ScriptedLM(script)
 
 
-def llama(
-    *, vocab_size: int = 96, seed: int = 0, num_slots: int = 256, page_size: int = 4
-) -> CausalLM:
-    """The vocabulary is the checkpoint's own; `vocab_size` only bounds what tests feed."""
-    assert vocab_size <= 96
-    return random_llama(seed=seed, room=Room(num_slots=num_slots, page_size=page_size))
-
-
 Kind = Callable[..., CausalLM]
+
+
+def loaded(name: str) -> Kind:
+    """The tiny checkpoint of this name, with the options that `scripted` has."""
+
+    def build(
+        *, vocab_size: int = 96, seed: int = 0, num_slots: int = 256, page_size: int = 4
+    ) -> CausalLM:
+        # The vocabulary is the checkpoint's own; `vocab_size` only bounds what tests feed.
+        assert vocab_size <= 96
+        room = Room(num_slots=num_slots, page_size=page_size)
+        return load_model(_stored(name, seed), LoadOptions(room=room, device="cpu"))
+
+    return build
+
+
+@functools.cache
+def _stored(name: str, seed: int) -> Path:
+    """A folder that lives as long as the process: writing one takes longer than reading it."""
+    folder = TemporaryDirectory(prefix="outrider-kinds-")
+    atexit.register(folder.cleanup)
+    return write_checkpoint(Path(folder.name), variant(name), seed=seed)
+
+
+llama = loaded("llama2")
 KINDS: Mapping[str, Kind] = {
     "hybrid": ToyHybrid,
     "attention": TinyAttentionLM,
     "scripted": scripted,
     "llama": llama,
+    "qwen2": loaded("qwen2"),
+    "qwen3": loaded("qwen3"),
+    "phi3": loaded("phi3_partial"),
+    "gpt2": loaded("gpt2"),
 }
 # float64 doubles agree to the last few bits, float32 models to their own rounding.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pytest
 from torch import Tensor
 
-from doubles.every_branch import EveryBranch
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
+from outrider.core.noise import DrawNode, Noise, pick_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.sequence import LiveSequence, StopMatch
+from outrider.core.shaping import Shaper
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.inline import InlineEngine
@@ -23,7 +25,7 @@ from outrider.engine.stages import Stages
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.single import SingleLane
-from outrider.verify.token import TokenRule
+from outrider.verify.block import BlockRule
 
 MANY = 2000
 
@@ -32,8 +34,8 @@ def first_maximum(logits_MV: Tensor) -> list[int]:
     return [int(token) for token in logits_MV.argmax(-1)]
 
 
-def model_drafter(model: CausalLM, chunk: int = 256) -> ModelDrafter:
-    return ModelDrafter(model, first_maximum, chunk=chunk)
+def model_drafter(model: CausalLM, chunk: int = 256, draw: DrawNode = pick_node) -> ModelDrafter:
+    return ModelDrafter(model, first_maximum, chunk=chunk, draw=draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     match: StopMatch | None = None
     sample: int = 0
+    shaper: Shaper | None = None
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Rig:
 
     target: CausalLM
     drafter: Drafter = field(default_factory=NoDrafter)
-    rule: AcceptanceRule = field(default_factory=TokenRule)
+    rule: AcceptanceRule = field(default_factory=BlockRule)
     k: int = 4
     chunk: int = 256
     batch_size: int = 8
@@ -93,6 +96,7 @@ class Rig:
             limit=request.params.max_tokens,
             stop_ids=request.stop_ids,
             match=request.match,
+            shaper=request.shaper,
             sample=request.sample,
         )
 
@@ -138,11 +142,17 @@ class Rig:
         return self.run([Request(prompt, params) for prompt in prompts])
 
 
+class Rounds(Protocol):
+    """Random numbers of many rounds; `at` says where the next one starts."""
+
+    def at(self, start: int) -> Noise: ...
+
+
 @contextmanager
-def walking(noise: EveryBranch) -> Generator[None]:
+def walking(noise: Rounds) -> Generator[None]:
     """Sequences draw from `noise`, under the keys that they choose themselves."""
 
-    def keyed(seed: int, sample: int, start: int) -> EveryBranch:
+    def keyed(seed: int, sample: int, start: int) -> Noise:
         del seed, sample
         return noise.at(start)
 

@@ -18,7 +18,8 @@ import torch
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from outrider.models.llama import LlamaModel, Room
+from outrider.models.decoder import Decoder, Room
+from outrider.models.llama import LlamaModel
 from outrider.models.loading import DTYPES, LoadOptions, load_model
 
 COMMON: Mapping[str, Any] = {
@@ -41,19 +42,35 @@ COMMON: Mapping[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "float32",
 }
+COMMON_GPT2: Mapping[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 96,
+    "n_positions": 256,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`changes` to the common config; the weights in `num_shards` files."""
+    """`changes` to the common config, `base`; the weights in `num_shards` files."""
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     num_shards: int = 1
+    base: Mapping[str, Any] = field(default_factory=lambda: COMMON)
 
     @property
     def config(self) -> dict[str, Any]:
-        return {**COMMON, **self.changes}
+        return {**self.base, **self.changes}
 
 
 _LLAMA3 = {
@@ -65,6 +82,36 @@ _LLAMA3 = {
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+_QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_key_value_heads": 2,
+    "use_sliding_window": False,
+}
+_QWEN3 = {**_QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32}
+# transformers' default for padding, 32000, would lie outside this vocabulary.
+_PHI3 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0],
+}
+# As Phi-4-mini: three quarters of a head turn, and the head is tied.
+_PARTIAL = {
+    "partial_rotary_factor": 0.75,
+    "tie_word_embeddings": True,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.25, 1.5, 2.0, 2.5],
+        "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0],
+    },
+}
+_WINDOW_128 = {"original_max_position_embeddings": 128}
 
 VARIANTS = (
     Variant("llama2"),
@@ -80,6 +127,14 @@ VARIANTS = (
     Variant("attention_bias", {"attention_bias": True, "num_key_value_heads": 2}),
     Variant("mlp_bias", {"mlp_bias": True}),
     Variant("sharded", {"num_key_value_heads": 2}, num_shards=3),
+    Variant("qwen2", _QWEN2),
+    Variant("qwen2_tied", {**_QWEN2, "tie_word_embeddings": True}),
+    Variant("qwen3", _QWEN3),
+    Variant("qwen3_tied", {**_QWEN3, "tie_word_embeddings": True, "attention_bias": True}),
+    Variant("phi3", {**_PHI3, "sliding_window": 128}),
+    Variant("phi3_longrope", {**_PHI3, "rope_scaling": _LONGROPE, **_WINDOW_128}),
+    Variant("phi3_partial", {**_PHI3, **_PARTIAL, **_WINDOW_128}),
+    Variant("gpt2", base=COMMON_GPT2),
 )
 
 
@@ -131,47 +186,100 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def random_llama(
-    item: Variant | None = None, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
-) -> LlamaModel:
-    """A loaded tiny model, by default of the plain variant."""
+def random_model(
+    item: Variant, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
+) -> Decoder:
+    """A loaded tiny model."""
     options = LoadOptions(room=room or Room(num_slots=1024), dtype=dtype, device="cpu")
     with TemporaryDirectory() as folder:
-        path = write_checkpoint(Path(folder), item or VARIANTS[0], seed=seed, dtype=DTYPES[dtype])
+        path = write_checkpoint(Path(folder), item, seed=seed, dtype=DTYPES[dtype])
         return load_model(path, options, name="tiny")
 
 
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def random_llama(
+    item: Variant | None = None, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
+) -> LlamaModel:
+    """A loaded tiny model of the Llama family, by default of the plain variant."""
+    model = random_model(item or VARIANTS[0], seed=seed, dtype=dtype, room=room)
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _shapes(config: Mapping[str, Any]) -> Shapes:
+    return _gpt2_shapes(config) if config["model_type"] == "gpt2" else _llama_shapes(config)
+
+
+def _gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
+    hidden, ffn = config["n_embd"], config["n_inner"]
+    shapes: Shapes = {
+        "transformer.wte.weight": (config["vocab_size"], hidden),
+        "transformer.wpe.weight": (config["n_positions"], hidden),
+    }
+    norms = ["transformer.ln_f"]
+    for index in range(config["n_layer"]):
+        layer = f"transformer.h.{index}"
+        norms += [f"{layer}.ln_1", f"{layer}.ln_2"]
+        convs = {
+            f"{layer}.attn.c_attn": (hidden, 3 * hidden),
+            f"{layer}.attn.c_proj": (hidden, hidden),
+            f"{layer}.mlp.c_fc": (hidden, ffn),
+            f"{layer}.mlp.c_proj": (ffn, hidden),
+        }
+        shapes.update({f"{name}.weight": shape for name, shape in convs.items()})
+        shapes.update({f"{name}.bias": shape[1:] for name, shape in convs.items()})
+    shapes.update({f"{name}.{part}": (hidden,) for name in norms for part in ("weight", "bias")})
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _llama_shapes(config: Mapping[str, Any]) -> Shapes:
     hidden, ffn, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
-    attended, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    outputs = {"q": attended, "k": kv, "v": kv}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    family, bias = config["model_type"], config["attention_bias"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        linears = {f"{layer}.self_attn.{k}_proj": (n, hidden) for k, n in outputs.items()}
-        linears[f"{layer}.self_attn.o_proj"] = (hidden, attended)
-        if config["attention_bias"]:
-            shapes.update({f"{name}.bias": shape[:1] for name, shape in linears.items()})
-        ffns = {
-            f"{layer}.mlp.gate_proj": (ffn, hidden),
-            f"{layer}.mlp.up_proj": (ffn, hidden),
-            f"{layer}.mlp.down_proj": (hidden, ffn),
-        }
+        qkv, gate_up = _inputs(config, layer, head)
+        out = {f"{layer}.self_attn.o_proj": (hidden, head * config["num_attention_heads"])}
+        down = {f"{layer}.mlp.down_proj": (hidden, ffn)}
+        if bias or family == "qwen2":
+            biased = {**qkv, **out} if bias else qkv
+            shapes.update({f"{name}.bias": shape[:1] for name, shape in biased.items()})
         if config["mlp_bias"]:
-            shapes.update({f"{name}.bias": shape[:1] for name, shape in ffns.items()})
-        shapes.update({f"{name}.weight": shape for name, shape in {**linears, **ffns}.items()})
+            biased = {**gate_up, **down}
+            shapes.update({f"{name}.bias": shape[:1] for name, shape in biased.items()})
+        linears = {**qkv, **out, **gate_up, **down}
+        shapes.update({f"{name}.weight": shape for name, shape in linears.items()})
         shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        if family == "qwen3":
+            shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
+            shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes
 
 
+def _inputs(config: Mapping[str, Any], layer: str, head: int) -> tuple[Shapes, Shapes]:
+    """The linears that read the normed residual: of attention and of the FFN."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    attended, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    if config["model_type"] == "phi3":
+        fused = {f"{layer}.self_attn.qkv_proj": (attended + 2 * kv, hidden)}
+        return fused, {f"{layer}.mlp.gate_up_proj": (2 * ffn, hidden)}
+    outputs = {"q": attended, "k": kv, "v": kv}
+    qkv = {f"{layer}.self_attn.{k}_proj": (n, hidden) for k, n in outputs.items()}
+    return qkv, {f"{layer}.mlp.{part}_proj": (ffn, hidden) for part in ("gate", "up")}
+
+
 def _random(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     uniform = torch.randint(-(2**20), 2**20, shape, generator=rng).float() / 2**20
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
         return 1 + uniform / 4
     if name.endswith("bias"):
         return uniform / 4

@@ -57,9 +57,9 @@ class HybridStore:
         self._sequences[seq_id] = _Sequence()
         return 0
 
-    def fork(self, source: int, new: int) -> None:
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
         assert new not in self._sequences
-        kept = list(self._sequences[source].kept)
+        kept = self._sequences[source].kept[:length]
         self._require(len(kept))
         self._sequences[new] = _Sequence(kept)
 

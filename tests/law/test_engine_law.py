@@ -11,9 +11,11 @@ from checks.engine_law import (
     check_drafting_law,
     check_engine_law,
     check_hybrid_engine_law,
+    check_penalised_engine_law,
     check_reported_law,
     engine_law,
     law_drafters,
+    racing_drafter,
 )
 from doubles.rig import Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
@@ -21,12 +23,13 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.block import BlockRule
+from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
-every_rule = pytest.mark.parametrize(
-    "rule", [TokenRule(), MatchRule()], ids=lambda rule: type(rule).__name__
-)
+RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 every_filter = pytest.mark.parametrize(
     "params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"]
 )
@@ -35,19 +38,33 @@ every_filter = pytest.mark.parametrize(
 @every_filter
 @pytest.mark.parametrize("drafter", law_drafters())
 def test_a_generation_follows_the_target(params: SamplingParams, drafter: str) -> None:
-    check_hybrid_engine_law(TokenRule(), drafter, params)
+    """Under the default rule; trees and looked-up chains are the token rule's."""
+    check_hybrid_engine_law(BlockRule(), law_drafters()[drafter](), params)
 
 
-@pytest.mark.parametrize("drafter", law_drafters())
-def test_under_the_match_rule_too(drafter: str) -> None:
-    check_hybrid_engine_law(MatchRule(), drafter, FILTERS[3])
+@every_rule
+def test_under_every_rule(rule: AcceptanceRule) -> None:
+    for drafter in ("model", "trees"):
+        check_hybrid_engine_law(rule, law_drafters()[drafter](), FILTERS[1])
+
+
+@every_filter
+def test_with_a_drafter_that_races_along(params: SamplingParams) -> None:
+    check_hybrid_engine_law(CoupledRule(), racing_drafter(), params)
+
+
+def test_with_penalties() -> None:
+    check_penalised_engine_law()
 
 
 @pytest.mark.slow
-@every_filter
+@pytest.mark.parametrize("params", FILTERS[2:], ids=["top-p", "min-p"])
 @pytest.mark.parametrize("drafter", law_drafters())
-def test_under_the_match_rule_with_every_filter(params: SamplingParams, drafter: str) -> None:
-    check_hybrid_engine_law(MatchRule(), drafter, params)
+@pytest.mark.parametrize("rule", [TokenRule(), MatchRule()], ids=lambda rule: rule.name)
+def test_under_the_other_rules_with_other_filters(
+    rule: AcceptanceRule, drafter: str, params: SamplingParams
+) -> None:
+    check_hybrid_engine_law(rule, law_drafters()[drafter](), params)
 
 
 @every_rule
@@ -55,6 +72,23 @@ def test_the_same_holds_on_paged_memory(rule: AcceptanceRule) -> None:
     target = TinyAttentionLM(vocab_size=VOCAB, page_size=2, num_slots=64)
     drafter = model_drafter(TinyAttentionLM(vocab_size=VOCAB, seed=7, page_size=2, num_slots=64))
     check_engine_law(Rig(target, drafter, rule, k=2, page_size=2), TinyAttentionLM, FILTERS[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.4, max_tokens=2),
+        SamplingParams(temperature=1.4, top_k=2, max_tokens=3),
+    ],
+    ids=["two tokens", "three of the likeliest"],
+)
+def test_the_same_holds_over_eight_tokens(rule: AcceptanceRule, params: SamplingParams) -> None:
+    """A toy transformer on paged memory; all branches of drafts, verdicts and draws."""
+    target = TinyAttentionLM(vocab_size=8, page_size=2, num_slots=64)
+    drafter = model_drafter(TinyAttentionLM(vocab_size=8, seed=7, page_size=2, num_slots=64))
+    check_engine_law(Rig(target, drafter, rule, k=2, page_size=2), TinyAttentionLM, params)
 
 
 def test_the_same_holds_token_by_token() -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from checks.drafters import check_lookup
-from checks.runs import drafter_memory, drafting_law, engine_law, reported_law
+from checks.runs import drafter_memory, drafting_law, engine_law, racing_along
 from mutants.planting import Mutant
 
 MODEL = "outrider.drafters.model"
+NOISE = "outrider.core.noise"
 NGRAM = "outrider.drafters.ngram"
 
 MUTANTS = (
-    Mutant(
-        "reported law without top-p",
-        MODEL,
-        "self.laws.append(law_V)",
-        "self.laws.append(torch.softmax(logits_V / self.row.params.temperature, -1))",
-        reported_law,
-    ),
     Mutant(
         "reported law at another temperature",
         MODEL,
@@ -25,16 +19,9 @@ MUTANTS = (
         engine_law,
     ),
     Mutant(
-        "argmax draft with soft q",
-        MODEL,
-        "self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))",
-        "self.tokens.append(argmax)",
-        reported_law,
-    ),
-    Mutant(
         "argmax draft with soft q in the engine",
         MODEL,
-        "self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))",
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
         "self.tokens.append(argmax)",
         engine_law,
     ),
@@ -47,10 +34,17 @@ MUTANTS = (
     ),
     Mutant(
         "draft nodes share a number",
-        MODEL,
-        "len(self.tokens), Role.DRAFT)",
-        "0, Role.DRAFT)",
+        NOISE,
+        "noise.pick(law_V, node, Role.DRAFT)",
+        "noise.pick(law_V, 0, Role.DRAFT)",
         engine_law,
+    ),
+    Mutant(
+        "a racing drafter a place behind",
+        NOISE,
+        "noise.race_at(law_V, node)",
+        "noise.race_at(law_V, max(node - 1, 0))",
+        racing_along,
     ),
     Mutant(
         "refused drafts stay in draft memory",

@@ -80,6 +80,13 @@ MUTANTS = (
         rollback,
     ),
     Mutant(
+        "fork of a beginning takes all",
+        PAGED,
+        "tokens = old.tokens[:length]",
+        "tokens = old.tokens[:]",
+        rollback,
+    ),
+    Mutant(
         "speculated tokens findable",
         PAGED,
         "seq.staged += row.tokens",

@@ -10,20 +10,15 @@ from checks.noise import (
     check_published_vectors,
 )
 from checks.noise_keys import check_no_number_is_used_twice
+from checks.races import check_race_frequencies, check_race_numbers, check_races
 from checks.runs import engine_law
 from mutants.planting import Mutant
 
 NOISE = "outrider.core.noise"
+PHILOX = "outrider.core.philox"
 SEQUENCE = "outrider.core.sequence"
 
 MUTANTS = (
-    Mutant(
-        "start left out of the key",
-        NOISE,
-        "counter = (node + 1, start, self.sample, int(role))",
-        "counter = (node + 1, 0, self.sample, int(role))",
-        check_no_number_is_used_twice,
-    ),
     Mutant(
         "node left out of the key",
         NOISE,
@@ -47,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "upper half of the seed ignored",
-        NOISE,
+        PHILOX,
         "(seed >> 32) & _MASK",
         "0 & _MASK",
         check_keys_do_not_meet,
@@ -73,13 +68,69 @@ MUTANTS = (
         "self._uniform(depth, ROOT, Role.POSITION)",
         check_positions_are_absolute,
     ),
-    Mutant("a round too few", NOISE, "range(10)", "range(9)", check_published_vectors),
+    Mutant("a round too few", PHILOX, "range(10)", "range(9)", check_published_vectors),
     Mutant(
         "halves of a word swapped",
-        NOISE,
-        "(c0 << 21) | (c1 >> 11)",
-        "(c1 << 21) | (c0 >> 11)",
+        PHILOX,
+        "(first << 21) | (second >> 11)",
+        "(second << 21) | (first >> 11)",
         check_published_vectors,
+    ),
+    Mutant(
+        "logarithm of the inverse",
+        PHILOX,
+        "_LN_2 - 2 * s * series",
+        "_LN_2 + 2 * s * series",
+        check_race_numbers,
+    ),
+    Mutant(
+        "race numbers with room for none",
+        PHILOX,
+        "(second >> 12)) + 0.5)",
+        "(second >> 12)) + 0.0)",
+        check_race_numbers,
+    ),
+    Mutant(
+        "races counted from the round",
+        NOISE,
+        "self._race_numbers(part, self.start + depth)",
+        "self._race_numbers(part, depth)",
+        check_races,
+    ),
+    Mutant(
+        "all ids race with one number",
+        NOISE,
+        "(ids.astype(np.uint64), position, self.sample, int(Role.RACE))",
+        "(0 * ids.astype(np.uint64), position, self.sample, int(Role.RACE))",
+        check_races,
+    ),
+    Mutant(
+        "samples race alike",
+        NOISE,
+        "position, self.sample, int(Role.RACE))",
+        "position, 0, int(Role.RACE))",
+        check_races,
+    ),
+    Mutant(
+        "races share the numbers of drafts",
+        NOISE,
+        "position, self.sample, int(Role.RACE))",
+        "position, self.sample, int(Role.DRAFT))",
+        check_no_number_is_used_twice,
+    ),
+    Mutant(
+        "the last in the race wins",
+        NOISE,
+        "np.argmin(times / weights[ids])",
+        "np.argmax(times / weights[ids])",
+        check_race_frequencies,
+    ),
+    Mutant(
+        "weights slow the race down",
+        NOISE,
+        "np.argmin(times / weights[ids])",
+        "np.argmin(times * weights[ids])",
+        check_race_frequencies,
     ),
     Mutant("zero weights drawn", NOISE, "right=True", "right=False", check_inverse_cdf_edges),
     Mutant(

@@ -15,6 +15,7 @@ from checks.runs import greedy_batch, stepwise_batch
 from mutants.planting import Mutant
 
 CLAMP = "outrider.engine.clamp"
+READING = "outrider.engine.reading"
 STAGES = "outrider.engine.stages"
 INLINE = "outrider.engine.inline"
 STEPWISE = "outrider.engine.stepwise"
@@ -72,9 +73,9 @@ MUTANTS = (
     Mutant("drafts past the budget", STAGES, "seq.room - 1)", "seq.room)", check_budget_anywhere),
     Mutant(
         "laws of the mate",
-        STAGES,
-        "            start = end\n",
-        "            start = end - 1\n",
+        READING,
+        "        start = end\n",
+        "        start = end - 1\n",
         greedy_batch,
     ),
     Mutant(

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from checks.batched import check_batched_block, check_batched_token
 from checks.laws import check_filter_cases
-from checks.runs import acceptance, exact_law, greedy_walks, match_law
+from checks.noise_keys import check_each_emitted_token_has_its_own_race
+from checks.runs import (
+    acceptance,
+    block_acceptance,
+    block_law,
+    coupled_law,
+    exact_law,
+    greedy_walks,
+    match_law,
+)
 from mutants.planting import Mutant
 
 EXACT = "outrider.verify.token"
+BLOCK = "outrider.verify.block"
 MATCH = "outrider.verify.match"
+COUPLED = "outrider.verify.coupled"
+BATCHED = "outrider.verify.batched"
 LAWS = "outrider.core.laws"
 
 MUTANTS = (
@@ -128,11 +141,130 @@ MUTANTS = (
         match_law,
     ),
     Mutant(
-        "temperature times 0.97",
-        LAWS,
-        "max(params.temperature, _MIN_TEMPERATURE)",
-        "max(0.97 * params.temperature, _MIN_TEMPERATURE)",
-        check_filter_cases,
+        "coupled draws all places alike",
+        COUPLED,
+        "noise.race_at(law, depth)",
+        "noise.race_at(law, 0)",
+        coupled_law,
+    ),
+    Mutant(
+        "coupled draws anew in each round",
+        COUPLED,
+        "noise.race_at(law, depth)",
+        "noise.pick(law, depth, 2)",
+        check_each_emitted_token_has_its_own_race,
+    ),
+    Mutant(
+        "block: share above one",
+        BLOCK,
+        "min(1.0, shares[-1] * ratio)",
+        "shares[-1] * ratio",
+        block_law,
+    ),
+    Mutant(
+        "block: no token makes up for another",
+        BLOCK,
+        "min(1.0, shares[-1] * ratio)",
+        "shares[-1] * min(1.0, ratio)",
+        block_law,
+    ),
+    Mutant(
+        "block: shortest beginning first",
+        BLOCK,
+        "range(len(tokens), 0, -1)",
+        "range(1, len(tokens) + 1)",
+        block_law,
+    ),
+    Mutant(
+        "block: leftover of all of p",
+        BLOCK,
+        "(share * p_V.double() - q_V.double())",
+        "(p_V.double() - q_V.double())",
+        block_law,
+    ),
+    Mutant(
+        "block: coin forgets what was refused",
+        BLOCK,
+        "left / (left + 1 - share)",
+        "left / max(left, share)",
+        block_law,
+    ),
+    Mutant(
+        "block: leftover with the share after it",
+        BLOCK,
+        "_leftover(shares[length - 1], p",
+        "_leftover(shares[length], p",
+        block_law,
+    ),
+    Mutant(
+        "block: law of the wrong place",
+        BLOCK,
+        "p_WV[length - 1], q_NV",
+        "p_WV[length], q_NV",
+        block_law,
+    ),
+    Mutant(
+        "block: nothing left keeps all",
+        BLOCK,
+        "float(share == 1)",
+        "1.0",
+        block_law,
+    ),
+    Mutant(
+        "block: coins share a number",
+        BLOCK,
+        "noise.coin(chance, length - 1, Role.ACCEPT)",
+        "noise.coin(chance, 0, Role.ACCEPT)",
+        block_law,
+    ),
+    Mutant(
+        "block: trees judged as chains",
+        BLOCK,
+        "draft.max_depth < len(draft)",
+        "draft.max_depth < 0",
+        block_law,
+    ),
+    Mutant(
+        "block: the token rule, exact but slow",
+        BLOCK,
+        "draft.max_depth < len(draft)",
+        "draft.max_depth > 0",
+        block_acceptance,
+    ),
+    Mutant(
+        "batched: accepted after a refusal",
+        BATCHED,
+        "accepted_BK.cumprod(-1).sum(-1)",
+        "accepted_BK.sum(-1)",
+        check_batched_token,
+    ),
+    Mutant(
+        "batched: residual is |p-q|",
+        BATCHED,
+        "(p_BV - q_BV).clamp_min(0)",
+        "(p_BV - q_BV).abs()",
+        check_batched_token,
+    ),
+    Mutant(
+        "batched: next token by the root's number",
+        BATCHED,
+        "numbers.next_BW.gather(-1, kept_B[:, None])",
+        "numbers.next_BW.gather(-1, 0 * kept_B[:, None])",
+        check_batched_token,
+    ),
+    Mutant(
+        "batched: block share above one",
+        BATCHED,
+        "(shares[-1] * ratio_B).clamp_max(1)",
+        "(shares[-1] * ratio_B).clamp_max(9)",
+        check_batched_block,
+    ),
+    Mutant(
+        "batched: block keeps the shortest",
+        BATCHED,
+        "torch.where(heads_B, length, kept_B)",
+        "torch.where(heads_B & (kept_B == 0), length, kept_B)",
+        check_batched_block,
     ),
     Mutant(
         "top-p keeps one too many",

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import drafters, memory, noise, rounds, rules
+from mutants import drafters, fourteen, memory, noise, rounds, rules
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
 MUTANTS = (
+    *fourteen.MUTANTS,
     *rules.MUTANTS,
     *noise.MUTANTS,
     *memory.MUTANTS,

@@ -46,6 +46,10 @@ class Oracle:
             text.append(int(best_2.indices[0]))
         return text[len(tokens) :], lead
 
+    def save(self, folder: Path) -> None:
+        """As transformers writes checkpoints today."""
+        self._model.save_pretrained(folder)
+
     def frequencies(self) -> tuple[Tensor, float]:
         """Rotary frequencies, and what multiplies cos and sin."""
         rope = self._model.model.rotary_emb

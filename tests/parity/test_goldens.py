@@ -13,7 +13,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, checksum, random_tensors, variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.llama import LlamaModel, Room
+from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 from parity.feeding import feed, greedy
 
@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    model: LlamaModel
+    model: Decoder
     tokens: list[int]
     logits_NV: Tensor
     hidden_KD: Tensor

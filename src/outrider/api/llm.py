@@ -9,22 +9,27 @@ print(llm.last_result.summary())
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 from outrider.api.loading import LoadedPair, load_pair
+from outrider.api.memory import MemoryWatch, gauge
+from outrider.api.profile import HasKernels
 from outrider.api.reader import Reader
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
-from outrider.api.tokenizer import Tokenizer
+from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.budget import RoundTrace
-from outrider.core.config import EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
+from outrider.core.shaping import AllowedTokens, Shaper
 from outrider.core.spec import ModelSpec
+from outrider.drafters.prediction import check_prediction
 from outrider.engine.build import Parts, build_engine
 from outrider.kernels.registry import Kernels
+from outrider.models.loading import pick_device
 
 EMBEDDED = "outrider/embedded"
 Prompt = str | Sequence[int]
@@ -48,9 +53,13 @@ class LLM:
         config: EngineConfig | None = None,
     ) -> None:
         self.config = config or EngineConfig()
+        self.device = pick_device(self.config.device)
+        self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
+        self._memory.end_load()
         self._readers: dict[int, Reader] = {}
-        parts = Parts(self._pair.target, self._pair.draft, self.kernels.argmax)
+        pair, argmax = self._pair, self.kernels.argmax
+        parts = Parts(pair.target, pair.draft, argmax, pair.translator)
         self._engine = build_engine(
             self.config, parts, num_slots=self._pair.num_slots, sink=self._record
         )
@@ -70,6 +79,12 @@ class LLM:
         return self._pair.target.kernels
 
     @property
+    def models(self) -> Mapping[str, HasKernels]:
+        """The target and, if there is one, the draft model, by these names."""
+        found = {"target": self._pair.target, "draft": self._pair.draft}
+        return {role: model for role, model in found.items() if model is not None}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should hear once: fallbacks taken, limits that are not the defaults."""
         return self._pair.notes
@@ -78,6 +93,11 @@ class LLM:
     def drafter(self) -> str:
         """The drafter in use; "none" means speculation is off."""
         return self._engine.drafter.name
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is written follows the target's own law; lossy samplers may change it."""
+        return self.drafter == "none" or self.config.sampler in EXACT_SAMPLERS
 
     @property
     def free_tokens(self) -> int:
@@ -91,33 +111,63 @@ class LLM:
             raise ConfigError("no request has ended yet.", hint="read a stream to its end first")
         return self._last
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        allowed: AllowedTokens | None = None,
+    ) -> TextStream:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
-        Raises ConfigError at once when prompt and draft do not fit the window, and CapacityError
-        on the first event asked for when the arena could never hold them.
+        `allowed` masks the vocabulary after every token (core/shaping.py), drafted ones included.
+        Raises ConfigError at once when prompt and draft do not fit the window or `n` is above 1,
+        and CapacityError on the first event asked for when the arena could never hold them.
         """
-        return self._follow(self._reader(prompt, params or SamplingParams(), live=True))
+        params = params or SamplingParams()
+        if params.n > 1:
+            raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
+        return self._follow(self._reader(self._ids(prompt), params, allowed, live=True))
 
     def generate(
-        self, prompts: str | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        allowed: AllowedTokens | None = None,
     ) -> list[GenerationResult]:
-        """Run all prompts, up to `batch_size` at once; results in the order of the prompts."""
+        """Run all prompts, up to `batch_size` at once; `n` results for each, in order.
+
+        `params` are one for all or one for each prompt.
+        """
         batch = [prompts] if isinstance(prompts, str) else prompts
         if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
-        params = params or SamplingParams()
-        live = bool(params.stop)
-        readers = [self._reader(prompt, params, live=live) for prompt in batch]
+        groups: list[list[Reader]] = []
+        for prompt, wanted in zip(batch, _one_each(params, len(batch)), strict=True):
+            ids, live = self._ids(prompt), bool(wanted.stop)
+            reader = (self._reader(ids, wanted, allowed, sample=i, live=live) for i in count())
+            groups.append(list(islice(reader, wanted.n)))
+        self._run(groups)
+        return [self._result(reader) for group in groups for reader in group]
+
+    def _run(self, groups: Sequence[Sequence[Reader]]) -> None:
+        """All readers to their end. The others of a group start when its first one has read the
+        prompt, so that they find its pages."""
+        readers = [reader for group in groups for reader in group]
+        waiting = {id(group[0]): list(group[1:]) for group in groups}
         try:
-            for reader in readers:
-                self._submit(reader)
+            for group in groups:
+                self._submit(group[0])
             while any(reader.seq.finish is None for reader in readers):
+                for group in groups:
+                    if group[0].seq.num_emitted:
+                        for reader in waiting.pop(id(group[0]), []):
+                            self._submit(reader)
                 self._advance()
         finally:
             for reader in readers:
                 self._retire(reader)
-        return [self._result(reader) for reader in readers]
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""
@@ -158,21 +208,53 @@ class LLM:
             self._readers[outcome.seq_id].take(outcome)
 
     def _record(self, trace: RoundTrace) -> None:
-        self._readers[trace.seq_id].traces.append(trace)
+        reader = self._readers[trace.seq_id]
+        reader.traces.append(trace)
+        reader.pass_bytes.append(self._memory.during(trace.pass_index))
 
-    def _reader(self, prompt: Prompt, params: SamplingParams, *, live: bool) -> Reader:
-        ids = self._ids(prompt)
+    def _reader(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        *,
+        sample: int = 0,
+        live: bool,
+    ) -> Reader:
         limit = self._limit(len(ids), params)
+        check_prediction(params.prediction, drafter=self.drafter)
+        guess = self.tokenizer.encode(params.prediction, add_special=False)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),
-            tokens=ids,
+            tokens=list(ids),
             prompt_length=len(ids),
             params=params,
             limit=limit,
             stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
+            shaper=self._shaper(len(ids), params, allowed),
+            sample=sample,
+            prediction=tuple(i for i in guess if i < self.spec.vocab_size),
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
         return Reader(seq, StopMatcher(self.tokenizer, params.stop), live, notes)
+
+    def _shaper(
+        self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
+    ) -> Shaper | None:
+        foreign = [i for i in params.logit_bias or () if i >= self.spec.vocab_size]
+        if foreign:
+            raise ConfigError(
+                f"logit_bias names ids outside the vocabulary of {self.spec.vocab_size}: "
+                f"{foreign[:5]}."
+            )
+        shaper = Shaper(
+            params,
+            prompt_length,
+            stop_ids=frozenset(i for i in self._pair.stop_ids if i < self.spec.vocab_size),
+            bad_words=spellings(self.tokenizer, params.bad_words),
+            allowed=allowed,
+        )
+        return shaper if shaper.active else None
 
     def _cap_note(self, limit: int, wanted: int) -> str:
         window, reason = self._pair.window, self._pair.window_reason
@@ -201,6 +283,20 @@ class LLM:
 
     def _result(self, reader: Reader) -> GenerationResult:
         self._last = reader.result(
-            drafter=self.drafter, k=self._pair.k, profile=self.config.profile
+            drafter=self.drafter,
+            k=self._pair.k,
+            profile=self.config.profile,
+            exact=self.exact,
+            memory=self._memory,
         )
         return self._last
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{len(params)} sampling params for {count} prompts.")
+    return params

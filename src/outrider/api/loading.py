@@ -8,14 +8,18 @@ from pathlib import Path
 import torch
 
 from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
+from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import VocabularyError
 from outrider.engine.build import resolve_drafter, resolve_window
+from outrider.models.decoder import Decoder, Room
 from outrider.models.hf_config import read_config
-from outrider.models.llama import LlamaModel, Room
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.pairs.catalog import draft_of
 from outrider.state.capacity import arena_slots
+
+_WITH_MODEL = ("model", "bridge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,12 @@ class LoadedPair:
     """Models in memory and the limits found while loading them.
 
     `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
-    drafted; `num_slots` is the arena's size in tokens.
+    drafted; `num_slots` is the arena's size in tokens. `translator` is there when the draft has a
+    vocabulary of its own.
     """
 
-    target: LlamaModel
-    draft: LlamaModel | None
+    target: Decoder
+    draft: Decoder | None
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     window: int
@@ -35,24 +40,30 @@ class LoadedPair:
     k: int
     num_slots: int
     notes: tuple[str, ...]
+    translator: TextTranslator | None = None
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
     """Everything is checked before weights are read: names, window, vocabulary."""
     if config.deterministic:
+        make_cublas_deterministic()
+        torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True)
     if config.threads:
         torch.set_num_threads(config.threads)
     draft = draft or draft_of(model)
     drafter = resolve_drafter(config, has_draft=draft is not None)
     folder = resolve(model)
-    draft_folder = resolve(draft) if draft is not None and drafter == "model" else None
+    draft_folder = resolve(draft) if draft is not None and drafter in _WITH_MODEL else None
     tokenizer = Tokenizer.load(folder)
-    if draft_folder is not None:
+    translator = None
+    if draft_folder is not None and drafter == "bridge":
+        translator = _translator(folder, draft_folder)
+    elif draft_folder is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft_folder), draft_folder.name)
     target_config = read_config(folder)
     draft_config = read_config(draft_folder) if draft_folder else None
-    if draft_config is not None:
+    if draft_config is not None and translator is None:
         _check_sizes(target_config.vocab_size, draft_config.vocab_size)
     target_tokens = target_config.max_tokens
     draft_tokens = draft_config.max_tokens if draft_config else None
@@ -80,6 +91,16 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         k=k,
         num_slots=num_slots,
         notes=_notes(target, config),
+        translator=translator,
+    )
+
+
+def _translator(folder: Path, draft_folder: Path) -> TextTranslator:
+    return TextTranslator(
+        Tokenizer.load(folder),
+        Tokenizer.load(draft_folder),
+        target_size=read_config(folder).vocab_size,
+        draft_size=read_config(draft_folder).vocab_size,
     )
 
 
@@ -91,7 +112,8 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     listed = "; ".join(f"{d.token_id}: {d.first!r} and {d.second!r}" for d in found)
     raise VocabularyError(
         f"target and draft {name} do not share a vocabulary. The first ids that differ: {listed}.",
-        hint="choose a draft of the target's own family (`outrider pairs`), or --drafter ngram",
+        hint="translate with --drafter bridge, choose a draft of the target's own family "
+        "(`outrider pairs`), or draft without a model: --drafter ngram",
     )
 
 
@@ -101,7 +123,7 @@ def _check_sizes(target: int, draft: int) -> None:
         raise VocabularyError(
             f"the target's law is over {target} ids and the draft's over {draft}, although their "
             "tokenizers agree: one has a padded embedding.",
-            hint="choose a draft with the target's vocab_size, or --drafter ngram",
+            hint="choose a draft with the target's vocab_size, --drafter bridge or --drafter ngram",
         )
 
 
@@ -134,7 +156,7 @@ def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
     )
 
 
-def _notes(target: LlamaModel, config: EngineConfig) -> tuple[str, ...]:
+def _notes(target: Decoder, config: EngineConfig) -> tuple[str, ...]:
     """What the checkpoint limits, and fallbacks that were not asked for."""
     if config.force_reference:
         return target.config.notes

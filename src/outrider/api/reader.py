@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 
+from outrider.api.memory import MemoryWatch
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
+from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
+from outrider.core.logprobs import TokenLogprobs
 from outrider.core.sequence import LiveSequence
+from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise
 
 
@@ -28,46 +31,65 @@ class Reader:
     text: StopMatcher
     live: bool
     notes: tuple[str, ...] = ()
+    clock: Clock = HOST_CLOCK
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    pass_bytes: list[int] = field(default_factory=list[int])
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
+    _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    _arrivals: list[float] = field(default_factory=list[float])
     _started: float = 0.0
-    _ended: float = 0.0
 
     def start(self) -> None:
-        self._started = self._ended = perf_counter()
+        self._started = self.clock()
         if self.live:
-            self.seq.match = self.text.push
+            self.seq.match = self._match
 
     def take(self, outcome: Outcome) -> None:
-        """Read what a round emitted."""
-        self._ended = perf_counter()
+        """Read what a round emitted. Its ids are on the host, so the device is done with them."""
+        arrival = round(self.clock() - self._started, 9)
+        self._arrivals += [arrival] * len(outcome.tokens)
+        self._logprobs += outcome.logprobs
         if not self.live:
             return
         pieces = self.text.take()
         if self.seq.finish is not None:
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
         self._pieces += pieces
-        self._events.append(TextEvent(outcome.tokens, outcome.origins, pieces))
+        event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
+        self._events.append(event)
 
     def events(self) -> Iterator[TextEvent]:
         """Yield and forget what has been read so far."""
         while self._events:
             yield self._events.popleft()
 
-    def result(self, *, drafter: str, k: int, profile: bool) -> GenerationResult:
+    def result(
+        self, *, drafter: str, k: int, profile: bool, exact: bool, memory: MemoryWatch
+    ) -> GenerationResult:
         token_ids = tuple(self.seq.tokens[self.seq.prompt_length :])
         if not self.live:
             self.text.push(token_ids)
             self._pieces = [*self.text.take(), self.text.finish()]
-        stats = summarise(
-            self.traces, drafter=drafter, k=k, total_seconds=self._ended - self._started
-        )
+        total = self._arrivals[-1] if self._arrivals else 0.0
+        held = MemoryTrace(memory.load_bytes, tuple(self.pass_bytes))
         return GenerationResult(
             text="".join(self._pieces),
             token_ids=token_ids,
             finish_reason=self.seq.finish,
-            stats=stats,
+            stats=summarise(self.traces, drafter=drafter, k=k, total_seconds=total),
             notes=self.notes,
             rounds=tuple(self.traces) if profile else (),
+            logprobs=tuple(self._logprobs),
+            exact=exact,
+            token_seconds=tuple(self._arrivals),
+            peak_memory_bytes=memory.peak_bytes,
+            memory=held if profile else None,
         )
+
+    def _match(self, tokens: Sequence[int]) -> int | None:
+        """The sequence's stop matcher. What the text read beyond the sequence is of a round that
+        failed before it was kept; the round that comes now replaces it."""
+        if self.text.num_read > self.seq.num_emitted:
+            self.text.rewind()
+        return self.text.push(tokens)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from outrider.api.record import read_fields
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Origin
+from outrider.core.errors import ConfigError
+from outrider.core.logprobs import TokenLogprobs
 from outrider.core.sequence import FinishReason
+from outrider.metrics.acceptance import SpecMetrics, spec_metrics
+from outrider.metrics.latency import (
+    inter_token_latencies,
+    percentile,
+    round_latencies,
+    token_latencies,
+)
+from outrider.metrics.profile import MemoryTrace, profile
 from outrider.metrics.summary import Stats
 
 
@@ -21,6 +35,7 @@ class TextEvent:
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     pieces: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def text(self) -> str:
@@ -31,7 +46,13 @@ class TextEvent:
 class GenerationResult:
     """A finished request. `token_ids` has every emitted id, a stop token included; `text` has
     neither stop token nor stop string. `finish_reason` is None if the reader left early. `rounds`
-    holds every trace when the engine was asked to profile."""
+    holds every trace when the engine was asked to profile, `logprobs` an entry a token when the
+    request asked for them. `exact` is False when a lossy rule may have changed the text.
+
+    `token_seconds` says when each token arrived, in seconds since the request was handed in; the
+    tokens of a round arrive together (metrics/latency.py). `peak_memory_bytes` is the most that
+    the process held until the request ended: resident memory, or tensors on a CUDA device; None
+    where nobody counts it. `memory` comes with `rounds`."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -39,20 +60,151 @@ class GenerationResult:
     stats: Stats
     notes: tuple[str, ...] = ()
     rounds: tuple[RoundTrace, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    exact: bool = True
+    token_seconds: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+    memory: MemoryTrace | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def total_seconds(self) -> float:
+        """From handing in to the last token."""
+        return self.stats.seconds["total"]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all of `total_seconds`, prefill included; 0 if that is 0."""
+        return self.num_tokens / self.total_seconds if self.total_seconds > 0 else 0.0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds: waiting, prefill and the first round. None without a token."""
+        return self.token_seconds[0] if self.token_seconds else None
+
+    @property
+    def per_token_latencies(self) -> tuple[float, ...]:
+        """Seconds, one entry a token: its equal share of its round. They add up to the arrival of
+        the last token; the first round's include the wait for the first token."""
+        return token_latencies(self.token_seconds)
+
+    @property
+    def inter_token_latencies(self) -> tuple[float, ...]:
+        """The per-token latencies without those of the first round."""
+        return inter_token_latencies(self.token_seconds)
+
+    @property
+    def round_latencies(self) -> tuple[float, ...]:
+        """Seconds between arrivals: the pauses that a reader sees."""
+        return round_latencies(self.token_seconds)
+
+    @property
+    def latency_p50(self) -> float:
+        """Percentile 50 of `per_token_latencies`, as np.percentile has it; 0 without a token."""
+        return percentile(self.per_token_latencies, 50)
+
+    @property
+    def latency_p95(self) -> float:
+        return percentile(self.per_token_latencies, 95)
+
+    @property
+    def latency_p99(self) -> float:
+        return percentile(self.per_token_latencies, 99)
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether a drafter was in use, if only to find nothing. The figures of speculation are
+        None where it was not."""
+        return self.stats.k > 0
+
+    @property
+    def num_rounds(self) -> int | None:
+        return self.stats.num_rounds if self.is_speculative else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted; the target's own tokens are in neither."""
+        return self.stats.acceptance_rate if self.is_speculative else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Emitted over rounds; the target's own token is in it."""
+        return self.stats.tokens_per_round if self.is_speculative else None
+
+    @property
+    def draft_milliseconds(self) -> float | None:
+        """Spent drafting, over all rounds."""
+        return self._milliseconds("draft")
+
+    @property
+    def verify_milliseconds(self) -> float | None:
+        """Spent in target passes that read nothing of a prompt."""
+        return self._milliseconds("verify")
+
+    @property
+    def accept_milliseconds(self) -> float | None:
+        """Spent judging, sampling and committing."""
+        return self._milliseconds("accept")
+
+    def spec_metrics(self, *, adaptive: bool = False) -> SpecMetrics | None:
+        """Per-request acceptance under vLLM's names; `adaptive` says that K was not fixed."""
+        if not self.is_speculative:
+            return None
+        stats = self.stats
+        return spec_metrics(
+            stats.acceptance_histogram,
+            num_drafted=stats.num_drafted,
+            k=None if adaptive else stats.k,
+        )
+
+    def profile(self, metadata: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Rounds, counts, times and memory (metrics/profile.py). Raises ConfigError if the engine
+        was not asked to profile."""
+        if not self.rounds:
+            raise ConfigError("this result has no rounds.", hint="set profile (--profile)")
+        return profile(self.rounds, k=self.stats.k, memory=self.memory, metadata=metadata)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, ready for JSON; `notes` and `rounds` only when there are any."""
+        """Plain values, ready for JSON; what is empty or unasked for is left out after `metrics`,
+        which repeats what follows from the rest."""
         record: dict[str, object] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
+            "exact": self.exact,
             "stats": self.stats.to_dict(),
+            "token_seconds": list(self.token_seconds),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "metrics": self._metrics(),
         }
         if self.notes:
             record["notes"] = list(self.notes)
+        if self.logprobs:
+            record["logprobs"] = [asdict(entry) for entry in self.logprobs]
         if self.rounds:
             record["rounds"] = [asdict(trace) for trace in self.rounds]
+        if self.memory:
+            record["memory"] = asdict(self.memory)
         return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> GenerationResult:
+        """The very result that wrote `record`. Keys that are computed, or of somebody else, are
+        ignored. Raises ConfigError if `record` is not of a result."""
+        try:
+            return cls(**read_fields(record))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"this is not the record of a result: {type(error).__name__} at {error}.",
+                hint="`outrider generate --json` prints one",
+            ) from None
+
+    def to_json_line(self) -> str:
+        """`to_dict` as one line of a JSON-lines file."""
+        return json.dumps(self.to_dict(), allow_nan=False) + "\n"
 
     def summary(self) -> str:
         """The verdict line."""
@@ -64,4 +216,40 @@ class GenerationResult:
                 f"{stats.tokens_per_round:.2f} tokens a round",
                 f"drafting {100 * stats.draft_share:.0f} % of the time",
             ]
+        if not self.exact:
+            parts.append("LOSSY: the text may differ from the target's own")
         return " · ".join(parts)
+
+    def one_line(self) -> str:
+        """A row for a log of many runs: AR is plain decoding, SD speculative."""
+        parts = [
+            "SD " if self.is_speculative else "AR ",
+            f"{self.num_tokens} tok",
+            f"{self.tokens_per_second:.2f} tok/s",
+            f"p50={1e3 * self.latency_p50:.1f}ms p95={1e3 * self.latency_p95:.1f}ms",
+        ]
+        if self.peak_memory_bytes is not None:
+            parts.append(f"mem={self.peak_memory_bytes / 1e6:.0f}MB")
+        if self.is_speculative:
+            parts.append(f"accept={self.acceptance_rate:.2f} rounds={self.num_rounds}")
+        return " | ".join(parts)
+
+    def _milliseconds(self, name: str) -> float | None:
+        return 1e3 * self.stats.seconds[name] if self.is_speculative else None
+
+    def _metrics(self) -> dict[str, float | None]:
+        """What a reader of JSON would otherwise have to compute."""
+        after_first = self.inter_token_latencies
+        return {
+            "num_tokens": self.num_tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "time_to_first_token": self.time_to_first_token,
+            "latency_p50": self.latency_p50,
+            "latency_p95": self.latency_p95,
+            "latency_p99": self.latency_p99,
+            "inter_token_p50": percentile(after_first, 50),
+            "inter_token_p95": percentile(after_first, 95),
+            "inter_token_p99": percentile(after_first, 99),
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_round": self.tokens_per_round,
+        }

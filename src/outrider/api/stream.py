@@ -13,6 +13,7 @@ do not depend on how ids are grouped into pushes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.errors import ConfigError
@@ -27,6 +28,15 @@ class Decoder(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The state of a detokenizer."""
+
+    context: tuple[int, ...]
+    context_length: int
+    waiting: tuple[int, ...]
 
 
 class Detokenizer:
@@ -48,6 +58,15 @@ class Detokenizer:
         if not text.endswith(REPLACEMENT):
             return self._release(len(self._waiting), text) if text else ""
         return self._release_broken() if len(self._waiting) > _MAX_WAITING else ""
+
+    def mark(self) -> _Mark:
+        """Where it is now, for `rewind`."""
+        return _Mark(tuple(self._context), self._context_length, tuple(self._waiting))
+
+    def rewind(self, mark: _Mark) -> None:
+        """Be again where it was at `mark`."""
+        self._context, self._waiting = list(mark.context), list(mark.waiting)
+        self._context_length = mark.context_length
 
     def flush(self) -> str:
         """What still waits, as it is: broken bytes become replacement characters."""
@@ -72,6 +91,15 @@ class Detokenizer:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The state of a stop matcher that has not stopped."""
+
+    detokenizer: _Mark
+    held: str
+    num_read: int
+
+
 class StopMatcher:
     """The text of one sequence, ended before the first stop string that completes.
 
@@ -86,10 +114,17 @@ class StopMatcher:
         self._held: str = ""
         self._pieces: list[str] = []
         self._stopped = False
+        self._num_read = 0
+        self._before = self._mark()
 
     @property
     def stopped(self) -> bool:
         return self._stopped
+
+    @property
+    def num_read(self) -> int:
+        """Ids kept since the beginning."""
+        return self._num_read
 
     def push(self, ids: Sequence[int]) -> int | None:
         """How many of `ids` to keep if a stop string completes inside them, else None.
@@ -97,11 +132,23 @@ class StopMatcher:
         The id that completes it is kept; nothing may be pushed after that.
         """
         assert not self._stopped
+        self._before = self._mark()
         for index, token_id in enumerate(ids):
             self._pieces.append(self._admit(self._detokenizer.push(token_id)))
+            self._num_read += 1
             if self._stopped:
                 return index + 1
         return None
+
+    def rewind(self) -> None:
+        """Forget the last push, whose pieces nobody may have taken."""
+        num_new = self._num_read - self._before.num_read
+        assert num_new <= len(self._pieces)
+        self._detokenizer.rewind(self._before.detokenizer)
+        self._held = self._before.held
+        self._stopped = False
+        del self._pieces[len(self._pieces) - num_new :]
+        self._num_read = self._before.num_read
 
     def take(self) -> tuple[str, ...]:
         """One piece for each id kept since the last call."""
@@ -115,6 +162,9 @@ class StopMatcher:
         text = self._admit(self._detokenizer.flush()) + self._held
         self._held = ""
         return text
+
+    def _mark(self) -> _Reading:
+        return _Reading(self._detokenizer.mark(), self._held, self._num_read)
 
     def _admit(self, text: str) -> str:
         """The part of held and new text that is safe to show; notices a stop string."""

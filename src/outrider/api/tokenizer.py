@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,13 @@ from tokenizers import Tokenizer as Backend
 from outrider.api.chat_template import ChatTemplate
 from outrider.core.errors import CheckpointError, ConfigError
 
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
 _FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows what it holds"
 
 
@@ -49,22 +56,24 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Raises CheckpointError for a missing or damaged file."""
-        backend = _load_backend(folder / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json")
-        template = folder / "chat_template.jinja"
-        if template.is_file():
-            config = {**config, "chat_template": _read_text(template)}
-        return cls(backend, config, _stop_ids(folder, backend, config))
+        """The same object again while the folder's files are the same ones.
+
+        Raises CheckpointError for a missing or damaged file.
+        """
+        return _load(folder.resolve(), tuple(_identity(folder / name) for name in _FILES))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """`add_special` lets the checkpoint put its BOS before the text; text of the chat
         template already has it. Raises ConfigError for text that is not Unicode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("the text has bytes that are not UTF-8.") from None
+        _check_unicode(text)
         return self._backend.encode(text, add_special_tokens=add_special).ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
+        """`encode` of every text, by several threads."""
+        for text in texts:
+            _check_unicode(text)
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
+        return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
@@ -127,6 +136,46 @@ def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> li
         if len(found) == limit:
             break
     return found
+
+
+def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of `words`, at the start of a text and after a space.
+
+    Raises ConfigError for an empty word, which every text has.
+    """
+    if "" in words:
+        raise ConfigError("bad_words: every text has an empty word.", hint="drop the empty one")
+    texts = [text for word in words for text in (word, f" {word}")]
+    found = (tuple(tokenizer.encode(text, add_special=False)) for text in texts)
+    return tuple(dict.fromkeys(ids for ids in found if ids))
+
+
+@lru_cache(maxsize=8)
+def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
+    """`identity` is part of the key only: an edited file is read again."""
+    del identity
+    backend = _load_backend(folder / "tokenizer.json")
+    config = _read_json(folder / "tokenizer_config.json")
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        config = {**config, "chat_template": _read_text(template)}
+    return Tokenizer(backend, config, _stop_ids(folder, backend, config))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file does; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("the text has bytes that are not UTF-8.") from None
 
 
 def _load_backend(path: Path) -> Backend:

@@ -26,7 +26,7 @@ def provenance() -> dict[str, object]:
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
@@ -36,10 +36,14 @@ def provenance() -> dict[str, object]:
 
 def write_json(path: Path, record: dict[str, object]) -> None:
     """Write `record` in one piece: a reader never sees half a file."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in one piece, making the folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(record, file, indent=1)
-        file.write("\n")
+        file.write(text)
     Path(file.name).chmod(0o644)
     Path(file.name).replace(path)
 
@@ -61,7 +65,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 from cyclopts import App, Parameter
 
 from outrider.cli.page import CONFIG_TEXT
-from outrider.cli.verbs import VERBS, Verb, setting_flags
+from outrider.cli.verbs import VERBS, Argument, Verb, setting_flags
 from outrider.core import settings
 from outrider.core.env import outrider_variables
 from outrider.core.errors import ConfigError
@@ -32,11 +32,16 @@ O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[O_co]):
-    """What a verb is called with; `argument` is its word without a flag, if it takes one."""
+    """What a verb is called with; `arguments` are its words without a flag, in order."""
 
     resolved: Resolved
     options: O_co
-    argument: str | None = None
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def argument(self) -> str | None:
+        """The first of them, None if none was given."""
+        return self.arguments[0] if self.arguments else None
 
 
 def run_verb(verb: Verb, words: Sequence[str]) -> int:
@@ -67,10 +72,10 @@ def _parser(verb: Verb) -> Callable[..., int]:
     def command(*arguments: str, **given: object) -> int:
         module, _, function = verb.target.partition(":")
         target = getattr(import_module(module), function)
-        return cast("int", target(_call(verb, arguments[0] if arguments else None, given)))
+        return cast("int", target(_call(verb, arguments, given)))
 
     parameters = [
-        *_argument(verb),
+        *(_positional(item) for item in verb.arguments),
         *(_flag(item, [item.flag]) for item in verb.own_options()),
         *(_flag(item, setting_flags(item)) for item in verb.offered_settings()),
         *([_config_flag()] if verb.settings else []),
@@ -81,16 +86,18 @@ def _parser(verb: Verb) -> Callable[..., int]:
     return command
 
 
-def _call(verb: Verb, argument: str | None, given: Mapping[str, object]) -> Call[DataclassInstance]:
-    if verb.argument is not None and argument is not None:
-        check_value(verb.argument.name, argument, Meta("", choices=verb.argument.choices))
+def _call(
+    verb: Verb, arguments: tuple[str, ...], given: Mapping[str, object]
+) -> Call[DataclassInstance]:
+    for item, word in zip(verb.arguments, arguments, strict=False):
+        check_value(item.name, word, Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
     options = {
         name: settings.typed(own[name], Given(value, own[name].flag))
         for name, value in given.items()
         if name in own
     }
-    return Call(_resolve(verb, given), verb.options(**options), argument)
+    return Call(_resolve(verb, given), verb.options(**options), arguments)
 
 
 def _resolve(verb: Verb, given: Mapping[str, object]) -> Resolved:
@@ -107,13 +114,11 @@ def _resolve(verb: Verb, given: Mapping[str, object]) -> Resolved:
     )
 
 
-def _argument(verb: Verb) -> list[inspect.Parameter]:
-    if verb.argument is None:
-        return []
-    described = Parameter(name=verb.argument.name, help=verb.argument.text)
+def _positional(item: Argument) -> inspect.Parameter:
+    described = Parameter(name=item.name, help=item.text)
     kind = inspect.Parameter.POSITIONAL_ONLY
     hint = Annotated[str | None, described]
-    return [inspect.Parameter("argument", kind, default=None, annotation=hint)]
+    return inspect.Parameter(f"word_{item.name.lower()}", kind, default=None, annotation=hint)
 
 
 def _flag(item: Setting, names: Sequence[str]) -> inspect.Parameter:
@@ -131,8 +136,8 @@ def _keyword(name: str, hint: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=hint)
 
 
-def needed(call: Call[DataclassInstance], name: str) -> str:
-    """The argument of a verb that cannot do without. Raises ConfigError."""
-    if call.argument is None:
+def needed(call: Call[DataclassInstance], name: str, *, position: int = 0) -> str:
+    """The argument at `position` of a verb that cannot do without it. Raises ConfigError."""
+    if position >= len(call.arguments):
         raise ConfigError(f"{name} is missing.", hint="the same command with --help")
-    return call.argument
+    return call.arguments[position]

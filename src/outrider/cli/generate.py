@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
 from outrider.cli.options import GenerateOptions
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.api.result import GenerationResult
 
 
 def generate(call: Call[GenerateOptions]) -> int:
@@ -24,10 +30,13 @@ def generate(call: Call[GenerateOptions]) -> int:
     llm = open_llm(resolved)
     if shown.compare and llm.drafter == "none":
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
+    params = resolved.sampling()
+    if params.n > 1:
+        return _several(llm, text, call, output)
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
     if painter is not None and painter.colored:
         painter.write(text)
-    reply = show(llm, llm.stream(text, resolved.sampling()), painter)
+    reply = show(llm, llm.stream(text, params), painter)
     if painter is not None:
         painter.close_text(() if shown.quiet else reply.seen)
     comparison = compare_with_off(llm, text, resolved) if shown.compare else None
@@ -37,11 +46,53 @@ def generate(call: Call[GenerateOptions]) -> int:
     record = reply.result.to_dict() | {"run": run_record(llm, resolved)}
     if comparison:
         record["compare"] = comparison.to_dict()
-    if shown.json:
+    if resolved.engine().profile:
+        record["profile"] = _profile(llm, text, reply.result, call)
+    _deliver(record, output, json=shown.json)
+    return 0
+
+
+def _profile(
+    llm: LLM, text: str, result: GenerationResult, call: Call[GenerateOptions]
+) -> dict[str, object]:
+    """`--profile`: the record, which is also printed in short for a person."""
+    from outrider.cli.profiled import kernel_profile, profile_text, round_profile
+
+    profile = round_profile(llm, result, call.resolved)
+    profile["kernels"] = kernel_profile(llm, text, call.resolved)
+    if not call.options.json and not call.options.quiet:
+        print(profile_text(profile))
+    return profile
+
+
+def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | None) -> int:
+    """`--n`: all completions at once, shown one after the other."""
+    from outrider.cli.session import run_record
+
+    shown = call.options
+    if shown.compare:
+        raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
+    results = llm.generate([text], call.resolved.sampling())
+    if not shown.json:
+        for number, result in enumerate(results, start=1):
+            heading = "" if shown.quiet else f"── {number} of {len(results)} · {result.summary()}\n"
+            print(f"{heading}{result.text}\n")
+    record = {
+        "completions": [
+            result.to_dict() | ({"profile": result.profile()} if result.rounds else {})
+            for result in results
+        ],
+        "run": run_record(llm, call.resolved),
+    }
+    _deliver(record, output, json=shown.json)
+    return 0
+
+
+def _deliver(record: Mapping[str, object], output: Path | None, *, json: bool) -> None:
+    if json:
         print(json_line(record))
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    return 0
 
 
 def _given(prompt: str | None) -> str:

@@ -35,5 +35,100 @@ class ChatOptions(JsonOption):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(JsonOption):
+    """Of `models load`."""
+
+    dtype: str = setting("auto", "float32, bfloat16 or float16; auto is the checkpoint's own.")
+    n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaOptions(JsonOption):
+    """Of `models ollama`."""
+
+    host: str = setting("http://localhost:11434", "Address of the Ollama server.")
+    model: str = setting("", "Also write a completion with this one of its models.")
+    prompt: str = setting("The quick brown fox", "What to go on from.")
+    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingOptions(JsonOption):
+    """Of `models ping`."""
+
+    url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
+    model: str = setting("", "Which of its models; by default the first.")
+    prompt: str = setting("The quick brown fox", "What to go on from.")
+    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
+    timeout: float = setting(30.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
+    retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KSweepOptions(JsonOption):
+    """Of `bench k`. What is None is left to a recipe, or to the default that the help names."""
+
+    pairs: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+    )
+    preset: str | None = setting(
+        None, "Fill in a published recipe.", choices=("phase-3d", "phase-4a")
+    )
+    experiment: str | None = setting(
+        None, "Read these options and settings from a YAML file; flags go before it."
+    )
+    domains: str | None = setting(
+        None,
+        "Between commas: code, maths, conversation, summarization; by default the first three.",
+    )
+    prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
+    prompt_set: str | None = setting(
+        None, "Take the prompts from this file of `outrider prompts --output`."
+    )
+    single_prompt: str | None = setting(None, "Measure this one prompt instead.")
+    ks: str | None = setting(None, "Draft lengths, between commas (1,2,4,8); 0 is always measured.")
+    max_k: int | None = setting(None, "Measure every K from 1 to this.", minimum=0, maximum=64)
+    iterations: int | None = setting(
+        None, "Measure every prompt this often (1).", minimum=1, maximum=1_000_000
+    )
+    max_tokens: int | None = setting(None, "Emit at most this many tokens (64).", minimum=1)
+    batch_size: int | None = setting(
+        None, "Run this many prompts at once (1).", minimum=1, maximum=1024
+    )
+    warmup: int | None = setting(
+        None, "Untimed runs before the first (1).", minimum=0, maximum=1000
+    )
+    output_dir: str | None = setting(
+        None, "Folder of results; results/DATE-DEVICE-PAIR if not given. A run goes on in it."
+    )
+    fresh: bool = setting(False, "Measure again what the folder has already.")
+    no_plots: bool = setting(False, "Draw no figures.")
+    reference: bool = setting(False, "Also print figures that were published for like runs.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsOptions(JsonOption):
+    """Of `prompts`."""
+
+    tokenizer: str = setting("outrider/embedded", "Model whose tokenizer counts.")
+    source: str = setting(
+        "builtin",
+        "hub fetches HumanEval, Alpaca and CNN/DailyMail; what cannot be had is built in.",
+        choices=("builtin", "hub"),
+    )
+    domains: str = setting("code,conversation,summarization", "Between commas; also maths.")
+    output: str | None = setting(None, "Save 50 prompts a domain to this file.")
+    tiny_output: str | None = setting(None, "Save 5 prompts a domain to this file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions(JsonOption):
+    """Of `verify`."""
+
+    deep: bool = setting(False, "Ten times the effort, and a million texts a test.")
+    output: str | None = setting(None, "Also write the JSON object to this file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoOptions:
     """Of a verb that takes none."""

@@ -37,19 +37,22 @@ def front_page() -> str:
 
 def verb_page(verb: Verb, path: Sequence[str]) -> str:
     """What `--help` of a verb prints; `path` are the words that lead to it."""
-    argument = f" [{verb.argument.name}]" if verb.argument else ""
-    usage = f"Usage: outrider {' '.join(path)} {'VERB' if verb.parts else '[OPTIONS]'}{argument}"
+    words = ["VERB"] if verb.parts else ["[OPTIONS]", *(f"[{a.name}]" for a in verb.arguments)]
+    usage = f"Usage: outrider {' '.join([*path, *words])}"
     sections = [("Verbs", _verb_rows(verb.parts))] if verb.parts else _sections(verb)
     return "\n\n".join([usage, verb.text, f"Example:\n  {verb.example}", *_tables(sections)])
 
 
 def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:
-    arguments: list[Row] = []
-    if verb.argument is not None:
-        choices = f" [{' | '.join(verb.argument.choices)}]" if verb.argument.choices else ""
-        arguments = [(verb.argument.name, verb.argument.text + choices)]
+    arguments = [
+        (item.name, f"{item.text} [{' | '.join(item.choices)}]" if item.choices else item.text)
+        for item in verb.arguments
+    ]
     own = [(_usage(item), item.meta.help) for item in verb.own_options()]
-    sections = [("Argument", arguments), ("Options", [*own, ("--help, -h", "Show this page.")])]
+    sections = [
+        ("Arguments" if len(arguments) > 1 else "Argument", arguments),
+        ("Options", [*own, ("--help, -h", "Show this page.")]),
+    ]
     for group in verb.settings:
         rows = [
             (_usage(item), f"{item.meta.help} [{_details(item)}]")

@@ -10,18 +10,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.cli.options import ChatOptions, GenerateOptions, JsonOption, NoOptions
+from outrider.cli.options import (
+    ChatOptions,
+    GenerateOptions,
+    JsonOption,
+    KSweepOptions,
+    LoadOptions,
+    NoOptions,
+    OllamaOptions,
+    PingOptions,
+    PromptsOptions,
+    VerifyOptions,
+)
 from outrider.core.settings import SETTINGS, Setting, describe
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ALL_SETTINGS = ("program", "engine", "sampling")
+# Settings that a sweep sets for each cell, or that have an option with another default.
+DECIDED_BY_SWEEPS = (
+    "k",
+    "profile",
+    "batch_size",
+    "max_tokens",
+    "n",
+    "logprobs",
+    "top_logprobs",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """The one word that a verb may take without a flag."""
+    """A word that a verb may take without a flag."""
 
     name: str
     text: str
@@ -32,7 +53,8 @@ class Argument:
 class Verb:
     """`target` ("module:function") takes a `Call`; a verb with `parts` is only their common name.
 
-    `settings` are the groups of settings whose flags it takes, `options` a dataclass of its own.
+    `settings` are the groups of settings whose flags it takes, save those that it decides itself
+    (`without`); `options` is a dataclass of its own.
     `example` is a line that a user can paste.
     """
 
@@ -41,16 +63,21 @@ class Verb:
     example: str
     target: str = ""
     alias: str | None = None
-    argument: Argument | None = None
+    arguments: tuple[Argument, ...] = ()
     options: type[DataclassInstance] = NoOptions
     settings: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     parts: tuple[Verb, ...] = ()
 
     def own_options(self) -> list[Setting]:
         return list(describe(self.options, group="").values())
 
     def offered_settings(self) -> list[Setting]:
-        return [item for item in SETTINGS.values() if item.group in self.settings]
+        return [
+            item
+            for item in SETTINGS.values()
+            if item.group in self.settings and item.name not in self.without
+        ]
 
     def flags(self) -> list[str]:
         """Every flag it takes."""
@@ -64,13 +91,15 @@ def setting_flags(item: Setting) -> list[str]:
     return [item.flag, f"--no-{item.flag[2:]}"] if item.kind is bool else [item.flag]
 
 
+MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
+
 VERBS = (
     Verb(
         name="generate",
         target="outrider.cli.generate:generate",
         text="Complete a prompt, coloured by where each token came from.",
         example='outrider generate "def quicksort(items):" --max-tokens 64',
-        argument=Argument(name="PROMPT", text="Text to go on from."),
+        arguments=(Argument(name="PROMPT", text="Text to go on from."),),
         options=GenerateOptions,
         settings=ALL_SETTINGS,
     ),
@@ -85,7 +114,7 @@ VERBS = (
     ),
     Verb(
         name="models",
-        text="List the models on this machine, or inspect one.",
+        text="List, inspect and load models; look at other servers.",
         example="outrider models list",
         parts=(
             Verb(
@@ -100,17 +129,94 @@ VERBS = (
                 target="outrider.cli.models:inspect_model",
                 text="Print a model's sizes from its config.json, without loading weights.",
                 example="outrider models inspect outrider/embedded",
-                argument=Argument(name="MODEL", text="A name from the list, a folder or a hub id."),
+                arguments=(MODEL,),
                 options=JsonOption,
+            ),
+            Verb(
+                name="load",
+                target="outrider.cli.models:load_model",
+                text="Load a model and write a few tokens: does it work here?",
+                example="outrider models load outrider/embedded --n-tokens 8",
+                arguments=(MODEL,),
+                options=LoadOptions,
+            ),
+            Verb(
+                name="ollama",
+                target="outrider.cli.ollama:ollama",
+                text="Look at an Ollama server: its models, and a test completion. To check a "
+                "model's text only; without logits it cannot take part in a benchmark.",
+                example="outrider models ollama",
+                options=OllamaOptions,
+            ),
+            Verb(
+                name="ping",
+                target="outrider.cli.ping:ping",
+                text="Ask an OpenAI-compatible server such as vLLM for a completion, and time it.",
+                example="outrider models ping --url http://localhost:8000",
+                options=PingOptions,
             ),
         ),
     ),
     Verb(
         name="pairs",
         target="outrider.cli.pairs:pairs",
-        text="List known pairs of target and draft.",
-        example="outrider pairs",
+        text="List known pairs of target and draft, or show one.",
+        example="outrider pairs gpt2_dev",
+        arguments=(Argument(name="NAME", text="Show this pair's models, memory and command."),),
         options=JsonOption,
+    ),
+    Verb(
+        name="draft",
+        text="Choose a draft model.",
+        example="outrider draft check outrider/embedded outrider/embedded-draft",
+        parts=(
+            Verb(
+                name="check",
+                target="outrider.cli.draft:check",
+                text="Compare two vocabularies: may DRAFT draft for TARGET?",
+                example="outrider draft check outrider/embedded outrider/embedded-draft",
+                arguments=(
+                    Argument(name="TARGET", text="An alias, a folder or a hub id."),
+                    Argument(name="DRAFT", text="The same."),
+                ),
+                options=JsonOption,
+            ),
+        ),
+    ),
+    Verb(
+        name="bench",
+        text="Measure what speculation gains, each time beside plain decoding.",
+        example="outrider bench k --domains code --prompts 2 --ks 2,4",
+        parts=(
+            Verb(
+                name="k",
+                target="outrider.cli.bench:k",
+                text="Sweep K over pairs and domains: a table, figures and every sample.",
+                example="outrider bench k --domains code --prompts 2 --ks 2,4",
+                options=KSweepOptions,
+                settings=ALL_SETTINGS,
+                without=DECIDED_BY_SWEEPS,
+            ),
+        ),
+    ),
+    Verb(
+        name="prompts",
+        target="outrider.cli.prompts:prompts",
+        text="Count the tokens of the benchmark prompts, and save a set of them.",
+        example="outrider prompts --tiny-output tiny.json",
+        options=PromptsOptions,
+    ),
+    Verb(
+        name="verify",
+        target="outrider.cli.verify:verify",
+        text="Certify on this machine that speculation changes nothing.",
+        example="outrider verify outrider/embedded --seed 1",
+        arguments=(
+            Argument(name="TARGET", text="The same as --target."),
+            Argument(name="DRAFT", text="The same as --draft."),
+        ),
+        options=VerifyOptions,
+        settings=ALL_SETTINGS,
     ),
     Verb(
         name="doctor",
@@ -133,7 +239,7 @@ VERBS = (
         target="outrider.cli.completion:completion",
         text="Print a completion script for bash, zsh or fish.",
         example="outrider completion bash",
-        argument=Argument(name="SHELL", text="The shell.", choices=("bash", "zsh", "fish")),
+        arguments=(Argument(name="SHELL", text="The shell.", choices=("bash", "zsh", "fish")),),
     ),
 )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.host import host_ints
+from outrider.core.logprobs import TokenLogprobs
 from outrider.core.noise import ROOT
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
@@ -107,11 +108,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One sequence's round: what was drafted and what became of it."""
+    """One sequence's round: what was drafted and what became of it.
+
+    `logprobs` has an entry for each of `tokens` when the request asked for them.
+    """
 
     seq_id: int
     draft: Draft
     verdict: Verdict
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:

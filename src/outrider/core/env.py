@@ -1,4 +1,4 @@
-"""The environment, read here and nowhere else.
+"""The environment, read (and once written) here and nowhere else.
 
 Every setting has a variable `OUTRIDER_<NAME>` (`outrider config` lists them); the few others that
 change what the program does are documented in `OTHER_VARIABLES`. Importing this module reads
@@ -32,6 +32,9 @@ OTHER_VARIABLES = (
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
     Variable("HF_TOKEN", "huggingface_hub", "Access to gated models."),
     Variable("HF_HUB_OFFLINE", "huggingface_hub", "1: never go to the network."),
+    Variable(
+        "CUBLAS_WORKSPACE_CONFIG", "cuBLAS", "Set to :4096:8 by --deterministic, unless it is set."
+    ),
     Variable("NO_COLOR", "rich", "Any value: no colours."),
     Variable("COLUMNS", "rich", "Width of tables."),
 )
@@ -61,6 +64,14 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "outrider"
     except RuntimeError:
         return None
+
+
+def make_cublas_deterministic() -> None:
+    """Give cuBLAS the workspace without which its products may differ from run to run.
+
+    It reads the variable when a process first uses it; a value that is set already stays.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - the one place
 
 
 def _read(name: str) -> str | None:

@@ -46,3 +46,7 @@ class MachineError(OutriderError):
 
 class DrafterError(OutriderError):
     """A drafter broke its contract: too many tokens, or ids outside the vocabulary."""
+
+
+class TimerError(OutriderError):
+    """A timer was read before it ended, or started or stopped out of turn."""

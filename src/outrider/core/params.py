@@ -43,7 +43,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = setting(
         None, "Added to logits of tokens, as ID=BIAS,ID=BIAS.", minimum=-100, maximum=100
     )
-    bad_words: tuple[str, ...] = setting((), "Never write any of these.")
+    bad_words: tuple[str, ...] = setting(
+        (), "Never write these words, as the tokenizer spells them."
+    )
     n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=256)
     logprobs: bool = setting(False, "Report the log-probability of every token.")
     top_logprobs: int = setting(

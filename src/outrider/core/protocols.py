@@ -17,6 +17,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.laws import Laws
 from outrider.core.noise import ROOT, Noise
 from outrider.core.params import SamplingParams
+from outrider.core.shaping import Shaper
 from outrider.core.spec import ModelSpec
 
 
@@ -58,7 +59,8 @@ class StepRow:
 class StepOutput:
     """Logits packed row by row, as asked for by each row's `logits_from`.
 
-    `logits_MV` is float32 and may be a view of a buffer that the model's next step overwrites.
+    `logits_MV` is float32 and may be a view of a buffer that the model's next step overwrites; the
+    caller may write into it.
     `num_passes` says how often the weights were read.
     """
 
@@ -78,8 +80,9 @@ class StateStore(Protocol):
         """Start a sequence that will read `tokens`; the number already in shared memory."""
         ...
 
-    def fork(self, source: int, new: int) -> None:
-        """Start `new` with the committed tokens of `source`, sharing whole pages."""
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        """Start `new` with the first `length` committed tokens of `source` (None: all of them),
+        sharing whole pages. `source` stays as it is."""
         ...
 
     def length(self, seq_id: int) -> int:
@@ -113,7 +116,8 @@ class DraftRow:
 
     `tokens` is everything emitted so far, prompt included; the last one is pending (not yet in
     the target's memory). `last` is the outcome of the round before, None in a first round.
-    `prediction` is the caller's own guess of the text after the prompt.
+    `prediction` is the caller's own guess of the text after the prompt. A drafter that shapes its
+    logits as the target's are (`shaper`, None: not at all) is accepted more often.
     """
 
     seq_id: int
@@ -123,6 +127,7 @@ class DraftRow:
     params: SamplingParams
     noise: Noise
     prediction: tuple[int, ...] = ()
+    shaper: Shaper | None = None
 
 
 class Drafter(Protocol):

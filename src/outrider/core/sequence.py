@@ -9,6 +9,7 @@ from typing import Literal
 from outrider.core.draft import Draft, Outcome
 from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
+from outrider.core.shaping import Shaper
 
 FinishReason = Literal["stop", "length"]
 StopMatch = Callable[[Sequence[int]], int | None]
@@ -20,7 +21,8 @@ class LiveSequence:
 
     Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
     how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
-    to keep when a stop string ended within; None goes on.
+    to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
+    `prediction` is the caller's own guess of the text after the prompt.
     """
 
     seq_id: int
@@ -30,7 +32,9 @@ class LiveSequence:
     limit: int
     stop_ids: frozenset[int] = frozenset()
     match: StopMatch | None = None
+    shaper: Shaper | None = None
     sample: int = 0
+    prediction: tuple[int, ...] = ()
     draft: Draft = field(default_factory=Draft.empty)
     last: Outcome | None = None
     num_rounds: int = 0

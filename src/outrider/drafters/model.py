@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.laws import processed_probs
-from outrider.core.noise import Role
+from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 
 
@@ -27,6 +27,7 @@ class _Chain:
     """A draft under construction."""
 
     row: DraftRow
+    draw: DrawNode
     tokens: list[int] = field(default_factory=list[int])
     laws: list[Tensor] = field(default_factory=list[Tensor])
 
@@ -39,7 +40,7 @@ class _Chain:
             self.tokens.append(argmax)
             return
         law_V = processed_probs(logits_V[None], self.row.params)[0]
-        self.tokens.append(self.row.noise.pick(law_V, len(self.tokens), Role.DRAFT))
+        self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))
         self.laws.append(law_V)
 
     def draft(self) -> Draft:
@@ -47,17 +48,26 @@ class _Chain:
 
 
 class ModelDrafter:
-    """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass."""
+    """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass.
+
+    `draw` takes each token from its law at temperature > 0.
+    """
 
     name = "model"
     needs = DraftNeeds()
 
     def __init__(
-        self, model: CausalLM, argmax: Callable[[Tensor], list[int]], *, chunk: int
+        self,
+        model: CausalLM,
+        argmax: Callable[[Tensor], list[int]],
+        *,
+        chunk: int,
+        draw: DrawNode = pick_node,
     ) -> None:
         self._model = model
         self._argmax = argmax
         self._chunk = chunk
+        self._draw = draw
         self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -65,12 +75,13 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [_Chain(row) for row in rows]
+        chains = [_Chain(row, self._draw) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]
         logits_MV = self._read([chain.row for chain in live])
         while True:
+            _shape(live, logits_MV)
             best = self._argmax(logits_MV)
             for index, chain in enumerate(live):
                 chain.grow(logits_MV[index], best[index])
@@ -127,6 +138,15 @@ class ModelDrafter:
         for feed in feeds:
             self._staged[feed.seq_id] += feed.tokens
         return logits_MV
+
+
+def _shape(chains: Sequence[_Chain], logits_MV: Tensor) -> None:
+    """Shape each chain's logits in place as the target's will be, after the text drafted so far."""
+    for chain, logits_V in zip(chains, logits_MV, strict=True):
+        row = chain.row
+        if row.shaper is not None:
+            with torch.inference_mode():
+                logits_V.copy_(row.shaper.shape(logits_V[None], row.tokens, [chain.tokens])[0])
 
 
 def _num_common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -7,40 +7,40 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
+from outrider.control.slo import SloController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter
+from outrider.core.noise import pick_node, race_node
+from outrider.core.protocols import CausalLM, Controller, Drafter
+from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.single import SingleLane
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.table import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
 
-RULES: dict[str, Callable[[], AcceptanceRule]] = {
-    "token": TokenRule,
-    "match": MatchRule,
-    "block": TokenRule,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What loading provides. `argmax` is the greedy choice: the first maximum wins."""
+    """What loading provides. `argmax` is the greedy choice: the first maximum wins. `translator` is
+    for a draft model with a vocabulary of its own."""
 
     target: CausalLM
     draft: CausalLM | None
     argmax: Callable[[Tensor], list[int]]
+    translator: Translator | None = None
 
 
 def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
@@ -49,9 +49,9 @@ def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
         return "none"
     if config.drafter == "auto":
         return "model" if has_draft else "ngram"
-    if config.drafter == "model" and not has_draft:
+    if config.drafter in ("model", "bridge") and not has_draft:
         raise ConfigError(
-            "drafter 'model' needs a draft model, and none was given.",
+            f"drafter {config.drafter!r} needs a draft model, and none was given.",
             hint="name one with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
         )
     return config.drafter
@@ -91,8 +91,8 @@ def build_engine(
     stages = Stages(
         target=target,
         drafter=drafter,
-        rule=RULES[config.sampler](),
-        controller=FixedController(Budget(k)),
+        rule=rule_for(config.sampler, config.leniency),
+        controller=_controller(config, k),
         argmax=parts.argmax,
         sink=sink,
     )
@@ -112,8 +112,36 @@ def _drafter(config: EngineConfig, parts: Parts) -> Drafter:
     match resolve_drafter(config, has_draft=parts.draft is not None):
         case "model":
             assert parts.draft is not None
-            return ModelDrafter(parts.draft, parts.argmax, chunk=config.prefill_chunk)
+            # Drafts agree most with the coupled rule's draws when both race with the same numbers.
+            draw = race_node if config.sampler == "coupled" else pick_node
+            return ModelDrafter(parts.draft, parts.argmax, chunk=config.prefill_chunk, draw=draw)
+        case "bridge":
+            assert parts.draft is not None
+            assert parts.translator is not None
+            return BridgeDrafter(
+                parts.draft,
+                parts.argmax,
+                parts.translator,
+                chunk=config.prefill_chunk,
+                page_size=config.page_size,
+            )
+        case "prediction":
+            return PredictionDrafter()
         case "ngram":
             return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
         case _:
             return NoDrafter()
+
+
+def _controller(config: EngineConfig, k: int) -> Controller:
+    """Raises ConfigError when the shortest draft is longer than the longest, `k`."""
+    if k == 0 or config.controller == "fixed":
+        return FixedController(Budget(k))
+    if config.min_k > k:
+        raise ConfigError(
+            f"min_k={config.min_k} is above k={k}, the longest draft.",
+            hint="lower --min-k or raise --k",
+        )
+    if config.controller == "band":
+        return BandController(k=k, min_k=config.min_k, target=config.target_acceptance)
+    return SloController(k=k, min_k=config.min_k, target_ms=config.target_ms)

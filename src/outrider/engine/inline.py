@@ -86,7 +86,7 @@ class InlineEngine:
         chunks = [Chunk(self._live[w.seq_id], w.num_tokens) for w in job.of(Stage.PREFILL)]
         batch = self._sequences(job, Stage.VERIFY)
         try:
-            outcomes = self.round.run(batch, chunks)
+            outcomes = self.round.run(batch, chunks, num_waiting=len(self._waiting))
         except BaseException:
             self._undo(job)
             raise

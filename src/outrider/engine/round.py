@@ -25,10 +25,13 @@ class Chunk:
 class Round(Protocol):
     """Runs a round of `batch`, with prompt `chunks` of other sequences in the same target pass.
 
-    Outcomes are clamped, committed and appended to their sequences' tokens.
+    Outcomes are clamped, committed and appended to their sequences' tokens. `num_waiting` is how
+    many requests were not yet admitted; traces tell controllers.
     """
 
-    def run(self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk]) -> list[Outcome]: ...
+    def run(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]: ...
 
     def why_not(self) -> str | None:
         """Why this implementation cannot run on this machine and model; None when it can."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError
-from outrider.core.laws import Laws, processed_probs
 from outrider.core.noise import ROOT
 from outrider.core.protocols import (
     AcceptanceRule,
@@ -27,11 +26,11 @@ from outrider.core.protocols import (
     Controller,
     Drafter,
     DraftRow,
-    JudgeRow,
     StepRow,
 )
 from outrider.core.sequence import FinishReason, LiveSequence
 from outrider.engine.clamp import clamp
+from outrider.engine.reading import Reading, read_pass
 from outrider.engine.round import Chunk
 
 
@@ -48,10 +47,12 @@ class Stages:
     sink: Callable[[RoundTrace], None]
     passes: Iterator[int] = field(default_factory=count)
 
-    def run(self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk]) -> list[Outcome]:
+    def run(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
         if batch:
             self.draft(batch)
-        return self.verify(batch, chunks)
+        return self.verify(batch, chunks, num_waiting=num_waiting)
 
     def why_not(self) -> str | None:
         return None
@@ -71,15 +72,17 @@ class Stages:
             seq.draft = proposed.get(seq.seq_id, Draft.empty())
             seq.draft_seconds = seconds
 
-    def verify(self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk]) -> list[Outcome]:
+    def verify(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
         """One target pass over drafts and prompt chunks; then accept, clamp, commit, append."""
         started = perf_counter()
         offers = [self._offer(seq) for seq in batch]
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
-        laws = self._laws(batch, out.logits_MV)
+        readings = read_pass(batch, out.logits_MV, self.argmax, exact=self.rule.exact)
         judged = perf_counter()
-        outcomes, endings = self._outcomes(batch, laws)
+        outcomes, endings = self._outcomes(batch, readings)
         paths: dict[int, Sequence[int]] = {r.seq_id: range(len(r.tokens)) for r in reads}
         for row, outcome in zip(offers, outcomes, strict=True):
             paths[row.seq_id] = _kept(row.logits_from + 1, outcome)
@@ -93,6 +96,7 @@ class Stages:
             batch_size=len(batch) + len(chunks),
             num_target_passes=out.num_passes,
             num_rows_copied=num_copied,
+            num_waiting=num_waiting,
             draft_seconds=batch[0].draft_seconds if batch else 0.0,
             verify_seconds=judged - started,
             accept_seconds=perf_counter() - judged,
@@ -104,15 +108,15 @@ class Stages:
         return outcomes
 
     def _outcomes(
-        self, batch: Sequence[LiveSequence], laws: Sequence[Laws]
+        self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
     ) -> tuple[list[Outcome], list[FinishReason | None]]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
-        rows = [JudgeRow(s.draft, law, s.noise) for s, law in zip(batch, laws, strict=True)]
+        verdicts = self.rule([reading.row for reading in readings])
         outcomes: list[Outcome] = []
         endings: list[FinishReason | None] = []
-        for seq, verdict in zip(batch, self.rule(rows), strict=True):
+        for seq, reading, verdict in zip(batch, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
-            outcomes.append(outcome)
+            outcomes.append(reading.tell(outcome, seq.params.top_logprobs))
             endings.append(reason)
         return outcomes, endings
 
@@ -122,7 +126,16 @@ class Stages:
 
     def _draft_row(self, seq: LiveSequence) -> DraftRow:
         depth = min(self.controller.budget(seq.seq_id).depth, seq.room - 1)
-        return DraftRow(seq.seq_id, seq.tokens, seq.last, Budget(depth), seq.params, seq.noise)
+        return DraftRow(
+            seq.seq_id,
+            seq.tokens,
+            seq.last,
+            Budget(depth),
+            seq.params,
+            seq.noise,
+            prediction=seq.prediction,
+            shaper=seq.shaper,
+        )
 
     def _checked(self, row: DraftRow, draft: Draft) -> Draft:
         """A drafter is not trusted: an over-long draft or a foreign id never reaches the target."""
@@ -159,23 +172,6 @@ class Stages:
         tokens = chunk.seq.tokens[start : start + chunk.num_tokens]
         return StepRow.chain(chunk.seq.seq_id, tokens, logits_from=len(tokens))
 
-    def _laws(self, batch: Sequence[LiveSequence], logits_MV: Tensor) -> list[Laws]:
-        """One processed law a draft node and one for the root, of each sequence.
-
-        Greedy rows share one argmax over the whole pass, which is the round's only host sync.
-        """
-        best = self.argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
-        laws: list[Laws] = []
-        start = 0
-        for seq in batch:
-            end = start + 1 + len(seq.draft)
-            if seq.params.greedy:
-                laws.append(Laws(tokens=tuple(best[start:end])))
-            else:
-                laws.append(Laws(probs_NV=processed_probs(logits_MV[start:end], seq.params)))
-            start = end
-        return laws
-
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
@@ -186,6 +182,7 @@ class _Pass:
     batch_size: int
     num_target_passes: int
     num_rows_copied: int
+    num_waiting: int
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
@@ -205,6 +202,7 @@ class _Pass:
             num_accepted=outcome.num_accepted if outcome else 0,
             num_emitted=outcome.num_accepted + 1 if outcome else 0,
             num_rows_copied=self.num_rows_copied,
+            num_waiting=self.num_waiting,
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,

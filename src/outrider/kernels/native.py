@@ -65,7 +65,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rope_append": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     "attention": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, _POINTER),
     "rms_norm": (_POINTER, _POINTER, _POINTER, c_float, _POINTER, c_int, c_int),
+    "layer_norm": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, _POINTER, c_int, c_int),
+    "head_norm": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, c_int, c_int, c_int, c_int),
     "silu_mul": (_POINTER, _POINTER, _POINTER, c_int, c_int),
+    "gelu": (_POINTER, _POINTER, _POINTER, c_int, c_int),
     "argmax": (_POINTER, _POINTER, _POINTER, c_int, c_int64),
 }
 
@@ -101,7 +104,10 @@ class NativeOps:
         self._rope_append = function(library, "rope_append", suffix)
         self._attention = function(library, "attention", suffix)
         self._rms_norm = function(library, "rms_norm")
+        self._layer_norm = function(library, "layer_norm")
+        self._head_norm = function(library, "head_norm")
         self._silu_mul = function(library, "silu_mul")
+        self._gelu = function(library, "gelu")
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
@@ -132,9 +138,34 @@ class NativeOps:
             self._team, x_ND.data_ptr(), weight_D.data_ptr(), eps, out_ND.data_ptr(), num_rows, size
         )
 
+    def layer_norm(
+        self, x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, out_ND: Tensor
+    ) -> None:
+        num_rows, size = x_ND.shape
+        x, weight, bias = x_ND.data_ptr(), weight_D.data_ptr(), bias_D.data_ptr()
+        self._layer_norm(self._team, x, weight, bias, eps, out_ND.data_ptr(), num_rows, size)
+
+    def head_norm(
+        self,
+        qkv_NE: Tensor,
+        q_weight_D: Tensor,
+        k_weight_D: Tensor,
+        num_kv_heads: int,
+        eps: float,
+    ) -> None:
+        num_rows, row_size = qkv_NE.shape
+        dim = q_weight_D.shape[0]
+        qkv, q, k = qkv_NE.data_ptr(), q_weight_D.data_ptr(), k_weight_D.data_ptr()
+        num_heads = row_size // dim - 2 * num_kv_heads
+        self._head_norm(self._team, qkv, q, k, eps, num_rows, num_heads, num_kv_heads, dim)
+
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
         num_rows, size = out_NF.shape
         self._silu_mul(self._team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+
+    def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
+        num_rows, size = x_NF.shape
+        self._gelu(self._team, x_NF.data_ptr(), out_NF.data_ptr(), num_rows, size)
 
     def argmax(self, logits_MV: Tensor) -> list[int]:
         num_rows, vocab_size = logits_MV.shape

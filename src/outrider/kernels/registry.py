@@ -29,7 +29,10 @@ from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.pointwise import torch as pointwise
 
-OPS = ("linear", "rms_norm", "rope_append", "attention", "silu_mul", "argmax")
+OPS = (
+    "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
+    "gelu", "argmax",
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +59,14 @@ class Kernels:
     pack(weight_OI)                                   a weight in its dtype, packed for `linear`
     linear(x_NI, packed, out_NO, accumulate)          out (+)= x W^T
     rms_norm(x_ND, weight_D, eps, out_ND)
+    layer_norm(x_ND, weight_D, bias_D, eps, out_ND)
+    head_norm(qkv_NE, q_weight_D, k_weight_D, num_kv_heads, eps)
+                                                      RMS norm of each q and k head, in place
     rope_append(qkv_NE, cos_TH, sin_TH, plan, k_GSD, v_GSD)
                                                       rotates q in place, writes k and v
     attention(qkv_NE, k_GSD, v_GSD, plan, scale, out_NO)
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
+    gelu(x_NF, out_NF)                                with tanh; `out` may be x
     argmax(logits_MV)                                 the first largest of each row; a host sync
 
     `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
@@ -68,9 +75,12 @@ class Kernels:
     pack: Callable[[Tensor], PackedLinear]
     linear: Linear
     rms_norm: Callable[[Tensor, Tensor, float, Tensor], None]
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float, Tensor], None]
+    head_norm: Callable[[Tensor, Tensor, Tensor, int, float], None]
     rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
     attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, float, Tensor], None]
     silu_mul: Callable[[Tensor, Tensor], None]
+    gelu: Callable[[Tensor, Tensor], None]
     argmax: Callable[[Tensor], list[int]]
     choices: tuple[Choice, ...]
     exact: bool
@@ -117,9 +127,12 @@ def _native(ops: NativeOps) -> Kernels:
         pack=ops.pack,
         linear=ops.linear,
         rms_norm=ops.rms_norm,
+        layer_norm=ops.layer_norm,
+        head_norm=ops.head_norm,
         rope_append=ops.rope_append,
         attention=ops.attention,
         silu_mul=ops.silu_mul,
+        gelu=ops.gelu,
         argmax=ops.argmax,
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
@@ -132,9 +145,12 @@ def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernel
         pack=pack_tiled if exact else pack_plain,
         linear=TorchLinear(dtype),
         rms_norm=pointwise.rms_norm,
+        layer_norm=pointwise.layer_norm,
+        head_norm=pointwise.head_norm,
         rope_append=pointwise.rope_append,
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
+        gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         argmax=pointwise.argmax,
         choices=tuple(Choice(op, "reference", (refusal,)) for op in OPS),
         exact=exact,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from outrider.core.budget import RoundTrace
+from outrider.metrics.acceptance import acceptance_histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,8 @@ class Stats:
     """What a request, or a whole run, cost and got.
 
     `seconds` has the keys prefill (passes that read prompt tokens), draft, verify, accept and
-    total (wall clock). Invariants: emitted = accepted + rounds; accepted <= drafted.
+    total (wall clock), to the nanosecond. Entry j of `acceptance_histogram` counts the rounds that
+    drafted and kept j tokens. Invariants: emitted = accepted + rounds; accepted <= drafted.
     """
 
     drafter: str
@@ -24,6 +27,7 @@ class Stats:
     num_accepted: int
     num_emitted: int
     seconds: Mapping[str, float]
+    acceptance_histogram: tuple[int, ...] = ()
 
     @property
     def acceptance_rate(self) -> float:
@@ -54,8 +58,18 @@ class Stats:
             "num_target_passes": self.num_target_passes,
             "num_drafted": self.num_drafted,
             "num_accepted": self.num_accepted,
-            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+            "num_emitted": self.num_emitted,
+            "seconds": dict(self.seconds),
+            "acceptance_histogram": list(self.acceptance_histogram),
         }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Stats:
+        """What `to_dict` wrote, exactly; other keys are ignored. Raises KeyError for a lack."""
+        values = {item.name: record[item.name] for item in fields(cls)}
+        values["seconds"] = dict(values["seconds"])
+        values["acceptance_histogram"] = tuple(values["acceptance_histogram"])
+        return cls(**values)
 
 
 def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_seconds: float) -> Stats:
@@ -64,6 +78,13 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
     passes = {trace.pass_index: trace for trace in records}.values()
     reading = {trace.pass_index for trace in records if trace.num_prompt_tokens}
     verify = {trace.pass_index: trace.verify_seconds for trace in passes}
+    seconds = {
+        "prefill": sum(seconds for index, seconds in verify.items() if index in reading),
+        "draft": sum(trace.draft_seconds for trace in passes),
+        "verify": sum(seconds for index, seconds in verify.items() if index not in reading),
+        "accept": sum(trace.accept_seconds for trace in passes),
+        "total": total_seconds,
+    }
     return Stats(
         drafter=drafter,
         k=k,
@@ -72,11 +93,6 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
         num_drafted=sum(trace.num_drafted for trace in records),
         num_accepted=sum(trace.num_accepted for trace in records),
         num_emitted=sum(trace.num_emitted for trace in records),
-        seconds={
-            "prefill": sum(seconds for index, seconds in verify.items() if index in reading),
-            "draft": sum(trace.draft_seconds for trace in passes),
-            "verify": sum(seconds for index, seconds in verify.items() if index not in reading),
-            "accept": sum(trace.accept_seconds for trace in passes),
-            "total": total_seconds,
-        },
+        seconds={name: round(value, 9) for name, value in seconds.items()},
+        acceptance_histogram=acceptance_histogram(records, k),
     )

@@ -55,25 +55,24 @@ class JsonObject:
             raise self.wrong(key, "an object", value)
         return JsonObject(f"{self.where}: {key}", cast("dict[str, object]", value))
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A count of at least 1."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A count of at least `least`."""
         value = self._value(key, default)
         if not _is_integer(value):
             raise self.wrong(key, "an integer", value)
-        if not 1 <= value <= MAX_INTEGER:
+        if not least <= value <= MAX_INTEGER:
             raise CheckpointError(
-                f"{self.where}: {key} must be from 1 to {MAX_INTEGER}, got {value!r:.40}."
+                f"{self.where}: {key} must be from {least} to {MAX_INTEGER}, got {value!r:.40}."
             )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0, and far from overflow."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number", value)
-        if not 0 < value < MAX_NUMBER:
-            raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
-        return float(value)
+        return self._number(key, self._value(key, default))
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers, each as in `number`."""
+        return tuple(self._number(key, item) for item in self._list(key))
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._value(key, default)
@@ -86,6 +85,16 @@ class JsonObject:
         if not isinstance(value, str):
             raise self.wrong(key, "a string", value)
         return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty if the key is absent."""
+        if not self.has(key):
+            return ()
+        items = self._list(key)
+        found = tuple(item for item in items if isinstance(item, str))
+        if len(found) < len(items):
+            raise self.wrong(key, "a list of strings", items)
+        return found
 
     def integers(self, key: str) -> tuple[int, ...]:
         """One integer or a list of them; empty if the key is absent."""
@@ -108,6 +117,19 @@ class JsonObject:
         if default is None:
             raise CheckpointError(f"{self.where}: the key {key} is missing.")
         return default
+
+    def _list(self, key: str) -> list[object]:
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list", value)
+        return cast("list[object]", value)
+
+    def _number(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number", value)
+        if not 0 < value < MAX_NUMBER:
+            raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
+        return float(value)
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -17,9 +17,12 @@ import torch
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.nearest import did_you_mean
 from outrider.kernels.registry import choose
-from outrider.models.hf_config import LlamaConfig, read_config
-from outrider.models.llama import LlamaModel, Room
-from outrider.models.llama_weights import EMBEDDING, Placement
+from outrider.models.decoder import Decoder, Room
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.gpt2_config import GPT2Config
+from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config, read_model_type
+from outrider.models.llama import LlamaModel
+from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
 ALIASES = {"outrider/embedded": "target", "outrider/embedded-draft": "draft"}
@@ -41,11 +44,17 @@ class LoadOptions:
     threads: int = 0
 
 
-def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> LlamaModel:
+def is_native(folder: Path) -> bool:
+    """Whether a decoder of ours runs this family. Raises CheckpointError without a config.json."""
+    return read_model_type(folder) in FAMILIES
+
+
+def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder:
     """`name` is what reports call the model, by default the folder's name.
 
     Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
     """
+    # A folder that is not native ends here: `read_config` refuses it with the way out.
     config = read_config(folder)
     device = pick_device(options.device)
     with Weights(folder) as weights:
@@ -57,7 +66,11 @@ def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> LlamaMo
             threads=options.threads,
         )
         place = Placement(name or folder.name, dtype, device)
-        return LlamaModel(config, weights, kernels=kernels, place=place, room=options.room)
+        match config:
+            case GPT2Config():
+                return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)
+            case _:
+                return LlamaModel(config, weights, kernels=kernels, place=place, room=options.room)
 
 
 def pick_device(name: str) -> torch.device:
@@ -80,12 +93,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _pick_dtype(name: str, config: LlamaConfig, weights: Weights) -> torch.dtype:
+def _pick_dtype(name: str, config: DecoderConfig, weights: Weights) -> torch.dtype:
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
         return DTYPES[name]
-    own = config.dtype or str(weights.stored_dtype(EMBEDDING)).removeprefix("torch.")
+    embedding = next((found for found in EMBEDDINGS if found in weights), EMBEDDINGS[0])
+    own = config.dtype or str(weights.stored_dtype(embedding)).removeprefix("torch.")
     if own not in DTYPES:
         raise CheckpointError(
             f"{weights.folder} has weights of type {own}, which no kernel takes.",

@@ -2,11 +2,11 @@
 
 Plain frequencies are theta ** (-2i / D). The ways to stretch a window change them once, at load:
 `linear` divides all by the factor; `llama3` divides the slow ones, leaves the fast ones and blends
-between; `yarn` blends by how often a pair turns within the original window. Every expression
-follows transformers operation by operation in float32, because a last-bit difference in a
-frequency grows with the position.
+between; `yarn` blends by how often a pair turns within the original window; `longrope` divides each
+by a factor of its own. Every expression follows transformers operation by operation in float32,
+because a last-bit difference in a frequency grows with the position.
 
-Shapes:  T = positions, H = half of a head's size.
+Shapes:  T = positions, R = half of what turns of a head, H = half of a head's size, D = head size.
 """
 
 from __future__ import annotations
@@ -15,52 +15,77 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from outrider.models.hf_config import Rope
+from outrider.models.rope_config import Rope
 
 
 def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
-    """(cos_TH, sin_TH) in float32, both times the attention factor."""
-    freqs_H = frequencies(rope, head_dim)
-    angles_TH = torch.arange(num_positions, dtype=torch.float32)[:, None] * freqs_H
-    return angles_TH.cos() * rope.attention_factor, angles_TH.sin() * rope.attention_factor
+    """(cos_TH, sin_TH) in float32, both times the attention factor; what never turns has (1, 0)."""
+    freqs_R = frequencies(rope, head_dim)
+    angles_TR = torch.arange(num_positions, dtype=torch.float32)[:, None] * freqs_R
+    still = (0, head_dim // 2 - freqs_R.shape[0])
+    return (
+        functional.pad(angles_TR.cos() * rope.attention_factor, still, value=1.0),
+        functional.pad(angles_TR.sin() * rope.attention_factor, still),
+    )
+
+
+def turning_order(rope: Rope, head_dim: int) -> Tensor | None:
+    """order_D: the place in the checkpoint of each dimension of a head as the kernels pair them.
+
+    Kernels turn (i, i + D/2), checkpoints (i, i + R): where only a part of a head turns, its second
+    half must move up to D/2. None if nothing moves. Queries and keys in one order have the same
+    products in any.
+    """
+    turns = rope.rotary_dim(head_dim)
+    if turns == head_dim:
+        return None
+    places_D = torch.arange(head_dim)
+    turning, still = places_D[:turns], places_D[turns:]
+    first, second = (torch.chunk(part, 2) for part in (turning, still))
+    return torch.cat([first[0], second[0], first[1], second[1]])
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    turns_H = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    """freqs_R in radians a position."""
+    dim = rope.rotary_dim(head_dim)
+    turns_R = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.kind == "yarn":
-        return _yarn(rope, head_dim, turns_H)
-    freqs_H = 1.0 / turns_H
+        return _yarn(rope, dim, turns_R)
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.short_factors, dtype=torch.float32) * turns_R)
+    freqs_R = 1.0 / turns_R
     if rope.kind == "linear":
-        return freqs_H / rope.factor
-    return _llama3(rope, freqs_H) if rope.kind == "llama3" else freqs_H
+        return freqs_R / rope.factor
+    return _llama3(rope, freqs_R) if rope.kind == "llama3" else freqs_R
 
 
-def _llama3(rope: Rope, freqs_H: Tensor) -> Tensor:
+def _llama3(rope: Rope, freqs_R: Tensor) -> Tensor:
     low, high, window = rope.low_freq_factor, rope.high_freq_factor, rope.original_tokens
-    wavelength_H = 2 * math.pi / freqs_H
-    slow_H = wavelength_H > window / low
-    fast_H = wavelength_H < window / high
-    stretched_H = torch.where(slow_H, freqs_H / rope.factor, freqs_H)
-    blend_H = (window / wavelength_H - low) / (high - low)
-    blended_H = (1 - blend_H) * stretched_H / rope.factor + blend_H * stretched_H
-    return torch.where(slow_H | fast_H, stretched_H, blended_H)
+    wavelength_R = 2 * math.pi / freqs_R
+    slow_R = wavelength_R > window / low
+    fast_R = wavelength_R < window / high
+    stretched_R = torch.where(slow_R, freqs_R / rope.factor, freqs_R)
+    blend_R = (window / wavelength_R - low) / (high - low)
+    blended_R = (1 - blend_R) * stretched_R / rope.factor + blend_R * stretched_R
+    return torch.where(slow_R | fast_R, stretched_R, blended_R)
 
 
-def _yarn(rope: Rope, head_dim: int, turns_H: Tensor) -> Tensor:
-    low = _dim_that_turns(rope.beta_fast, rope, head_dim)
-    high = _dim_that_turns(rope.beta_slow, rope, head_dim)
+def _yarn(rope: Rope, dim: int, turns_R: Tensor) -> Tensor:
+    low = _dim_that_turns(rope.beta_fast, rope, dim)
+    high = _dim_that_turns(rope.beta_slow, rope, dim)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    ramp_H = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
-    keep_H = 1 - ramp_H.clamp(0, 1)
-    return 1.0 / (rope.factor * turns_H) * (1 - keep_H) + 1.0 / turns_H * keep_H
+    ramp_R = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)
+    keep_R = 1 - ramp_R.clamp(0, 1)
+    return 1.0 / (rope.factor * turns_R) * (1 - keep_R) + 1.0 / turns_R * keep_R
 
 
-def _dim_that_turns(num_turns: float, rope: Rope, head_dim: int) -> float:
+def _dim_that_turns(num_turns: float, rope: Rope, dim: int) -> float:
     """The dimension whose pair turns `num_turns` times within the original window."""
     wavelength = rope.original_tokens / (num_turns * 2 * math.pi)
-    return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+    return dim * math.log(wavelength) / (2 * math.log(rope.theta))

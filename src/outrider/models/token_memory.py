@@ -34,9 +34,11 @@ class TokenMemory:
         self._sequences[seq_id] = _Memory()
         return 0
 
-    def fork(self, source: int, new: int) -> None:
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
         assert new not in self._sequences
-        self._sequences[new] = _Memory(list(self._sequences[source].committed))
+        committed = self._sequences[source].committed
+        assert length is None or 0 <= length <= len(committed)
+        self._sequences[new] = _Memory(committed[:length])
 
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].committed)

@@ -25,6 +25,8 @@ from outrider.models.json_object import JsonObject
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Old files store the rotary frequencies.
+DERIVED = ("rotary_emb.inv_freq",)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -85,10 +87,12 @@ class Weights:
         path = self._file_of.get(name)
         return torch.float32 if path is None else self._read(path, name).dtype
 
-    def check_all_taken(self) -> None:
-        """Raise CheckpointError if the folder holds a tensor that nobody asked for."""
-        # Old files store the rotary frequencies, which config.json determines.
-        left = sorted(name for name in self._untaken if not name.endswith("rotary_emb.inv_freq"))
+    def check_all_taken(self, *, ignored: tuple[str, ...] = DERIVED) -> None:
+        """Raise CheckpointError if the folder holds a tensor that nobody asked for.
+
+        Names that end in one of `ignored` hold nothing that config.json does not determine.
+        """
+        left = sorted(name for name in self._untaken if not name.endswith(ignored))
         if left:
             raise CheckpointError(
                 f"{self.folder}: {left[0]} has no place in this model "

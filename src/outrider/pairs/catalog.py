@@ -1,64 +1,216 @@
-"""Named target and draft pairs that share one vocabulary. Numbers only, no weights."""
+"""Named pairs of target and draft, with what they need. Numbers only: no weights, no tensors.
+
+Weights are in the named dtype, in GB of 10^9 bytes, rounded as published. KV bytes are of one token
+at two bytes a number: 2 x layers x KV heads x head size x 2.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
 
 EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"
+# What the memory estimate counts in each model's KV.
+ESTIMATE_TOKENS = 4096
+
+Vocabulary = Literal["same", "bridge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """`approx_bytes` is both checkpoints as published; `supported` says that our decoder loads
-    the family today."""
+class PairedModel:
+    """One side of a pair. `gated` models need an account that has accepted their licence."""
 
-    name: str
-    target: str
-    draft: str
-    licence: str
-    note: str
-    approx_bytes: int
+    model_id: str
+    weights_gb: float
+    kv_bytes_per_token: int
+    dtype: str = "float16"
     gated: bool = False
-    supported: bool = True
+
+    def memory_gb(self, num_tokens: int) -> float:
+        """Weights and the KV of `num_tokens` positions."""
+        return self.weights_gb + num_tokens * self.kv_bytes_per_token / 1e9
 
 
-PAIRS: tuple[Pair, ...] = (
-    Pair(
-        "embedded",
-        EMBEDDED_TARGET,
-        EMBEDDED_DRAFT,
-        "MIT",
-        "ships with the package; Python and school maths; works offline",
-        18_845_400,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPair:
+    """A draft and a target that work together.
+
+    `vocabulary` is "same" when every id means the same token to both, and "bridge" when drafts
+    must be spelled anew (`--drafter bridge`). `refusal` says why the pair does not run yet.
+    """
+
+    pair_name: str
+    draft: PairedModel
+    target: PairedModel
+    licence: str
+    notes: str
+    vocabulary: Vocabulary = "same"
+    refusal: str | None = None
+
+    @property
+    def draft_model_id(self) -> str:
+        return self.draft.model_id
+
+    @property
+    def target_model_id(self) -> str:
+        return self.target.model_id
+
+    @property
+    def draft_dtype(self) -> str:
+        return self.draft.dtype
+
+    @property
+    def target_dtype(self) -> str:
+        return self.target.dtype
+
+    @property
+    def supported(self) -> bool:
+        return self.refusal is None
+
+    @property
+    def gated(self) -> bool:
+        return self.draft.gated or self.target.gated
+
+    @property
+    def weights_gb(self) -> float:
+        """Both models' weights."""
+        return self.draft.weights_gb + self.target.weights_gb
+
+    def memory_gb(self, num_tokens: int = ESTIMATE_TOKENS) -> float:
+        """Both models' weights, and the KV of `num_tokens` positions in each."""
+        return self.draft.memory_gb(num_tokens) + self.target.memory_gb(num_tokens)
+
+    def command(self) -> str:
+        """The command line that generates with this pair."""
+        if self.target_model_id == EMBEDDED_TARGET:
+            return "outrider generate PROMPT"
+        words = [f"--target {self.target_model_id}", f"--draft {self.draft_model_id}"]
+        words += ["--drafter bridge"] if self.vocabulary == "bridge" else []
+        dtype = self.target_dtype
+        return f"outrider generate {' '.join(words)} --dtype {dtype} PROMPT"
+
+
+_GPT2 = PairedModel("openai-community/gpt2", 0.25, 36_864)
+_LLAMA3_8B = PairedModel("meta-llama/Meta-Llama-3-8B-Instruct", 16.0, 131_072, gated=True)
+_LLAMA32_1B = PairedModel(
+    "meta-llama/Llama-3.2-1B-Instruct", 2.5, 32_768, dtype="bfloat16", gated=True
+)
+
+_PAIRS = (
+    ModelPair(
+        pair_name="embedded",
+        draft=PairedModel(EMBEDDED_DRAFT, 0.0028, 512, dtype="bfloat16"),
+        target=PairedModel(EMBEDDED_TARGET, 0.016, 4_096, dtype="bfloat16"),
+        licence="MIT",
+        notes="ships with the package; Python and school maths; works offline",
     ),
-    Pair(
-        "llama3",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "meta-llama/Llama-3.2-1B-Instruct",
-        "Llama 3.1 and 3.2 Community",
-        "the usual pair for a 24 GB card",
-        18_500_000_000,
-        gated=True,
+    ModelPair(
+        pair_name="gpt2_dev",
+        draft=_GPT2,
+        target=PairedModel("openai-community/gpt2-xl", 3.0, 307_200),
+        licence="MIT",
+        notes="for development: open, small, no login",
     ),
-    Pair(
-        "llama3-small",
-        "meta-llama/Llama-3.2-3B-Instruct",
-        "meta-llama/Llama-3.2-1B-Instruct",
-        "Llama 3.2 Community",
-        "fits 12 GB",
-        8_900_000_000,
-        gated=True,
+    ModelPair(
+        pair_name="distilgpt2",
+        draft=PairedModel("distilbert/distilgpt2", 0.16, 18_432),
+        target=_GPT2,
+        licence="MIT and Apache-2.0",
+        notes="the smallest pair of published models; runs on any machine",
     ),
-    Pair(
-        "smollm2",
-        "HuggingFaceTB/SmolLM2-1.7B-Instruct",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "Apache-2.0",
-        "small enough for a laptop CPU",
-        3_700_000_000,
+    ModelPair(
+        pair_name="tinyllama_llama3",
+        draft=PairedModel("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 2.2, 22_528),
+        target=_LLAMA3_8B,
+        licence="Apache-2.0 and Llama 3 Community",
+        notes="vocabularies of 32,000 and 128,256 tokens",
+        vocabulary="bridge",
+    ),
+    ModelPair(
+        pair_name="phi3_llama3",
+        draft=PairedModel("microsoft/Phi-3-mini-4k-instruct", 7.6, 393_216),
+        target=_LLAMA3_8B,
+        licence="MIT and Llama 3 Community",
+        notes="vocabularies of 32,064 and 128,256 tokens; the draft costs half the target",
+        vocabulary="bridge",
+    ),
+    ModelPair(
+        pair_name="llama3_self",
+        draft=replace(_LLAMA3_8B, weights_gb=4.7, dtype="int4"),
+        target=_LLAMA3_8B,
+        licence="Llama 3 Community",
+        notes="a model drafts for itself, with 4-bit weights",
+        refusal="no kernel computes with 4-bit weights yet",
+    ),
+    ModelPair(
+        pair_name="llama3",
+        draft=_LLAMA32_1B,
+        target=PairedModel(
+            "meta-llama/Llama-3.1-8B-Instruct", 16.1, 131_072, dtype="bfloat16", gated=True
+        ),
+        licence="Llama 3.1 and 3.2 Community",
+        notes="the usual pair for a 24 GB card",
+    ),
+    ModelPair(
+        pair_name="llama3_small",
+        draft=_LLAMA32_1B,
+        target=PairedModel(
+            "meta-llama/Llama-3.2-3B-Instruct", 6.4, 114_688, dtype="bfloat16", gated=True
+        ),
+        licence="Llama 3.2 Community",
+        notes="fits 12 GB",
+    ),
+    ModelPair(
+        pair_name="smollm2",
+        draft=PairedModel("HuggingFaceTB/SmolLM2-135M-Instruct", 0.27, 23_040, dtype="bfloat16"),
+        target=PairedModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 3.4, 196_608, dtype="bfloat16"),
+        licence="Apache-2.0",
+        notes="small enough for a laptop CPU",
+    ),
+    ModelPair(
+        pair_name="qwen2.5",
+        draft=PairedModel("Qwen/Qwen2.5-0.5B-Instruct", 1.0, 12_288, dtype="bfloat16"),
+        target=PairedModel("Qwen/Qwen2.5-7B-Instruct", 15.2, 57_344, dtype="bfloat16"),
+        licence="Apache-2.0",
+        notes="one tokenizer, but laws over 151,936 and 152,064 ids",
+        vocabulary="bridge",
+    ),
+    ModelPair(
+        pair_name="qwen3",
+        draft=PairedModel("Qwen/Qwen3-0.6B", 1.5, 114_688, dtype="bfloat16"),
+        target=PairedModel("Qwen/Qwen3-8B", 16.4, 147_456, dtype="bfloat16"),
+        licence="Apache-2.0",
+        notes="open, no login",
     ),
 )
+
+PAIRS: Mapping[str, ModelPair] = {pair.pair_name: pair for pair in _PAIRS}
+
+
+class UnknownPairError(ConfigError, KeyError):
+    """No pair has this name; the hint lists all names."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message in quotation marks.
+        return str(self.args[0])
+
+
+def list_pairs() -> tuple[ModelPair, ...]:
+    """All pairs, the embedded one first."""
+    return tuple(PAIRS.values())
+
+
+def get_pair(name: str) -> ModelPair:
+    """Raises UnknownPairError, a ConfigError and a KeyError, which lists the names."""
+    if name not in PAIRS:
+        hint = did_you_mean(name, PAIRS)
+        raise UnknownPairError(f"no pair {name!r}. {hint}", hint="outrider pairs")
+    return PAIRS[name]
 
 
 def draft_of(target: str) -> str | None:

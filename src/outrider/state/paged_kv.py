@@ -73,15 +73,17 @@ class PagedKV:
         self._sequences[seq_id] = _Sequence(pages, list(tokens[:reused]))
         return reused
 
-    def fork(self, source: int, new: int) -> None:
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
         assert new not in self._sequences
         old = self._sequences[source]
-        whole, rest = divmod(len(old.tokens), self._page_size)
+        assert length is None or 0 <= length <= len(old.tokens)
+        tokens = old.tokens[:length]
+        whole, rest = divmod(len(tokens), self._page_size)
         self._pool.require(int(rest > 0))
         pages = old.pages[:whole]
         for page in pages:
             self._pool.share(page)
-        self._sequences[new] = _Sequence(pages, list(old.tokens))
+        self._sequences[new] = _Sequence(pages, tokens)
         if rest:
             pages.append(self._pool.take())
             start = whole * self._page_size
@@ -104,6 +106,12 @@ class PagedKV:
 
     def close(self, seq_id: int) -> None:
         self._pool.release(self._sequences.pop(seq_id).pages)
+
+    def read(self, seq_id: int) -> Tensor:
+        """A copy of the committed keys and values, of shape [L, 2, G, tokens, D]."""
+        seq = self._sequences[seq_id]
+        slots = self._slots(seq, 0, len(seq.tokens))
+        return self.arena[:, :, :, torch.tensor(slots, dtype=torch.int64, device=self._device)]
 
     def live_slots(self) -> Tensor:
         """Slots that hold committed rows of open sequences, int64.

@@ -24,13 +24,15 @@ from outrider.core.protocols import JudgeRow
 class TokenRule:
     """Keeps the target's law, greedy and sampled, for chains and trees."""
 
+    name = "token"
     exact = True
 
     def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
-        return [_judge(row) for row in rows]
+        return [walk(row) for row in rows]
 
 
-def _judge(row: JudgeRow) -> Verdict:
+def walk(row: JudgeRow) -> Verdict:
+    """The verdict on one row of any shape."""
     draft, noise = row.draft, row.noise
     path: list[int] = []
     node = ROOT

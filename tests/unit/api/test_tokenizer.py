@@ -16,7 +16,7 @@ from tokenizers import processors
 
 import outrider.pairs as pairs
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ConfigError
 
 TINY = Path(pairs.__path__[0]) / "tiny"
 EMBEDDED = Tokenizer.load(TINY / "target")
@@ -44,6 +44,39 @@ def edit(path: Path, **changes: Any) -> None:
 @given(st.text())
 def test_text_survives_the_round_trip(text: str) -> None:
     assert EMBEDDED.decode(EMBEDDED.encode(text), skip_special=False) == text
+
+
+@given(st.lists(st.text()), st.booleans())
+def test_a_batch_is_encoded_as_its_texts_are(texts: list[str], add_special: bool) -> None:
+    alone = [EMBEDDED.encode(text, add_special=add_special) for text in texts]
+    assert EMBEDDED.encode_batch(texts, add_special=add_special) == alone
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    for refused in (lambda: EMBEDDED.encode("\udc80"), lambda: EMBEDDED.encode_batch(["\udc80"])):
+        with pytest.raises(ConfigError, match="UTF-8"):
+            refused()
+
+
+def test_a_folder_is_read_once_while_its_files_stay(folder: Path) -> None:
+    first = Tokenizer.load(folder)
+    assert Tokenizer.load(folder) is first
+    assert Tokenizer.load(folder / "." / "") is first
+    edit(folder / "config.json", note="a longer file")
+    second = Tokenizer.load(folder)
+    assert second is not first
+    (folder / "chat_template.jinja").write_text("new")
+    assert Tokenizer.load(folder).chat([]) == "new"
+    assert Tokenizer.load(folder) is not second
+
+
+def test_a_folder_that_failed_is_read_again(folder: Path) -> None:
+    whole = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").write_bytes(whole[:-9])
+    with pytest.raises(CheckpointError):
+        Tokenizer.load(folder)
+    (folder / "tokenizer.json").write_bytes(whole)
+    assert Tokenizer.load(folder).encode("x") == EMBEDDED.encode("x")
 
 
 def test_the_embedded_pair_shares_one_vocabulary() -> None:

@@ -93,12 +93,19 @@ def test_help_of_a_verb_names_every_option_and_an_example(
         assert flag.replace("--no-", "--") in shown_flags
 
 
+# Without a server at the usual address these say that there is none.
+OTHER_SERVERS = {("models", "ollama"), ("models", "ping")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", PATHS, ids=" ".join)
 def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-m", "outrider"])
     line = PATHS[words].example.replace("outrider ", f"{command} ", 1)
-    subprocess.run(["sh", "-c", line], check=True, capture_output=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        ["sh", "-c", line], check=False, capture_output=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode in ((0, 3) if words in OTHER_SERVERS else (0,)), done.stderr
 
 
 def test_a_reader_who_leaves_early_causes_no_noise() -> None:

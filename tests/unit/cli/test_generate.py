@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
+from outrider.api.result import GenerationResult
 
 PROMPT = "def quicksort(items):"
 SHORT = ("--max-tokens", "16")
@@ -35,7 +36,17 @@ def test_the_text_is_followed_by_one_verdict_line(outrider: Command) -> None:
 
 def test_json_has_the_promised_shape(outrider: Command) -> None:
     record = run_json(outrider, PROMPT, *SHORT, "--k", "3")
-    assert list(record) == ["text", "token_ids", "finish_reason", "stats", "run"]
+    assert list(record) == [
+        "text",
+        "token_ids",
+        "finish_reason",
+        "exact",
+        "stats",
+        "token_seconds",
+        "peak_memory_bytes",
+        "metrics",
+        "run",
+    ]
     assert record["finish_reason"] == "length"
     assert len(record["token_ids"]) == 16
     stats = record["stats"]
@@ -46,7 +57,9 @@ def test_json_has_the_promised_shape(outrider: Command) -> None:
         "num_target_passes",
         "num_drafted",
         "num_accepted",
+        "num_emitted",
         "seconds",
+        "acceptance_histogram",
     ]
     assert list(stats["seconds"]) == ["prefill", "draft", "verify", "accept", "total"]
     assert (stats["drafter"], stats["k"]) == ("model", 3)
@@ -151,3 +164,82 @@ def test_a_text_that_the_window_cuts_short_says_so(outrider: Command) -> None:
     assert "note: at most" in shown.err
     assert "fit the window of 40" in shown.err
     assert "fit the window of 40" in run_json(outrider, *words)["notes"][0]
+
+
+def test_several_completions_are_shown_one_after_the_other(outrider: Command) -> None:
+    words = (PROMPT, *SHORT, "--n", "2", "--temperature", "0.9")
+    shown = outrider("generate", *words)
+    assert shown.code == 0
+    assert shown.out.count("of 2 · 16 tokens") == 2
+    record = run_json(outrider, *words)
+    texts = [completion["text"] for completion in record["completions"]]
+    assert len(set(texts)) == 2
+    assert all(text in shown.out for text in texts)
+    assert outrider("generate", *words, "--compare").code == 2
+
+
+def test_log_probabilities_are_in_the_json(outrider: Command) -> None:
+    record = run_json(outrider, PROMPT, *SHORT, "--logprobs", "--top-logprobs", "2")
+    assert [entry["token_id"] for entry in record["logprobs"]] == record["token_ids"]
+    assert all(len(entry["top"]) == 2 for entry in record["logprobs"])
+
+
+def test_a_bias_on_the_command_line(outrider: Command) -> None:
+    usual = run_json(outrider, PROMPT, *SHORT)
+    first = usual["token_ids"][0]
+    biased = run_json(outrider, PROMPT, *SHORT, "--logit-bias", f"{first}=-100")
+    assert biased["token_ids"][0] != first
+    for words in ("x=1", "5", "5=much", "-1=2", "5=1000"):
+        shown = outrider("generate", PROMPT, "--logit-bias", words)
+        assert shown.code == 2
+        assert "--logit-bias" in shown.err
+
+
+def test_a_lossy_sampler_is_labelled(outrider: Command) -> None:
+    shown = outrider("generate", PROMPT, *SHORT, "--sampler", "typical")
+    assert "LOSSY" in shown.out.splitlines()[-1]
+    assert run_json(outrider, PROMPT, *SHORT, "--sampler", "typical")["exact"] is False
+    assert run_json(outrider, PROMPT, *SHORT)["exact"] is True
+
+
+def test_json_reads_back_as_a_result(outrider: Command) -> None:
+    record = run_json(outrider, PROMPT, *SHORT, "--profile")
+    result = GenerationResult.from_dict(record)
+    assert json.loads(result.to_json_line()).items() <= record.items()
+    assert len(result.token_seconds) == result.num_tokens == 16
+
+
+def test_a_profile_stands_beside_the_rounds(outrider: Command, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    record = run_json(outrider, PROMPT, *SHORT, "--profile", "--seed", "3", "--output", str(path))
+    profile = record["profile"]
+    assert list(profile) == ["metadata", "counts", "aggregate", "memory", "rounds", "kernels"]
+    assert len(profile["rounds"]) == len(record["rounds"])
+    assert sum(profile["counts"]["accepted"]) == record["stats"]["num_accepted"]
+    assert list(profile["metadata"]) == ["seed", "version", "settings", "kernels", "machine"]
+    assert profile["metadata"]["seed"] == 3
+    assert profile["memory"].keys() == {"load", "prefill", "decode"}
+    milliseconds = [kernel["total_ms"] for kernel in profile["kernels"].values()]
+    assert milliseconds == sorted(milliseconds, reverse=True)
+    assert json.loads(path.read_text()) == record
+
+
+def test_a_profile_repeats_its_counts(outrider: Command) -> None:
+    words = (PROMPT, *SHORT, "--profile", "--temperature", "0.8", "--seed", "5")
+    first, second = (run_json(outrider, *words)["profile"]["counts"] for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+
+
+def test_a_profile_is_shown_to_people_too(outrider: Command) -> None:
+    shown = outrider("generate", PROMPT, *SHORT, "--profile").out
+    for word in ("verify", "target linear", "peak memory: load", "rounds by drafts accepted: 0: "):
+        assert word in shown
+    assert "peak memory" not in outrider("generate", PROMPT, *SHORT, "--profile", "--quiet").out
+
+
+def test_several_completions_have_a_profile_each(outrider: Command) -> None:
+    words = (PROMPT, *SHORT, "--n", "2", "--temperature", "0.9", "--profile")
+    completions = run_json(outrider, *words)["completions"]
+    assert [len(one["profile"]["rounds"]) for one in completions] == [
+        len(one["rounds"]) for one in completions
+    ]

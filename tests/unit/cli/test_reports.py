@@ -10,7 +10,6 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.core.settings import SETTINGS
-from outrider.pairs.catalog import PAIRS
 
 
 def read(outrider: Command, *words: str) -> Any:
@@ -34,12 +33,6 @@ def test_config_shows_every_setting_with_its_origin(
     shown = outrider("config").out
     assert all(f"OUTRIDER_{name.upper()}" in shown for name in SETTINGS)
     assert "XDG_CACHE_HOME" in shown
-
-
-def test_pairs_lists_the_catalogue(outrider: Command) -> None:
-    assert [pair["name"] for pair in read(outrider, "pairs")] == [pair.name for pair in PAIRS]
-    shown = outrider("pairs").out
-    assert all(pair.target in shown and pair.draft in shown for pair in PAIRS)
 
 
 def test_models_list_has_the_embedded_pair_without_a_cache(

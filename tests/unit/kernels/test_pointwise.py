@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -43,6 +44,73 @@ def test_rms_norm(name: str, size: int) -> None:
     assert_rows_alone(norm, x_ND)
     mean_N1 = x_ND.double().square().mean(-1, keepdim=True)
     assert relative_error(norm(x_ND), x_ND.double() / (mean_N1 + eps).sqrt() * weight_D) < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_norm(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+    weight_D, bias_D, eps = randn(size, seed=1), randn(size, seed=2), 1e-5
+
+    def norm(x_ND: Tensor) -> Tensor:
+        out_ND = torch.full_like(x_ND, torch.nan)
+        kernels.layer_norm(x_ND, weight_D, bias_D, eps, out_ND)
+        return out_ND
+
+    x_ND = randn(100, size) + 3
+    assert_rows_alone(norm, x_ND)
+    exact_ND = torch.nn.functional.layer_norm(
+        x_ND.double(), (size,), weight_D.double(), bias_D.double(), eps
+    )
+    assert relative_error(norm(x_ND), exact_ND) < 2e-6
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 2, 64), Heads(1, 1, 17), Heads(6, 3, 20)], ids=str)
+def test_head_norm(name: str, heads: Heads) -> None:
+    kernels = kernels_named(name, torch.float32)
+    dim, num_kv, eps = heads.head_dim, heads.num_kv_heads, 1e-6
+    weights = randn(dim, seed=1), randn(dim, seed=2)
+
+    def norm(qkv_NE: Tensor) -> Tensor:
+        qkv_NE = qkv_NE.clone()
+        kernels.head_norm(qkv_NE, *weights, num_kv, eps)
+        return qkv_NE
+
+    qkv_NE = randn(100, heads.row_size)
+    assert_rows_alone(norm, qkv_NE)
+    heads_NAD = qkv_NE.double().view(100, -1, dim)
+    root_NA1 = (heads_NAD.square().mean(-1, keepdim=True) + eps).sqrt()
+    parts = torch.split(heads_NAD / root_NA1, [heads.num_heads, num_kv, num_kv], dim=1)
+    exact_NAD = torch.cat([parts[0] * weights[0], parts[1] * weights[1]], dim=1)
+    normed_NAD = norm(qkv_NE).view(100, -1, dim)
+    assert relative_error(normed_NAD[:, :-num_kv], exact_NAD) < 1e-6
+    assert torch.equal(normed_NAD[:, -num_kv:], qkv_NE.view(100, -1, dim)[:, -num_kv:])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gelu(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+
+    def curved(x_NF: Tensor) -> Tensor:
+        out_NF = torch.full_like(x_NF, torch.nan)
+        kernels.gelu(x_NF, out_NF)
+        return out_NF
+
+    x_NF = randn(100, size) * 4
+    assert_rows_alone(curved, x_NF)
+    x_double_NF = x_NF.double()
+    inner_NF = math.sqrt(2 / math.pi) * (x_double_NF + 0.044715 * x_double_NF**3)
+    expected_NF = curved(x_NF)
+    assert relative_error(expected_NF, x_double_NF / 2 * (1 + inner_NF.tanh())) < 1e-6
+    kernels.gelu(x_NF, x_NF)
+    assert torch.equal(x_NF, expected_NF)
+
+
+def test_gelu_of_large_values(name: str) -> None:
+    x_NF = torch.tensor([[-1e9, -1000.0, -0.0, 0.0, 20.0, 1e9, torch.nan]])
+    out_NF = torch.empty(1, 7)
+    kernels_named(name, torch.float32).gelu(x_NF, out_NF)
+    expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 20.0, 1e9, torch.nan]])
+    assert torch.allclose(out_NF, expected, rtol=1e-6, atol=1e-28, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -20,10 +20,13 @@ def everything(kernels: Kernels, dtype: torch.dtype) -> list[Tensor]:
     packed = kernels.pack(randn(1000, 300, seed=1).to(dtype))
     case = make_pass([chain(100, 60)], dtype=dtype)
     x_NI = randn(40, 300)
-    outs = [torch.empty(40, 1000), torch.empty(40, 500), torch.empty(40, 1000)]
+    outs = [torch.empty(40, size) for size in (1000, 500, 1000, 1000, 1000)]
     kernels.linear(x_NI, packed, outs[0])
     kernels.silu_mul(outs[0], outs[1])
     kernels.rms_norm(outs[0], randn(1000), 1e-5, outs[2])
+    kernels.layer_norm(outs[0], randn(1000), randn(1000, seed=1), 1e-5, outs[3])
+    kernels.gelu(outs[0], outs[4])
+    kernels.head_norm(outs[4], randn(50), randn(50, seed=1), 5, 1e-6)
     attended_NO = torch.empty(60, 256)
     kernels.attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, 0.125, attended_NO)
     return [*outs, attended_NO, torch.tensor(kernels.argmax(outs[0]))]
@@ -105,5 +108,20 @@ def test_the_reference_pointwise_ops_keep_their_word(size: int) -> None:
         kernels.silu_mul(x_ND, out_NF)
         return out_NF
 
-    assert_rows_alone(norm, randn(257, 2 * size))
-    assert_rows_alone(gated, randn(257, 2 * size))
+    def centred(x_ND: Tensor) -> Tensor:
+        out_ND = torch.empty_like(x_ND)
+        kernels.layer_norm(x_ND, randn(2 * size), randn(2 * size, seed=1), 1e-5, out_ND)
+        return out_ND
+
+    def by_head(x_ND: Tensor) -> Tensor:
+        x_ND = x_ND.clone()
+        kernels.head_norm(x_ND, randn(size // 11), randn(size // 11, seed=1), 4, 1e-6)
+        return x_ND
+
+    def curved(x_ND: Tensor) -> Tensor:
+        out_ND = torch.empty_like(x_ND)
+        kernels.gelu(x_ND, out_ND)
+        return out_ND
+
+    for call in (norm, gated, centred, by_head, curved):
+        assert_rows_alone(call, randn(257, 2 * size))

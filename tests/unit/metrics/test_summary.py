@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -75,13 +76,31 @@ def test_nothing_done_divides_by_nothing() -> None:
     assert found.tokens_per_second == found.draft_share == 0
 
 
+def test_rounds_that_drafted_are_counted_by_what_they_kept() -> None:
+    plain = replace(ROUND, pass_index=1, num_drafted=0, num_accepted=0, num_emitted=1)
+    assert stats(ROUND, plain).acceptance_histogram == (0, 0, 1, 0, 0)
+
+
 def test_as_a_dictionary() -> None:
     found = stats(replace(ROUND, verify_seconds=1 / 3)).to_dict()
-    assert found["num_accepted"] == 2
+    assert (found["num_accepted"], found["num_emitted"]) == (2, 3)
+    assert found["acceptance_histogram"] == [0, 0, 1, 0, 0]
     assert found["seconds"] == {
         "prefill": 0,
         "draft": 0.5,
-        "verify": 0.333333,
+        "verify": 0.333333333,
         "accept": 0.25,
         "total": 10.0,
     }
+
+
+def test_the_dictionary_reads_back_exactly() -> None:
+    found = stats(READ, replace(ROUND, pass_index=1, draft_seconds=0.1 + 0.2))
+    assert Stats.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_a_dictionary_that_lacks_something_is_refused() -> None:
+    record = stats(ROUND).to_dict()
+    del record["num_drafted"]
+    with pytest.raises(KeyError, match="num_drafted"):
+        Stats.from_dict(record)

@@ -23,9 +23,22 @@ def test_values_come_back_typed(tmp_path: Path) -> None:
     assert raw.text("t") == "x"
     assert raw.integers("l") == (1, 2)
     assert raw.integers("i") == (3,)
+    assert raw.numbers("l") == (1.0, 2.0)
+    assert raw.texts("none") == ()
     child = raw.child("c")
     assert child is not None
     assert child.integer("k") == 1
+
+
+def test_a_count_may_be_allowed_to_be_nothing(tmp_path: Path) -> None:
+    raw = read(tmp_path, '{"zero": 0, "less": -1}')
+    assert raw.integer("zero", least=0) == 0
+    with pytest.raises(CheckpointError, match="less must be from 0"):
+        raw.integer("less", least=0)
+
+
+def test_lists_of_strings_are_read(tmp_path: Path) -> None:
+    assert read(tmp_path, '{"kinds": ["a", "b"]}').texts("kinds") == ("a", "b")
 
 
 def test_null_counts_as_absent(tmp_path: Path) -> None:
@@ -104,6 +117,10 @@ def test_other_types_are_checked(tmp_path: Path) -> None:
         lambda: raw.integers("s"),
         lambda: raw.integers("l"),
         lambda: raw.integers("b"),
+        lambda: raw.numbers("l"),
+        lambda: raw.numbers("n"),
+        lambda: raw.texts("l"),
+        lambda: raw.texts("s"),
     ):
         with pytest.raises(CheckpointError, match="must be"):
             call()

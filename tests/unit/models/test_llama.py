@@ -1,4 +1,4 @@
-"""The decoder against itself: however a text is fed, every token sees the same logits.
+"""The decoders against themselves: however a text is fed, every token sees the same logits.
 
 Shapes:  M = packed logits rows, V = vocabulary.
 """
@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.tiny_checkpoints import random_llama, random_tensors, variant
+from doubles.tiny_checkpoints import random_llama, random_model, random_tensors, variant
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.llama import LlamaModel, Room
+from outrider.models.decoder import Decoder, Room
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.llama import LlamaModel
 from parity.feeding import feed
 
 PLAIN = DraftNeeds()
@@ -24,16 +26,28 @@ TEXT = [(5 * i * i + 7 * i + 1) % 96 for i in range(40)]
 ROOM = Room(num_slots=256, page_size=8, max_rows=48, max_logits=48)
 
 
-@pytest.fixture(params=["float32", "bfloat16"], scope="module")
-def model(request: pytest.FixtureRequest) -> LlamaModel:
-    return random_llama(variant("one_kv_head"), dtype=request.param, room=ROOM)
+@pytest.fixture(
+    params=[
+        ("one_kv_head", "float32"),
+        ("one_kv_head", "bfloat16"),
+        ("qwen3", "float32"),
+        ("phi3_partial", "bfloat16"),
+        ("gpt2", "float32"),
+        ("gpt2", "bfloat16"),
+    ],
+    ids="-".join,
+    scope="module",
+)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    name, dtype = request.param
+    return random_model(variant(name), dtype=dtype, room=ROOM)
 
 
-def step(model: LlamaModel, *rows: StepRow) -> Tensor:
+def step(model: Decoder, *rows: StepRow) -> Tensor:
     return model.step(rows, PLAIN).logits_MV.clone()
 
 
-def assert_same(model: LlamaModel, found: Tensor, expected: Tensor) -> None:
+def assert_same(model: Decoder, found: Tensor, expected: Tensor) -> None:
     if model.kernels.exact:
         assert torch.equal(found, expected)
     else:
@@ -42,13 +56,13 @@ def assert_same(model: LlamaModel, found: Tensor, expected: Tensor) -> None:
 
 @settings(max_examples=25)
 @given(ends=st.sets(st.integers(1, len(TEXT) - 1), max_size=8))
-def test_chunks_do_not_matter(model: LlamaModel, ends: set[int]) -> None:
+def test_chunks_do_not_matter(model: Decoder, ends: set[int]) -> None:
     cuts = [0, *sorted(ends), len(TEXT)]
     sizes = [end - start for start, end in pairwise(cuts)]
     assert_same(model, feed(model, TEXT, sizes), feed(model, TEXT, [len(TEXT)]))
 
 
-def test_batch_mates_do_not_matter(model: LlamaModel) -> None:
+def test_batch_mates_do_not_matter(model: Decoder) -> None:
     alone = [feed(model, TEXT[start : start + 9], [9]) for start in (0, 9, 18)]
     for index in range(3):
         model.state.open(index, ())
@@ -59,7 +73,7 @@ def test_batch_mates_do_not_matter(model: LlamaModel) -> None:
     assert_same(model, together_MV, torch.cat(alone))
 
 
-def test_a_tree_is_its_paths(model: LlamaModel) -> None:
+def test_a_tree_is_its_paths(model: Decoder) -> None:
     model.state.open(1, ())
     step(model, StepRow.chain(1, TEXT[:11]))
     model.state.commit({1: range(11)})
@@ -73,7 +87,7 @@ def test_a_tree_is_its_paths(model: LlamaModel) -> None:
     model.state.close(1)
 
 
-def test_a_tree_may_grow_below_staged_nodes_and_commit_any_path(model: LlamaModel) -> None:
+def test_a_tree_may_grow_below_staged_nodes_and_commit_any_path(model: Decoder) -> None:
     expected_MV = feed(model, [*TEXT[:6], 40, 41, 42], [9])
     model.state.open(1, ())
     step(model, StepRow.chain(1, TEXT[:6]))
@@ -86,7 +100,7 @@ def test_a_tree_may_grow_below_staged_nodes_and_commit_any_path(model: LlamaMode
     model.state.close(1)
 
 
-def test_rollback_forgets(model: LlamaModel) -> None:
+def test_rollback_forgets(model: Decoder) -> None:
     model.state.open(1, ())
     step(model, StepRow.chain(1, TEXT[:6]))
     model.state.commit({1: range(6)})
@@ -98,7 +112,7 @@ def test_rollback_forgets(model: LlamaModel) -> None:
     model.state.close(1)
 
 
-def test_logits_come_only_where_asked(model: LlamaModel) -> None:
+def test_logits_come_only_where_asked(model: Decoder) -> None:
     every_MV = feed(model, TEXT[:8], [8])
     model.state.open(1, ())
     model.state.open(2, ())
@@ -113,7 +127,7 @@ def test_logits_come_only_where_asked(model: LlamaModel) -> None:
     model.state.close(2)
 
 
-def test_hidden_layers_come_in_the_order_named_and_are_kept(model: LlamaModel) -> None:
+def test_hidden_layers_come_in_the_order_named_and_are_kept(model: Decoder) -> None:
     model.state.open(1, ())
     row = StepRow.chain(1, TEXT[:5], logits_from=4)
     hidden_NKD = model.step([row], DraftNeeds(hidden_layers=(2, 0))).hidden_NKD
@@ -141,13 +155,13 @@ def test_the_last_hidden_layer_is_what_the_head_reads() -> None:
     torch.testing.assert_close(out.logits_MV, logits_NV, atol=1e-5, rtol=1e-5)
 
 
-def test_no_hidden_state_is_kept_unasked(model: LlamaModel) -> None:
+def test_no_hidden_state_is_kept_unasked(model: Decoder) -> None:
     model.state.open(1, ())
     assert model.step([StepRow.chain(1, (1,))], PLAIN).hidden_NKD is None
     model.state.close(1)
 
 
-def test_the_next_step_reuses_every_buffer(model: LlamaModel) -> None:
+def test_the_next_step_reuses_every_buffer(model: Decoder) -> None:
     model.state.open(1, ())
     first_MV = model.step([StepRow.chain(1, (1, 2, 3))], PLAIN).logits_MV
     second_MV = model.step([StepRow.chain(1, (4, 5, 6), parent=2)], PLAIN).logits_MV
@@ -156,7 +170,7 @@ def test_the_next_step_reuses_every_buffer(model: LlamaModel) -> None:
     model.state.close(1)
 
 
-def test_more_than_a_step_holds_is_a_bug_of_the_caller(model: LlamaModel) -> None:
+def test_more_than_a_step_holds_is_a_bug_of_the_caller(model: Decoder) -> None:
     model.state.open(1, ())
     for rows in ([StepRow.chain(1, [0] * 49)], []):
         with pytest.raises(AssertionError):
@@ -183,7 +197,8 @@ def test_positions_up_to_the_window_are_finite() -> None:
     assert step(model, row).isfinite().all()
 
 
-def test_the_spec_counts_the_weights_that_were_read(model: LlamaModel) -> None:
+def test_the_spec_counts_the_weights_that_were_read(model: Decoder) -> None:
+    assert isinstance(model, LlamaModel | GPT2Model)
     itemsize = {torch.float32: 4, torch.bfloat16: 2}[model.state.layers[0][0].dtype]
     assert model.spec.bytes_per_weight == model.spec.bytes_per_kv == itemsize
     assert model.spec.name == "tiny"

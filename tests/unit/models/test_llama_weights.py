@@ -10,15 +10,15 @@ from torch import Tensor
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.llama import LlamaModel, Room
+from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model
 
 
-def load(folder: Path) -> LlamaModel:
+def load(folder: Path) -> Decoder:
     return load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
 
 
-def logits(model: LlamaModel) -> Tensor:
+def logits(model: Decoder) -> Tensor:
     model.state.open(1, ())
     return model.step([StepRow.chain(1, (3, 1, 4))], DraftNeeds()).logits_MV
 
@@ -47,6 +47,22 @@ def test_an_untied_model_needs_a_head(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, variant("tied"))
     (folder / "config.json").write_text(json.dumps(variant("llama2").config))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight, of shape \[96, 64\], is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("phi3", r"self_attn\.q_proj\.weight, of shape \[64, 64\], is missing"),
+        ("qwen2", r"self_attn\.o_proj\.bias, of shape \[64\], is missing"),
+        ("qwen3", r"k_norm\.weight has no place"),
+    ],
+)
+def test_a_family_s_own_tensors_belong_to_it_alone(name: str, missing: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, variant(name))
+    config = {**variant(name).config, "model_type": "llama", "attention_bias": name == "qwen2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=missing):
         load(folder)
 
 

@@ -11,17 +11,27 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
-from outrider.models.llama import LlamaModel, Room
-from outrider.models.loading import ALIASES, LoadOptions, load_model, pick_device, resolve
+from outrider.models.decoder import Decoder, Room
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import (
+    ALIASES,
+    LoadOptions,
+    is_native,
+    load_model,
+    pick_device,
+    resolve,
+)
 
 ROOM = Room(num_slots=64)
 
 
-def load(folder: Path, *, dtype: str = "auto") -> LlamaModel:
+def load(folder: Path, *, dtype: str = "auto") -> Decoder:
     return load_model(folder, LoadOptions(room=ROOM, dtype=dtype, device="cpu"))
 
 
-def kv_dtype(model: LlamaModel) -> torch.dtype:
+def kv_dtype(model: Decoder) -> torch.dtype:
+    assert isinstance(model, LlamaModel | GPT2Model)
     return model.state.layers[0][0].dtype
 
 
@@ -136,6 +146,29 @@ def test_auto_takes_the_stored_dtype_if_the_config_has_none(tmp_path: Path) -> N
     folder = write_checkpoint(tmp_path, item, dtype=torch.bfloat16)
     assert kv_dtype(load(folder)) is torch.bfloat16
     assert kv_dtype(load(folder, dtype="float32")) is torch.float32
+
+
+def test_auto_finds_the_stored_dtype_of_gpt2_too(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, variant("gpt2"), dtype=torch.bfloat16)
+    assert kv_dtype(load(folder)) is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("qwen2", LlamaModel), ("qwen3", LlamaModel), ("gpt2", GPT2Model)]
+)
+def test_the_family_decides_which_decoder_it_is(
+    name: str, kind: type[Decoder], tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, variant(name))
+    assert is_native(folder)
+    model = load(folder)
+    assert type(model) is kind
+    assert model.config.family == name
+
+
+def test_a_folder_may_be_no_business_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert not is_native(tmp_path)
 
 
 def test_a_dtype_that_no_kernel_takes_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from outrider.models.hf_config import Rope
-from outrider.models.rope import frequencies, rope_tables
+from outrider.core.host import host_ints
+from outrider.models.rope import frequencies, rope_tables, turning_order
+from outrider.models.rope_config import Rope
 
 LLAMA3 = Rope("llama3", 500000.0, 8.0, 8192)
 
@@ -54,3 +55,28 @@ def test_tables_are_cos_and_sin_of_the_angle() -> None:
     assert cos_TH.dtype == torch.float32
     torch.testing.assert_close(cos_TH[8], 2 * torch.tensor([math.cos(8), math.cos(0.08)]))
     torch.testing.assert_close(sin_TH[8], 2 * torch.tensor([math.sin(8), math.sin(0.08)]))
+
+
+def test_longrope_divides_each_frequency_by_its_short_factor() -> None:
+    rope = Rope("longrope", short_factors=(1.0, 2.0, 4.0, 8.0))
+    plain_R = frequencies(Rope(), 8)
+    torch.testing.assert_close(frequencies(rope, 8), plain_R / torch.tensor([1.0, 2.0, 4.0, 8.0]))
+
+
+def test_what_never_turns_has_a_cos_of_one_whatever_the_attention_factor() -> None:
+    rope = Rope(partial_rotary_factor=0.5, attention_factor=2.0)
+    cos_TH, sin_TH = rope_tables(rope, head_dim=8, num_positions=5)
+    half_TR, _ = rope_tables(Rope(attention_factor=2.0), head_dim=4, num_positions=5)
+    assert torch.equal(cos_TH[:, :2], half_TR)
+    assert torch.equal(cos_TH[:, 2:], torch.ones(5, 2))
+    assert torch.equal(sin_TH[:, 2:], torch.zeros(5, 2))
+
+
+def test_the_two_halves_of_what_turns_come_to_lie_half_a_head_apart() -> None:
+    assert turning_order(Rope(), 16) is None
+    order_D = turning_order(Rope(partial_rotary_factor=0.75), 16)
+    assert order_D is not None
+    order = host_ints(order_D)
+    pairs = list(zip(order[:8], order[8:], strict=True))
+    assert pairs[:6] == [(i, i + 6) for i in range(6)]
+    assert pairs[6:] == [(12, 14), (13, 15)]

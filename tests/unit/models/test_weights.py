@@ -161,6 +161,15 @@ def test_stored_rotary_frequencies_may_stay_unread(tmp_path: Path) -> None:
         weights.check_all_taken()
 
 
+def test_what_is_ignored_is_up_to_the_family(tmp_path: Path) -> None:
+    save(tmp_path / WEIGHTS, **{"h.0.attn.bias": torch.ones(1), "h.0.c_attn.bias": torch.ones(1)})
+    with Weights(tmp_path) as weights:
+        with pytest.raises(CheckpointError, match=r"h\.0\.c_attn\.bias has no place .*\(1 such"):
+            weights.check_all_taken(ignored=(".attn.bias",))
+        weights.take("h.0.c_attn.bias", 1)
+        weights.check_all_taken(ignored=(".attn.bias",))
+
+
 def test_the_stored_dtype_is_told(tmp_path: Path) -> None:
     save(tmp_path / WEIGHTS, a=torch.ones(1, dtype=torch.bfloat16))
     with Weights(tmp_path) as weights:

@@ -1,5 +1,5 @@
-// What surrounds the linears of a decoder layer: RMS norm, rotary embedding with the write into
-// the arena, SiLU gating, and the greedy choice. Each row is computed alone.
+// What surrounds the linears of a decoder layer: norms, rotary embedding with the write into the
+// arena, SiLU gating and GELU, and the greedy choice. Each row is computed alone.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -36,6 +36,34 @@ void rms_norm_row(const float* x, const float* weight, float eps, float* out, in
     for (int i = 0; i < size; i += LANES) {
         const int count = size - i;
         store_some(out + i, load_some(x + i, count) * scale * load_some(weight + i, count), count);
+    }
+}
+
+// The RMS norm of what is centred, plus a bias. What is centred goes through `out`: lanes past the
+// end are read back as zeros, and so add nothing to the sum of squares.
+void layer_norm_row(const float* x, const float* weight, const float* bias, float eps, float* out,
+                    int size) {
+    Vec sums[4] = {};
+    for (int i = 0, chain = 0; i < size; i += LANES, chain = (chain + 1) % 4)
+        sums[chain] += load_some(x + i, size - i);
+    const float sum = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const float mean = sum / static_cast<float>(size);
+    for (int i = 0; i < size; i += LANES)
+        store_some(out + i, load_some(x + i, size - i) - mean, size - i);
+    rms_norm_row(out, weight, eps, out, size);
+    for (int i = 0; i < size; i += LANES) {
+        const int count = size - i;
+        store_some(out + i, load_some(out + i, count) + load_some(bias + i, count), count);
+    }
+}
+
+// x / 2 * (1 + tanh(u)) = x / (1 + e^(-2u)) for u = sqrt(2 / pi) * (x + 0.044715 x^3).
+void gelu_row(const float* x, float* out, int size) {
+    constexpr float SCALE = -1.5957691216f;  // -2 * sqrt(2 / pi)
+    for (int i = 0; i < size; i += LANES) {
+        const Vec part = load_some(x + i, size - i);
+        const Vec inner = part + 0.044715f * (part * part * part);
+        store_some(out + i, part / (exp(inner * SCALE) + 1.0f), size - i);
     }
 }
 
@@ -114,6 +142,33 @@ void outrider_rms_norm(Team* team, const float* x, const float* weight, float ep
     for_rows(*team, num_rows, size, [&](int n) {
         const int64_t at = static_cast<int64_t>(n) * size;
         rms_norm_row(x + at, weight, eps, out + at, size);
+    });
+}
+
+void outrider_layer_norm(Team* team, const float* x, const float* weight, const float* bias,
+                         float eps, float* out, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const int64_t at = static_cast<int64_t>(n) * size;
+        layer_norm_row(x + at, weight, bias, eps, out + at, size);
+    });
+}
+
+void outrider_head_norm(Team* team, float* qkv, const float* q_weight, const float* k_weight,
+                        float eps, int num_rows, int num_heads, int num_kv_heads, int dim) {
+    const int64_t row_size = static_cast<int64_t>(num_heads + 2 * num_kv_heads) * dim;
+    for_rows(*team, num_rows, row_size, [&](int n) {
+        float* head = qkv + n * row_size;
+        for (int h = 0; h < num_heads; ++h, head += dim)
+            rms_norm_row(head, q_weight, eps, head, dim);
+        for (int g = 0; g < num_kv_heads; ++g, head += dim)
+            rms_norm_row(head, k_weight, eps, head, dim);
+    });
+}
+
+void outrider_gelu(Team* team, const float* x, float* out, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const int64_t at = static_cast<int64_t>(n) * size;
+        gelu_row(x + at, out + at, size);
     });
 }
 

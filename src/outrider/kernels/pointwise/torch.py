@@ -1,9 +1,9 @@
 """The definitions of what surrounds the linears; each row is computed alone.
 
 On a CPU they are row-invariant because they use only additions, products, divisions and square
-roots, which IEEE rounds the same in vector and scalar loops. The one exception is the exponential
-of SiLU, whose vector and scalar forms differ in the last bit: `silu_mul_by_row` therefore makes
-one identical call per row.
+roots, which IEEE rounds the same in vector and scalar loops. The exceptions are the exponentials
+of SiLU and GELU, whose vector and scalar forms differ in the last bit: `silu_mul_by_row` and
+`gelu_by_row` therefore make one identical call per row.
 
 Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size or hidden size,
          F = feed-forward size, T = positions, H = head size / 2, G = key/value heads, S = slots,
@@ -25,6 +25,28 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None
     torch.mul(x_ND / (mean_N1 + eps).sqrt_(), weight_D, out=out_ND)
 
 
+def layer_norm(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, out_ND: Tensor) -> None:
+    """The RMS norm of what is centred, plus a bias."""
+    rms_norm(x_ND - x_ND.mean(-1, keepdim=True), weight_D, eps, out_ND)
+    out_ND.add_(bias_D)
+
+
+def head_norm(
+    qkv_NE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, num_kv_heads: int, eps: float
+) -> None:
+    """The RMS norm of each query and key head of `qkv_NE`, in place."""
+    heads_NAD = qkv_NE.view(qkv_NE.shape[0], -1, q_weight_D.shape[0])
+    num_heads = heads_NAD.shape[1] - 2 * num_kv_heads
+    for heads, weight_D in (
+        (slice(num_heads), q_weight_D),
+        (slice(num_heads, num_heads + num_kv_heads), k_weight_D),
+    ):
+        part_NAD = heads_NAD[:, heads]
+        normed_NAD = torch.empty(part_NAD.shape, device=part_NAD.device)
+        rms_norm(part_NAD.flatten(0, 1), weight_D, eps, normed_NAD.flatten(0, 1))
+        part_NAD.copy_(normed_NAD)
+
+
 def silu_mul(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
     size = out_NF.shape[1]
     torch.mul(functional.silu(gate_up_N2F[:, :size]), gate_up_N2F[:, size:], out=out_NF)
@@ -36,6 +58,16 @@ def silu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
     for gate_F, out_F in zip(gate_NF, out_NF, strict=True):
         out_F.copy_(functional.silu(gate_F))
     out_NF.mul_(gate_up_N2F[:, size:])
+
+
+def gelu(x_NF: Tensor, out_NF: Tensor) -> None:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), which GPT-2 calls gelu_new."""
+    out_NF.copy_(functional.gelu(x_NF, approximate="tanh"))
+
+
+def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:
+    for x_F, out_F in zip(x_NF, out_NF, strict=True):
+        out_F.copy_(functional.gelu(x_F, approximate="tanh"))
 
 
 def rope_append(

@@ -1,0 +1,121 @@
+"""JSON from another server over HTTP: one request, a time limit, and a few tries.
+
+For looking at servers that run beside ours. Requests go where the caller says and nowhere else: no
+proxy is used and no redirect is followed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from outrider.core.errors import ConfigError, MachineError
+
+MAX_BYTES = 16 << 20
+_FIRST_WAIT_SECONDS = 0.2
+# Busy or starting up: the same request may succeed a moment later.
+_RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where requests go. `retries` is how often a failed one is tried again, each time after twice
+    the wait; `wait` is what sleeps. Raises ConfigError for an address that is not http(s)."""
+
+    url: str
+    timeout_seconds: float = 10.0
+    retries: int = 0
+    api_key: str = ""
+    wait: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port  # raises for one that is no number
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ConfigError(
+                f"{self.url!r} is not the address of a server.", hint="http://localhost:8000"
+            )
+
+    def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The JSON object at `path`; with a `body`, that is posted. Raises MachineError."""
+        pause = _FIRST_WAIT_SECONDS
+        for _ in range(self.retries):
+            try:
+                return self._ask(path, body)
+            except _NoAnswerError:
+                self.wait(pause)
+                pause *= 2
+        try:
+            return self._ask(path, body)
+        except _NoAnswerError as error:
+            tries = f" ({self.retries + 1} tries)" if self.retries else ""
+            raise MachineError(
+                f"no answer from {self.url}{path}: {error}{tries}.", hint="is the server running?"
+            ) from None
+
+    def _ask(self, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url.rstrip("/") + path, data, headers)
+        opener = build_opener(ProxyHandler({}), _NoRedirect())
+        try:
+            with opener.open(request, timeout=self.timeout_seconds) as answer:
+                return _object(request.full_url, answer.read(MAX_BYTES + 1))
+        except HTTPError as error:
+            with error:
+                said = error.read(300).decode(errors="replace").strip()
+            if error.code in _RETRIED:
+                raise _NoAnswerError(f"it answered {error.code}") from None
+            raise MachineError(
+                f"{request.full_url} answered {error.code} {error.reason}: {said}"
+            ) from None
+        except (URLError, OSError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            raise _NoAnswerError(reason) from None
+
+
+class _NoAnswerError(Exception):
+    """No answer this time."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        del req, fp, code, msg, headers, newurl
+
+
+def _object(url: str, answer: bytes) -> dict[str, Any]:
+    if len(answer) > MAX_BYTES:
+        raise MachineError(f"{url} answered with more than {MAX_BYTES} bytes.")
+    try:
+        data: object = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise MachineError(f"{url} did not answer with JSON.") from None
+    if not isinstance(data, dict):
+        raise MachineError(f"{url} did not answer with a JSON object.")
+    return cast("dict[str, Any]", data)
+
+
+def number(value: object) -> float:
+    """A number that a server sent; 0 for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects of a list that a server sent; others are left out."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

@@ -1,0 +1,289 @@
+"""One model by itself: feed ids, get logits, keep, cut and reuse what was read.
+
+The face that scripts and notebooks know from other libraries, over the arena that the engine uses
+too. A cache here is a name for a sequence of the arena. `forward` and `truncate_cache` never change
+the cache they are given: they fork it, which shares whole pages and copies a part of one. When the
+last reference to a cache goes, so does its memory.
+
+Shapes:  N = tokens fed, V = vocabulary, L = layers, G = KV heads, T = tokens held, D = head size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import ConfigError
+from outrider.core.host import host_ints
+from outrider.core.nearest import did_you_mean
+from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.models.decoder import Room
+from outrider.models.hf_config import read_config
+from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
+from outrider.state.capacity import arena_slots
+from outrider.state.paged_kv import PagedKV
+
+_NEEDS = DraftNeeds()
+# Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.
+_MAX_ROWS = 64
+_PAGE_SIZE = 32
+_MAX_CONTEXT = 4096
+# Room for a cache of full length and one that was cut from it.
+_NUM_CACHES = 2
+
+
+class PagedModel(CausalLM, Protocol):
+    """A CausalLM whose memory is an arena."""
+
+    @property
+    def state(self) -> PagedKV: ...
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Cache:
+    """The first `length` tokens of a text, as a wrapper's model has read them."""
+
+    seq_id: int
+    length: int
+
+
+class ModelWrapper:
+    """A model, its tokenizer and the caches made of it.
+
+    The wrapper must be the only user of its model's memory. Not for several threads at once.
+    A pass feeds `max_rows` tokens at most, all with logits; the model must have room for them.
+    Raises ConfigError if `device` is given and is not where the model is.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        tokenizer: Tokenizer,
+        device: str | torch.device | None = None,
+        *,
+        max_rows: int = _MAX_ROWS,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._max_rows = max_rows
+        self._seq_ids = count()
+        self._open: dict[int, weakref.finalize[..., Cache]] = {}
+        # A collector may run at any moment, so it only notes what is to be closed.
+        self._dropped: deque[int] = deque()
+        if device is not None and torch.device(device).type != self.device.type:
+            raise ConfigError(
+                f"the model is on {self.device.type}, not on {device}.",
+                hint="name the device when the model is loaded",
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.state.arena.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.spec.vocab_size
+
+    @property
+    def param_count(self) -> int:
+        return self.model.spec.num_parameters
+
+    @property
+    def memory_footprint_mb(self) -> float:
+        """Weights, in MB of 10^6 bytes; the arena is apart."""
+        return self.model.spec.weight_bytes / 1e6
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first id that ends a text, if the checkpoint names any."""
+        return next(iter(self.model.spec.stop_ids or self.tokenizer.stop_ids), None)
+
+    @property
+    def free_tokens(self) -> int:
+        """Arena tokens that no cache holds."""
+        self._sweep()
+        return self.model.state.num_free_tokens
+
+    def __repr__(self) -> str:
+        self._sweep()
+        spec, dtype = self.model.spec, str(self.model.state.arena.dtype).removeprefix("torch.")
+        return (
+            f"ModelWrapper({spec.name!r}, {spec.num_parameters / 1e6:.1f} M parameters, {dtype} on "
+            f"{self.device}, {len(self._open)} caches)"
+        )
+
+    def forward(
+        self,
+        ids: Sequence[int] | Tensor,
+        past_key_values: Cache | None = None,
+        use_cache: bool = True,
+    ) -> tuple[Tensor, Cache | None]:
+        """Read `ids` after what `past_key_values` holds: logits [1, N, V] in float32, and a cache
+        of all that was read (None without `use_cache`).
+
+        `ids` is a list, or a tensor of shape [N] or [1, N]. Raises ConfigError for ids that cannot
+        be read or do not fit the window, CapacityError when the arena is full.
+        """
+        tokens = self._checked(ids, self.get_cache_length(past_key_values))
+        seq_id = self._begin(past_key_values)
+        try:
+            logits_1NV = self._read(seq_id, tokens)[None]
+        except BaseException:
+            self.model.state.close(seq_id)
+            raise
+        if not use_cache:
+            self.model.state.close(seq_id)
+            return logits_1NV, None
+        return logits_1NV, self._handle(seq_id)
+
+    def greedy(self, ids: Sequence[int], max_new_tokens: int) -> list[int]:
+        """What the model writes after `ids`: the first largest logit each time, until it ends the
+        text (its stop token is the last id then) or the limit."""
+        written, unread, past = list[int](), list(ids), None
+        while len(written) < max_new_tokens and not self._ends(written):
+            logits_1NV, past = self.forward(unread, past)
+            unread = [int(logits_1NV[0, -1].argmax())]
+            written += unread
+        return written
+
+    def _ends(self, written: Sequence[int]) -> bool:
+        ends = (*self.model.spec.stop_ids, *self.tokenizer.stop_ids)
+        return bool(written) and written[-1] in ends
+
+    def get_cache_length(self, cache: Cache | None) -> int:
+        """Tokens held; no cache holds none."""
+        return 0 if cache is None else cache.length
+
+    def truncate_cache(self, cache: Cache, keep_length: int) -> Cache:
+        """A cache of the first `keep_length` tokens; `cache` stays as it is."""
+        if not 0 <= keep_length <= cache.length:
+            raise ConfigError(f"keep_length must be between 0 and {cache.length}: {keep_length}.")
+        return self._handle(self._begin(cache, keep_length))
+
+    def key_values(self, cache: Cache) -> list[tuple[Tensor, Tensor]]:
+        """Copies of each layer's keys and values, of shape [1, G, T, D]."""
+        rows_L2GTD = self.model.state.read(self._alive(cache))
+        return [(layer[0][None], layer[1][None]) for layer in rows_L2GTD]
+
+    def kv_shapes(self, cache: Cache) -> list[tuple[int, int, int, int]]:
+        """Each layer's [batch, KV heads, tokens, head size], the same for keys and values."""
+        num_layers, _, num_heads, _, head_dim = self.model.state.arena.shape
+        return [(1, num_heads, cache.length, head_dim)] * num_layers
+
+    def close(self, cache: Cache) -> None:
+        """Free the memory of `cache` now; what was forked from it lives on."""
+        seq_id = self._alive(cache)
+        self._open.pop(seq_id).detach()
+        self.model.state.close(seq_id)
+
+    def reset_cache(self) -> None:
+        """Free every cache; those that are still held cannot be used any more."""
+        self._sweep()
+        for seq_id, finalizer in self._open.items():
+            finalizer.detach()
+            self.model.state.close(seq_id)
+        self._open.clear()
+
+    def _checked(self, ids: Sequence[int] | Tensor, length: int) -> list[int]:
+        if isinstance(ids, Tensor):
+            if ids.dim() > 1 and ids.shape[0] != 1:
+                raise ConfigError("one sequence at a time.", hint="call forward for each row")
+            tokens = host_ints(ids.flatten())
+        else:
+            tokens = list(ids)
+        if not tokens:
+            raise ConfigError("no ids to read.", hint="feed at least one")
+        foreign = [i for i in tokens if not 0 <= i < self.vocab_size]
+        if foreign:
+            raise ConfigError(f"ids outside the vocabulary of {self.vocab_size}: {foreign[:5]}.")
+        window = self.model.spec.max_tokens
+        if length + len(tokens) > window:
+            raise ConfigError(
+                f"{length} tokens held and {len(tokens)} more do not fit a window of {window}."
+            )
+        return tokens
+
+    def _begin(self, source: Cache | None, length: int | None = None) -> int:
+        """A new sequence, empty or forked from the beginning of `source`."""
+        self._sweep()
+        seq_id = next(self._seq_ids)
+        if source is None:
+            self.model.state.open(seq_id, ())
+        else:
+            self.model.state.fork(self._alive(source), seq_id, length)
+        return seq_id
+
+    def _read(self, seq_id: int, tokens: Sequence[int]) -> Tensor:
+        pieces: list[Tensor] = []
+        for start in range(0, len(tokens), self._max_rows):
+            part = tokens[start : start + self._max_rows]
+            out = self.model.step([StepRow.chain(seq_id, part)], _NEEDS)
+            pieces.append(out.logits_MV.clone())
+            self.model.state.commit({seq_id: range(len(part))})
+        return torch.cat(pieces)
+
+    def _handle(self, seq_id: int) -> Cache:
+        cache = Cache(seq_id, self.model.state.length(seq_id))
+        finalizer = weakref.finalize(cache, self._dropped.append, seq_id)
+        finalizer.atexit = False
+        self._open[seq_id] = finalizer
+        return cache
+
+    def _alive(self, cache: Cache) -> int:
+        finalizer = self._open.get(cache.seq_id)
+        found = finalizer and finalizer.peek()
+        if not found or found[0] is not cache:
+            raise ConfigError(
+                "this cache is not one of the wrapper's, or it was freed.",
+                hint="forward without past_key_values starts a new one",
+            )
+        return cache.seq_id
+
+    def _sweep(self) -> None:
+        """Close what the collector found unused."""
+        while self._dropped:
+            seq_id = self._dropped.popleft()
+            if self._open.pop(seq_id, None) is not None:
+                self.model.state.close(seq_id)
+
+
+def load_wrapper(
+    model_id: str, dtype: str = "auto", device: str = "auto"
+) -> tuple[ModelWrapper, Tokenizer]:
+    """A model by alias, folder or hub id, ready for `forward`, and its tokenizer.
+
+    `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16. The arena holds two full
+    windows, of 4096 tokens at most. Raises ConfigError, CheckpointError or MachineError.
+    """
+    if dtype == "int4":
+        raise ConfigError(
+            "no kernel computes with 4-bit weights yet, so dtype int4 cannot be loaded.",
+            hint="choose float16 or bfloat16; `outrider models inspect` shows what they need",
+        )
+    if dtype not in ("auto", *DTYPES):
+        known = did_you_mean(dtype, ("auto", *DTYPES))
+        raise ConfigError(f"dtype: unknown value {dtype!r}.", hint=known)
+    folder = resolve(model_id)
+    tokenizer = Tokenizer.load(folder)
+    config = read_config(folder)
+    own = config.dtype if dtype == "auto" else dtype
+    width = DTYPES.get(own, torch.float32).itemsize
+    num_slots = arena_slots(
+        config.spec(model_id, bytes_per_weight=width, bytes_per_kv=width),
+        sequences=_NUM_CACHES,
+        window=min(config.max_tokens, _MAX_CONTEXT),
+        device=pick_device(device),
+    )
+    room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
+    options = LoadOptions(room=room, dtype=dtype, device=device)
+    # Decoders of every family keep their KV in an arena.
+    model = cast("PagedModel", load_model(folder, options, name=model_id))
+    return ModelWrapper(model, tokenizer), tokenizer

@@ -1,0 +1,41 @@
+"""How sure a ratio is: the bootstrap.
+
+The speed-up of K over plain decoding is the ratio of median seconds a token, over the same pieces
+of work. Its 95 % interval comes from drawing as many pieces again, with replacement, many times
+(Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile interval). A piece
+keeps its two sides together, and its repetitions are first reduced to their median: they are not
+independent pieces. The draws have a fixed seed, so the same samples give the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_NUM_DRAWS = 4000
+_PERCENTILES = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """`low` and `high` bound the 95 % interval; they are None for a single pair."""
+
+    value: float
+    low: float | None
+    high: float | None
+    num_pairs: int
+
+
+def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """median(over) / median(under), where the values at one place are of one piece of work."""
+    above, below = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)
+    value = float(np.median(above) / np.median(below))
+    num = len(above)
+    if num < 2:
+        return Ratio(value, None, None, num)
+    picks = np.random.default_rng(0).integers(num, size=(_NUM_DRAWS, num))
+    drawn = np.median(above[picks], axis=1) / np.median(below[picks], axis=1)
+    low, high = np.percentile(drawn, _PERCENTILES)
+    return Ratio(value, float(low), float(high), num)

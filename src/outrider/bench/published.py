@@ -1,0 +1,109 @@
+"""Published prompt sets, fetched from the Hugging Face hub by name when a user asks for them.
+
+None of them is part of this package. They are parquet files; a reader (`pyarrow`) is not a
+dependency, because nothing else here needs one, so its absence is said and not worked around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.workloads import SUMMARIZE
+from outrider.core.errors import MachineError
+
+MAX_ARTICLE_TOKENS = 512
+_BUILTIN_HINT = "`--source builtin` needs no network"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A data set on the hub: which of its files to read, and how a row becomes a prompt.
+
+    `max_tokens` bounds the article; the request below it is not counted.
+    """
+
+    repo: str
+    files: str
+    text_of: Callable[[Mapping[str, Any]], str | None]
+    max_tokens: int | None = None
+
+
+def _instruction(row: Mapping[str, Any]) -> str | None:
+    """Only instructions that need no further input are prompts by themselves."""
+    return None if row.get("input") else str(row["instruction"])
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "code": Published(
+        "openai/openai_humaneval", "openai_humaneval/test-*.parquet", lambda row: str(row["prompt"])
+    ),
+    "conversation": Published("tatsu-lab/alpaca", "data/train-*.parquet", _instruction),
+    "summarization": Published(
+        "abisee/cnn_dailymail",
+        "3.0.0/test-*.parquet",
+        lambda row: str(row["article"]) + SUMMARIZE,
+        max_tokens=MAX_ARTICLE_TOKENS,
+    ),
+}
+
+
+def published_texts(domain: str, num: int, count_tokens: Callable[[str], int]) -> list[str]:
+    """The first `num` prompts of the domain's published set that are short enough.
+
+    Raises MachineError if the set cannot be fetched or read; its message says why.
+    """
+    if domain not in PUBLISHED:
+        raise MachineError(f"there is no published set for {domain}.", hint=_BUILTIN_HINT)
+    chosen = PUBLISHED[domain]
+    read_rows = _parquet_reader()
+    texts: list[str] = []
+    for row in read_rows(_download(chosen)):
+        text = chosen.text_of(row)
+        if text is None or not _fits(text, chosen.max_tokens, count_tokens):
+            continue
+        texts.append(text)
+        if len(texts) == num:
+            break
+    return texts
+
+
+def _fits(text: str, max_tokens: int | None, count_tokens: Callable[[str], int]) -> bool:
+    return max_tokens is None or count_tokens(text.removesuffix(SUMMARIZE)) <= max_tokens
+
+
+def _parquet_reader() -> Callable[[Path], Iterator[Mapping[str, Any]]]:
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        raise MachineError(
+            "the published sets are parquet files, and no parquet reader (pyarrow) is installed.",
+            hint=f"pip install pyarrow; {_BUILTIN_HINT}",
+        ) from None
+
+    def read(path: Path) -> Iterator[Mapping[str, Any]]:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+
+    return read
+
+
+def _download(chosen: Published) -> Path:
+    """The set's file, from the hub or from its local cache."""
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = snapshot_download(chosen.repo, repo_type="dataset", allow_patterns=[chosen.files])
+    except (OSError, HFValidationError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise MachineError(
+            f"{chosen.repo} cannot be fetched from the hub: {reason}", hint=_BUILTIN_HINT
+        ) from error
+    found = sorted(Path(folder).glob(chosen.files))
+    if not found:
+        raise MachineError(f"{chosen.repo} has no file {chosen.files}.", hint=_BUILTIN_HINT)
+    return found[0]

@@ -1,0 +1,79 @@
+"""An experiment as a YAML file: options of a sweep and settings, one `name: value` a line.
+
+The file fills in what flags and the environment leave open, and goes before `outrider.toml`. Its
+names are those of the flags with `_` for `-`; a list may stand for values between commas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from outrider.cli.options import KSweepOptions
+from outrider.cli.verbs import DECIDED_BY_SWEEPS
+from outrider.core.errors import ConfigError
+from outrider.core.fields import default_of
+from outrider.core.nearest import nearest
+from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, describe, typed
+
+_NOT_IN_A_FILE = ("experiment", "json")
+
+
+def with_experiment(options: KSweepOptions, resolved: Resolved) -> tuple[KSweepOptions, Resolved]:
+    """Both with the file's values where nothing stronger was given. Raises ConfigError."""
+    if options.experiment is None:
+        return options, resolved
+    path = Path(options.experiment)
+    data = _read(path)
+    own = {
+        name: item
+        for name, item in describe(KSweepOptions, group="").items()
+        if name not in _NOT_IN_A_FILE
+    }
+    known = [*own, *(name for name in SETTINGS if name not in DECIDED_BY_SWEEPS)]
+    for name in data:
+        if name not in known:
+            hint = nearest(name, known, "`outrider bench k --help` lists options and settings.")
+            raise ConfigError(f"{path}: unknown key {name!r}.", hint=hint)
+    given = {name: Given(value, f"{path}:{name}") for name, value in data.items()}
+    taken = {name: typed(own[name], item) for name, item in given.items() if name in own}
+    open_options = {item.name for item in fields(options) if _is_default(options, item)}
+    chosen = dict(resolved.chosen)
+    for name, item in given.items():
+        if name not in own and _weaker(chosen[name].origin):
+            chosen[name] = Chosen(SETTINGS[name], typed(SETTINGS[name], item), item.origin)
+    filled = {name: value for name, value in taken.items() if name in open_options}
+    return replace(options, **cast("dict[str, Any]", filled)), Resolved(chosen)
+
+
+def _is_default(options: KSweepOptions, item: Any) -> bool:
+    return getattr(options, item.name) == default_of(item)
+
+
+def _weaker(origin: str) -> bool:
+    """Defaults and files of settings, whose origins have the form FILE:NAME."""
+    return origin == DEFAULT or ":" in origin
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    try:
+        data: Any = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}.") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected `name: value` lines.")
+    entries = cast("dict[object, object]", data)
+    return {str(name): _joined(value) for name, value in entries.items()}
+
+
+def _joined(value: object) -> object:
+    """A list of words or numbers becomes what a flag would have."""
+    if isinstance(value, list):
+        return ",".join(str(entry) for entry in cast("list[object]", value))
+    return value

@@ -1,0 +1,242 @@
+"""From the words of `outrider bench k` to a sweep: pairs, prompts, draft lengths and their folder.
+
+What a flag leaves open is filled in by the experiment file, then by the recipe, then by the user's
+settings, then by a default that keeps a first run short.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.bench.config import Plain
+from outrider.bench.dataset import PromptDataset, fingerprint
+from outrider.bench.presets import PRESETS, Preset
+from outrider.bench.sweep_plan import Sweep, SweepPair, Work
+from outrider.bench.workloads import builtin_texts
+from outrider.cli.call import Call
+from outrider.cli.experiment import with_experiment
+from outrider.cli.options import KSweepOptions
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.settings import DEFAULT, Resolved
+from outrider.models.loading import pick_device
+from outrider.pairs.catalog import PAIRS, ModelPair, draft_of, get_pair
+
+DOMAINS = "code,maths,conversation"
+KS = "1,2,4,8"
+NUM_PROMPTS = 10
+MAX_TOKENS = 64
+SINGLE = "single"
+_MODEL_DRAFTERS = ("model", "bridge")
+# Settings that a cell's configuration has a field for, and those that a sweep decides.
+_IN_CONFIG = frozenset(
+    [
+        "drafter",
+        "k",
+        "sampler",
+        "dtype",
+        "device",
+        "batch_size",
+        "profile",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "n",
+        "logprobs",
+        "top_logprobs",
+    ]
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A sweep that is ready to run; `notes` are what a user should hear before it does."""
+
+    sweep: Sweep
+    pairs: tuple[SweepPair, ...]
+    folder: Path
+    options: KSweepOptions
+    plots: bool
+    notes: tuple[str, ...]
+
+
+def set_up(call: Call[KSweepOptions]) -> Setup:
+    """Raises ConfigError for words that cannot be meant."""
+    options, resolved = with_experiment(call.options, call.resolved)
+    recipe = PRESETS[options.preset] if options.preset else None
+    engine = _engine(options, resolved, recipe)
+    pairs = _pairs(options, resolved, recipe, engine)
+    params = _params(options, resolved, recipe)
+    works, prompt_sets = _prompts(options, recipe)
+    sweep = Sweep(
+        prompts=works,
+        prompt_sets=prompt_sets,
+        ks=_ks(options, recipe),
+        iterations=_first(options.iterations, recipe and recipe.iterations, 1),
+        warmup=_first(options.warmup, 1),
+        params=params,
+        others=_others(engine, params),
+    )
+    plain = [pair.name for pair in pairs if sweep.ks_of(pair) == (0,)]
+    return Setup(
+        sweep=sweep,
+        pairs=pairs,
+        folder=Path(options.output_dir or _folder_name(pairs, engine)),
+        options=options,
+        plots=not options.no_plots and (recipe is None or recipe.plots),
+        notes=tuple(f"{name}: nothing is drafted, so only plain decoding runs" for name in plain),
+    )
+
+
+def _engine(options: KSweepOptions, resolved: Resolved, recipe: Preset | None) -> EngineConfig:
+    """`k` and `drafter` are each pair's and each cell's to decide."""
+    engine = resolved.engine()
+    batch_size = _first(options.batch_size, _decided(resolved, "batch_size", engine.batch_size), 1)
+    engine = replace(engine, batch_size=batch_size, profile=False)
+    if recipe is not None:
+        dtype = _first(_decided(resolved, "dtype", engine.dtype), recipe.dtype)
+        deterministic = engine.deterministic or recipe.deterministic
+        engine = replace(engine, dtype=dtype, deterministic=deterministic)
+    return engine
+
+
+def _params(options: KSweepOptions, resolved: Resolved, recipe: Preset | None) -> SamplingParams:
+    params = resolved.sampling()
+    max_tokens = _first(
+        options.max_tokens,
+        recipe and recipe.max_tokens,
+        _decided(resolved, "max_tokens", params.max_tokens),
+        MAX_TOKENS,
+    )
+    return replace(params, max_tokens=max_tokens, n=1, logprobs=False, top_logprobs=0)
+
+
+def _pairs(
+    options: KSweepOptions, resolved: Resolved, recipe: Preset | None, engine: EngineConfig
+) -> tuple[SweepPair, ...]:
+    program = resolved.program()
+    names = _split("--pairs", options.pairs) if options.pairs else []
+    models = [name for name in ("target", "draft") if resolved.chosen[name].origin.startswith("--")]
+    if names and "target" in models:
+        raise ConfigError("--pairs and --target both name models.", hint="drop one of them")
+    if not names and recipe is not None and "target" not in models:
+        names = [recipe.pair]
+    if names:
+        return tuple(_named(get_pair(name), program.draft, engine) for name in dict.fromkeys(names))
+    draft = {"auto": draft_of(program.target), "none": None}.get(program.draft, program.draft)
+    for pair in PAIRS.values():
+        if (pair.target_model_id, pair.draft_model_id) == (program.target, draft):
+            return (_named(pair, "auto", engine),)
+    slugs = [_slug(name) for name in (program.target, draft) if name]
+    return (_pair("+".join(slugs), program.target, draft, engine),)
+
+
+def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> SweepPair:
+    """A known pair, in its published precision; --draft replaces its draft, none drops it."""
+    if engine.drafter == "auto" and pair.vocabulary == "bridge" and draft != "none":
+        engine = replace(engine, drafter="bridge")
+    if engine.dtype == "auto" and PAIRS["embedded"] is not pair:
+        engine = replace(engine, dtype=pair.target_dtype)
+    chosen = {"auto": pair.draft_model_id, "none": None}.get(draft, draft)
+    return _pair(pair.pair_name, pair.target_model_id, chosen, engine)
+
+
+def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> SweepPair:
+    drafter = engine.drafter
+    if drafter == "auto":
+        drafter = "model" if draft else "none"
+    if drafter in _MODEL_DRAFTERS and draft is None:
+        raise ConfigError(
+            f"--drafter {drafter} needs a draft model, and {target} has none.",
+            hint="name a model with --draft, or use --drafter ngram",
+        )
+    used = draft if drafter in _MODEL_DRAFTERS else None
+    return SweepPair(name, target, used, replace(engine, drafter=drafter))
+
+
+def _prompts(
+    options: KSweepOptions, recipe: Preset | None
+) -> tuple[dict[str, list[Work]], dict[str, str]]:
+    """Works and fingerprints by domain. A fingerprint is of all prompts of the domain, so that a
+    later run may take more of them."""
+    if options.single_prompt is not None:
+        if not options.single_prompt:
+            raise ConfigError("--single-prompt is empty.", hint="give at least one token of text")
+        work = Work(f"{SINGLE}_000", options.single_prompt)
+        return {SINGLE: [work]}, {SINGLE: fingerprint([work.text])}
+    num = _first(options.prompts, recipe and recipe.prompts, NUM_PROMPTS)
+    saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
+    listed = options.domains or (DOMAINS if saved is None else ",".join(saved.domains))
+    works: dict[str, list[Work]] = {}
+    prints: dict[str, str] = {}
+    for domain in dict.fromkeys(_split("--domains", listed)):
+        if saved is None:
+            texts = builtin_texts(domain)
+            found = [Work(f"{domain}_{i:03d}", text) for i, text in enumerate(texts)]
+        else:
+            found = [Work(p.prompt_id, p.raw_text) for p in saved.get_by_domain(domain)]
+        works[domain] = found[:num]
+        prints[domain] = fingerprint([work.text for work in found])
+    return works, prints
+
+
+def _ks(options: KSweepOptions, recipe: Preset | None) -> tuple[int, ...]:
+    if options.ks is not None and options.max_k is not None:
+        raise ConfigError("--ks and --max-k both say which K.", hint="drop one of them")
+    if options.max_k is not None:
+        return tuple(range(1, options.max_k + 1))
+    words = _split("--ks", options.ks or (recipe.ks if recipe else KS))
+    if not all(word.isdecimal() and int(word) <= 64 for word in words):
+        raise ConfigError(
+            f"--ks must be whole numbers from 0 to 64 between commas, got {options.ks!r}.",
+            hint=f"--ks {KS}",
+        )
+    return tuple(sorted({int(word) for word in words} - {0}))
+
+
+def _others(engine: EngineConfig, params: SamplingParams) -> tuple[tuple[str, Plain], ...]:
+    """Settings away from their defaults that a cell's configuration has no field for."""
+    found: dict[str, Plain] = {}
+    for ours, default in ((engine, EngineConfig()), (params, SamplingParams())):
+        for item in fields(ours):
+            value: object = getattr(ours, item.name)
+            if item.name not in _IN_CONFIG and value != getattr(default, item.name):
+                plain = isinstance(value, str | int | float)
+                found[item.name] = value if plain else json.dumps(value, sort_keys=True)
+    return tuple(sorted(found.items()))
+
+
+def _folder_name(pairs: Sequence[SweepPair], engine: EngineConfig) -> Path:
+    today = datetime.date.today().isoformat()
+    device = pick_device(engine.device).type
+    return Path("results") / f"{today}-{device}-{'+'.join(pair.name for pair in pairs)}"
+
+
+def _slug(model: str) -> str:
+    """A name of a model that can be part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", Path(model).name or model).strip("-.") or "model"
+
+
+def _split(flag: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError(f"{flag} names nothing.", hint=f"give {flag} names between commas")
+    return words
+
+
+def _decided(resolved: Resolved, name: str, value: T) -> T | None:
+    """`value` of a setting that something other than its default decided."""
+    return None if resolved.chosen[name].origin == DEFAULT else value
+
+
+def _first(*values: T | None) -> T:
+    return next(value for value in values if value is not None)

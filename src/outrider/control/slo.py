@@ -1,0 +1,118 @@
+"""Hold the latency a token: one draft length for all, moved by queue, latency and acceptance.
+
+After every 32 observed rounds, with the newest number of waiting requests, the 95th percentile of
+milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted):
+
+    one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
+    one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
+
+Then the rounds are forgotten: the next decision is about the new length. A round's milliseconds are
+those of the whole pass, draft included, over what this sequence got from it, which is what its
+reader waits for a token.
+
+Lengths depend on measured time, so two runs may draft differently. Output keeps its law under every
+exact rule; it is the same text only where text is tied to the seed (greedy, match, coupled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.budget import Budget, RoundTrace
+
+INITIAL = 4
+LOWEST = 2
+NUM_ROUNDS = 32
+LONG_QUEUE = 10
+SHORT_QUEUE = 5
+LOW_ACCEPTANCE = 0.4
+HIGH_ACCEPTANCE = 0.7
+MARGIN = 0.9
+PERCENT = 95
+
+
+@dataclass(frozen=True, slots=True)
+class SloStats:
+    """`acceptance` and `p95_ms` are those of the last decision, None before the first; acceptance
+    is None also where nothing was drafted. `num_samples` counts rounds observed since then."""
+
+    depth: int
+    acceptance: float | None
+    p95_ms: float | None
+    num_increases: int
+    num_decreases: int
+    num_samples: int
+
+    @property
+    def num_adjustments(self) -> int:
+        return self.num_increases + self.num_decreases
+
+
+class SloController:
+    """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence."""
+
+    def __init__(self, *, k: int, min_k: int, target_ms: float) -> None:
+        assert 0 <= min_k <= k
+        self._lowest, self._highest = min(max(LOWEST, min_k), k), k
+        self._target_ms = target_ms
+        self._depth = max(self._lowest, min(INITIAL, k))
+        self._rounds: list[RoundTrace] = []
+        self._acceptance: float | None = None
+        self._p95_ms: float | None = None
+        self._num_increases = 0
+        self._num_decreases = 0
+
+    def budget(self, seq_id: int) -> Budget:
+        del seq_id
+        return Budget(self._depth)
+
+    def observe(self, trace: RoundTrace) -> None:
+        if trace.num_emitted:
+            self._rounds.append(trace)
+        if len(self._rounds) == NUM_ROUNDS:
+            self._decide()
+            self._rounds.clear()
+
+    def stats(self) -> SloStats:
+        return SloStats(
+            depth=self._depth,
+            acceptance=self._acceptance,
+            p95_ms=self._p95_ms,
+            num_increases=self._num_increases,
+            num_decreases=self._num_decreases,
+            num_samples=len(self._rounds),
+        )
+
+    def _decide(self) -> None:
+        num_waiting = self._rounds[-1].num_waiting
+        p95_ms = _percentile([_ms_per_token(trace) for trace in self._rounds])
+        acceptance = _acceptance(self._rounds)
+        self._p95_ms, self._acceptance = p95_ms, acceptance
+        slow = num_waiting > LONG_QUEUE or p95_ms > self._target_ms
+        quick = num_waiting <= SHORT_QUEUE and p95_ms < MARGIN * self._target_ms
+        if slow or (acceptance is not None and acceptance < LOW_ACCEPTANCE):
+            self._move(-1)
+        elif quick and acceptance is not None and acceptance > HIGH_ACCEPTANCE:
+            self._move(1)
+
+    def _move(self, step: int) -> None:
+        depth = max(self._lowest, min(self._depth + step, self._highest))
+        self._num_increases += depth > self._depth
+        self._num_decreases += depth < self._depth
+        self._depth = depth
+
+
+def _ms_per_token(trace: RoundTrace) -> float:
+    seconds = trace.draft_seconds + trace.verify_seconds + trace.accept_seconds
+    return 1000 * seconds / trace.num_emitted
+
+
+def _acceptance(rounds: Sequence[RoundTrace]) -> float | None:
+    num_drafted = sum(trace.num_drafted for trace in rounds)
+    return sum(trace.num_accepted for trace in rounds) / num_drafted if num_drafted else None
+
+
+def _percentile(values: Sequence[float]) -> float:
+    """The smallest of `values` that 95 % of them do not exceed."""
+    return sorted(values)[-(-len(values) * PERCENT // 100) - 1]

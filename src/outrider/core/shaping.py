@@ -1,0 +1,167 @@
+"""What changes logits before they become a law: bias, penalties, bans and allowed-token masks.
+
+A row of a verify pass is shaped by the history that its own draft node would have: the sequence's
+tokens and the node's ancestors. So the law after a draft is the law that plain decoding would have
+had there, and every exact rule stays exact whatever is set.
+
+Order: bias, repetition penalty (over prompt and text; Keskar et al. 2019, arXiv 1909.05858),
+frequency and presence penalty (over the text alone), then bans. A ban that would leave no token is
+not applied: bad words and early endings first give way to the mask; a mask that allows nothing ends
+the text, or counts for nothing where no token can end it.
+
+Shapes:  N = nodes, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+
+# Given the text written so far (ids after the prompt): which ids may come next, as booleans of
+# shape V; None allows all. It is asked about drafted text too, so it must not remember its calls.
+AllowedTokens = Callable[[Sequence[int]], Tensor | None]
+
+_BANNED = float("-inf")
+
+
+@dataclass(slots=True)
+class Shaper:
+    """One request's shaping. `bad_words` are token sequences; `stop_ids` are held back until
+    `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow."""
+
+    params: SamplingParams
+    prompt_length: int
+    stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: AllowedTokens | None = None
+    _counts: _Counts | None = field(default=None)
+
+    @property
+    def active(self) -> bool:
+        """Whether logits change at all."""
+        return self.params.shapes_logits or self.allowed is not None
+
+    def shape(
+        self, logits_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """New logits for nodes whose histories are `tokens` and then each one's suffix.
+
+        `tokens` starts with the prompt and may only have grown since the call before.
+        """
+        assert len(suffixes) == logits_NV.shape[0]
+        shaped_NV = logits_NV.clone()
+        self._add_bias(shaped_NV)
+        self._penalise(shaped_NV, tokens, suffixes)
+        if self._may_ban(len(tokens)):
+            written = tokens[self.prompt_length :]
+            for node, suffix in enumerate(suffixes):
+                self._ban(shaped_NV[node], [*written, *suffix])
+        return shaped_NV
+
+    def _may_ban(self, num_tokens: int) -> bool:
+        early = num_tokens - self.prompt_length < self.params.min_tokens
+        return early or bool(self.bad_words) or self.allowed is not None
+
+    def _add_bias(self, shaped_NV: Tensor) -> None:
+        bias = self.params.logit_bias
+        if bias:
+            ids = torch.tensor(list(bias), device=shaped_NV.device)
+            values = torch.tensor(list(bias.values()), dtype=shaped_NV.dtype)
+            shaped_NV[:, ids] += values.to(shaped_NV.device)
+
+    def _penalise(
+        self, shaped_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
+    ) -> None:
+        params = self.params
+        if params.repetition_penalty == 1 and not (
+            params.presence_penalty or params.frequency_penalty
+        ):
+            return
+        if self._counts is None:
+            self._counts = _Counts(self.prompt_length, shaped_NV[0])
+        text_NV, seen_NV = self._counts.of(tokens, suffixes)
+        if params.repetition_penalty != 1:
+            factor = params.repetition_penalty
+            pushed_NV = torch.where(shaped_NV > 0, shaped_NV / factor, shaped_NV * factor)
+            shaped_NV.copy_(torch.where(seen_NV, pushed_NV, shaped_NV))
+        shaped_NV -= params.frequency_penalty * text_NV
+        shaped_NV -= params.presence_penalty * (text_NV > 0).to(text_NV.dtype)
+
+    def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
+        mask_V = self.allowed(text) if self.allowed is not None else None
+        if mask_V is not None:
+            shaped_V.masked_fill_(~self._checked(mask_V, shaped_V), _BANNED)
+        banned = [word[-1] for word in self.bad_words if _ends_with(text, word[:-1])]
+        if len(text) < self.params.min_tokens:
+            banned += self.stop_ids
+        if not banned:
+            return
+        rest_V = shaped_V.clone()
+        rest_V[banned] = _BANNED
+        if bool((rest_V > _BANNED).any()):
+            shaped_V.copy_(rest_V)
+
+    def _checked(self, mask_V: Tensor, shaped_V: Tensor) -> Tensor:
+        if mask_V.shape != shaped_V.shape or mask_V.dtype != torch.bool:
+            raise ConfigError(
+                f"an allowed-token mask must be {shaped_V.shape[0]} booleans, got shape "
+                f"{list(mask_V.shape)} of {mask_V.dtype}."
+            )
+        mask_V = mask_V.to(shaped_V.device)
+        if bool((mask_V & (shaped_V > _BANNED)).any()):
+            return mask_V
+        ends_V = torch.zeros_like(mask_V)
+        ends_V[list(self.stop_ids)] = True
+        return ends_V if self.stop_ids else torch.ones_like(mask_V)
+
+
+class _Counts:
+    """How often each id occurs in the text, and whether it occurs in prompt or text."""
+
+    def __init__(self, prompt_length: int, like_V: Tensor) -> None:
+        self._prompt_length = prompt_length
+        self._text_V = torch.zeros_like(like_V)
+        self._seen_V = torch.zeros_like(like_V, dtype=torch.bool)
+        self._num_counted = 0
+
+    def of(self, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """(text_NV, seen_NV) of the histories `tokens` + suffix."""
+        self._catch_up(tokens)
+        text_NV = self._text_V.repeat(len(suffixes), 1)
+        seen_NV = self._seen_V.repeat(len(suffixes), 1)
+        nodes = [node for node, suffix in enumerate(suffixes) for _ in suffix]
+        if nodes:
+            device = text_NV.device
+            ids = torch.tensor([t for suffix in suffixes for t in suffix], device=device)
+            where = (torch.tensor(nodes, device=device), ids)
+            ones = torch.ones(len(nodes), dtype=text_NV.dtype, device=device)
+            text_NV.index_put_(where, ones, accumulate=True)
+            seen_NV[where] = True
+        return text_NV, seen_NV
+
+    def _catch_up(self, tokens: Sequence[int]) -> None:
+        assert len(tokens) >= self._num_counted
+        new = torch.tensor(tokens[self._num_counted :], dtype=torch.int64)
+        new = new.to(self._text_V.device)
+        self._seen_V[new] = True
+        text = new[max(self._prompt_length - self._num_counted, 0) :]
+        self._text_V.index_add_(0, text, torch.ones_like(text, dtype=self._text_V.dtype))
+        self._num_counted = len(tokens)
+
+
+def _ends_with(text: Sequence[int], head: Sequence[int]) -> bool:
+    return len(text) >= len(head) and list(text[len(text) - len(head) :]) == list(head)
+
+
+def suffixes_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The drafted text before each law of a draft: nothing at the root, then each node's path."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*paths[parent + 1], token))
+    return paths

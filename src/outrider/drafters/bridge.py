@@ -1,0 +1,137 @@
+"""A draft model with another tokenizer: its ids become text, and the text the target's ids.
+
+The draft model reads the sequence in its own vocabulary and drafts greedily, one pass a token for
+the whole batch, as `ModelDrafter` does it. What it wrote is spelled in the target's vocabulary and
+proposed as a chain that was chosen deterministically. So whatever the translation loses, every
+exact rule stays exact: a token x is accepted with probability p(x).
+
+A draft of K target tokens takes about K times (draft ids a target token) passes, counted over the
+text so far. The memory of the draft model is sized in the target's tokens; where the same text has
+more ids in the draft's vocabulary and they do not fit, the sequence goes on without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.core.budget import Budget
+from outrider.core.draft import Draft
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
+from outrider.drafters.model import ModelDrafter
+
+_GREEDY = SamplingParams()
+# However long a target token is in draft ids, drafting it has an end.
+_MOST_PASSES = 4
+
+
+class Translation(Protocol):
+    """One sequence in both vocabularies. Only the bridge's own ids pass this seam, no text."""
+
+    def to_draft(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The text of all target `tokens` in draft ids; valid until the next call.
+
+        Later calls get longer `tokens`. What a call returned never changes after that, but for
+        its last id: the draft model may have committed the rest. Empty if there is no text.
+        """
+        ...
+
+    def to_target(self, drafted: Sequence[int]) -> Sequence[int]:
+        """Target ids that continue the tokens of the last `to_draft` by what `drafted` says."""
+        ...
+
+
+class Translator(Protocol):
+    """Between two vocabularies; api/translate.py has the one that ships."""
+
+    def open(self) -> Translation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What the draft model's memory can hold: a window of ids, in pages."""
+
+    model: CausalLM
+    page_size: int
+
+    def fitting(self, row: DraftRow, num_free: int) -> DraftRow | None:
+        """`row` with a draft that fits window and free tokens; None where none does."""
+        depth = min(row.budget.depth, self.model.spec.max_tokens - len(row.tokens))
+        if not row.tokens or depth < 1 or self.num_new(row) > num_free:
+            return None
+        return replace(row, budget=Budget(depth))
+
+    def num_new(self, row: DraftRow) -> int:
+        """Tokens in whole pages that drafting may take at most."""
+        held = self.model.state.length(row.seq_id)
+        wanted = len(row.tokens) + row.budget.depth - held
+        return -(-wanted // self.page_size) * self.page_size
+
+
+class BridgeDrafter:
+    """Drafts with `model` through `translator`; feeds at most `chunk` tokens in one pass.
+
+    `page_size` is that of the draft model's memory.
+    """
+
+    name = "bridge"
+    needs = DraftNeeds()
+
+    def __init__(
+        self,
+        model: CausalLM,
+        argmax: Callable[[Tensor], list[int]],
+        translator: Translator,
+        *,
+        chunk: int,
+        page_size: int,
+    ) -> None:
+        self._inner = ModelDrafter(model, argmax, chunk=chunk)
+        self._translator = translator
+        self._space = _Space(model, page_size)
+        self._translations: dict[int, Translation] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        translation = self._translator.open()
+        self._inner.open(seq_id, translation.to_draft(prompt))
+        self._translations[seq_id] = translation
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        asked = self._fitting([self._translated(row) for row in rows if row.budget.depth])
+        drafts = self._inner.propose(asked)
+        drafted = {row.seq_id: draft.tokens for row, draft in zip(asked, drafts, strict=True)}
+        return [self._proposal(row, drafted.get(row.seq_id, ())) for row in rows]
+
+    def close(self, seq_id: int) -> None:
+        del self._translations[seq_id]
+        self._inner.close(seq_id)
+
+    def _translated(self, row: DraftRow) -> DraftRow:
+        """The row as the draft model gets it. Laws are not translated, and nor is shaping."""
+        ids = self._translations[row.seq_id].to_draft(row.tokens)
+        depth = min(
+            -(-row.budget.depth * len(ids) // len(row.tokens)), row.budget.depth * _MOST_PASSES
+        )
+        return replace(
+            row, tokens=ids, last=None, budget=Budget(depth), params=_GREEDY, shaper=None
+        )
+
+    def _fitting(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        num_free = self._space.model.state.num_free_tokens
+        fitting: list[DraftRow] = []
+        for row in rows:
+            fit = self._space.fitting(row, num_free)
+            if fit is not None:
+                num_free -= self._space.num_new(fit)
+                fitting.append(fit)
+        return fitting
+
+    def _proposal(self, row: DraftRow, drafted: Sequence[int]) -> Draft:
+        if not drafted:
+            return Draft.empty()
+        spelled = self._translations[row.seq_id].to_target(drafted)
+        return Draft.chain(spelled[: row.budget.depth])

@@ -1,0 +1,142 @@
+"""Predicted outputs: the caller's own guess of the text, followed until the two part.
+
+An edited file is mostly the file. The draft is what the guess says next. Where the text departs
+from it, the longest tail of the text that the guess also has says where to go on; among equal
+tails, the place nearest after the last one that was surely followed wins. So insertions, deletions,
+replacements and moved blocks are all survived.
+
+Tails of 8, 4, 2 and 1 tokens are looked up by hash. A single token is weak evidence: it counts only
+where the guess has it once nearby. A token that leads nowhere is first taken for a replacement of
+one token by one.
+
+Cost: four dictionary entries a token of the guess, built once; one comparison a token that follows
+it, four look-ups a token that does not. It loses where the guess is wrong: then drafts are refused,
+or nothing is proposed and a round costs what plain decoding costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from outrider.core.draft import Draft
+from outrider.core.errors import ConfigError
+from outrider.core.protocols import DraftNeeds, DraftRow
+
+_SIZES = (8, 4, 2, 1)
+_NEAR = 32
+
+
+def check_prediction(prediction: str, *, drafter: str) -> None:
+    """Raise ConfigError for a guess that nothing reads, and where there should be one.
+
+    Without speculation a guess is idle, as any draft would be, and no mistake.
+    """
+    if drafter == "prediction" and not prediction:
+        raise ConfigError(
+            "drafter 'prediction' needs a guess of the text, and the request has none.",
+            hint="--drafter prediction needs --prediction TEXT",
+        )
+    if drafter not in ("prediction", "none") and prediction:
+        raise ConfigError(
+            f"drafter {drafter!r} does not read the request's prediction.",
+            hint="--drafter prediction",
+        )
+
+
+class PredictionDrafter:
+    """Deterministic chains from each row's own guess; an empty guess gives empty drafts."""
+
+    name = "prediction"
+    needs = DraftNeeds()
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}
+        self._followers: dict[int, _Follower] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._starts[seq_id] = len(prompt)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [
+            Draft.chain(self._follower(row).continuation(row.tokens, row.budget.depth))
+            for row in rows
+        ]
+
+    def close(self, seq_id: int) -> None:
+        del self._starts[seq_id]
+        self._followers.pop(seq_id, None)
+
+    def _follower(self, row: DraftRow) -> _Follower:
+        follower = self._followers.get(row.seq_id)
+        if follower is None:
+            follower = _Follower(row.prediction, start=self._starts[row.seq_id])
+            self._followers[row.seq_id] = follower
+        return follower
+
+
+class _Follower:
+    """Where in `guess` the text after its first `start` tokens stands.
+
+    `_at` is the place of the token expected next, None while the text is nowhere in the guess.
+    `_sure` is the last such place that more than a single token spoke for.
+    """
+
+    def __init__(self, guess: tuple[int, ...], *, start: int) -> None:
+        self._guess = guess
+        self._places = _index(guess)
+        self._start = self._num_read = start
+        self._at: int | None = 0
+        self._sure = 0
+        self._run = 1  # as good as a token: a guess starts where the text does
+        self._replaced = False
+
+    def continuation(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
+        for end in range(self._num_read + 1, len(tokens) + 1):
+            self._follow(tokens, end)
+        self._num_read = len(tokens)
+        return () if self._at is None else self._guess[self._at : self._at + count]
+
+    def _follow(self, tokens: Sequence[int], end: int) -> None:
+        """Read the token before place `end` of the text."""
+        at = self._at
+        if at is not None and self._guess[at : at + 1] == (tokens[end - 1],):
+            self._stand(at + 1, self._run + 1)
+            return
+        self._run = 0
+        for size in _SIZES:
+            tail = tuple(tokens[max(end - size, self._start) : end])
+            place = self._find(tail)
+            if place is not None:
+                self._stand(place, len(tail))
+                return
+        self._at = None if at is None or self._replaced else at + 1
+        self._replaced = True
+
+    def _stand(self, place: int, run: int) -> None:
+        self._at, self._run, self._replaced = place, run, False
+        if run > 1:
+            self._sure = place
+
+    def _find(self, tail: tuple[int, ...]) -> int | None:
+        """The place after `tail` in the guess, the nearest after what is sure."""
+        places = self._places.get(tail, ())
+        if len(tail) == 1:
+            near = slice(
+                bisect_left(places, self._sure - _NEAR), bisect_right(places, self._sure + _NEAR)
+            )
+            return places[near.start] if near.stop - near.start == 1 else None
+        if not places:
+            return None
+        after = bisect_right(places, self._sure)
+        return places[after] if after < len(places) else places[-1]
+
+
+def _index(guess: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
+    """The places after every run of each size, ascending."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for end in range(1, len(guess) + 1):
+        for size in _SIZES:
+            if size <= end:
+                places.setdefault(guess[end - size : end], []).append(end)
+    return places

@@ -1,0 +1,82 @@
+"""From a target pass's logits to what the acceptance rule reads.
+
+Shapes:  M = packed logits rows, N = laws of one sequence, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Outcome
+from outrider.core.laws import Laws, processed_probs
+from outrider.core.logprobs import log_law, token_logprobs
+from outrider.core.protocols import JudgeRow
+from outrider.core.sequence import LiveSequence
+from outrider.core.shaping import suffixes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sequence's share of a pass: a row for the rule, and log-laws if they are to be told."""
+
+    row: JudgeRow
+    log_NV: Tensor | None
+
+    def tell(self, outcome: Outcome, num_top: int) -> Outcome:
+        """`outcome` with the log-probabilities of its tokens."""
+        if self.log_NV is None:
+            return outcome
+        laws = [0, *(node + 1 for node in outcome.verdict.path)][: len(outcome.tokens)]
+        told = token_logprobs(self.log_NV, laws, outcome.tokens, num_top)
+        return replace(outcome, logprobs=told)
+
+
+def read_pass(
+    batch: Sequence[LiveSequence],
+    logits_MV: Tensor,
+    argmax: Callable[[Tensor], list[int]],
+    *,
+    exact: bool,
+) -> list[Reading]:
+    """One processed law a draft node and one for the root, of each sequence of `batch`.
+
+    Shaped logits are written over the model's own. Greedy rows share one argmax over the whole
+    pass, which is the round's only host sync. A rule that is not `exact` also gets soft laws.
+    """
+    _shape(batch, logits_MV)
+    best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
+    readings: list[Reading] = []
+    start = 0
+    for seq in batch:
+        end = start + 1 + len(seq.draft)
+        readings.append(_read(seq, logits_MV[start:end], best[start:end], exact=exact))
+        start = end
+    return readings
+
+
+def _shape(batch: Sequence[LiveSequence], logits_MV: Tensor) -> None:
+    start = 0
+    for seq in batch:
+        logits_NV = logits_MV[start : start + 1 + len(seq.draft)]
+        if seq.shaper is not None:
+            suffixes = suffixes_of(seq.draft.tokens, seq.draft.parents)
+            with torch.inference_mode():
+                logits_NV.copy_(seq.shaper.shape(logits_NV, seq.tokens, suffixes))
+        start += logits_NV.shape[0]
+
+
+def _read(seq: LiveSequence, logits_NV: Tensor, best: Sequence[int], *, exact: bool) -> Reading:
+    if seq.params.greedy:
+        laws = Laws(tokens=tuple(best))
+    else:
+        laws = Laws(probs_NV=processed_probs(logits_NV, seq.params))
+    soft_NV = log_NV = None
+    if not exact:
+        soft_NV = logits_NV.softmax(-1) if laws.probs_NV is None else laws.probs_NV
+    if seq.params.logprobs:
+        log_NV = log_law(logits_NV) if laws.probs_NV is None else laws.probs_NV.log()
+    return Reading(JudgeRow(seq.draft, laws, seq.noise, soft_NV), log_NV)

@@ -1,0 +1,130 @@
+"""What a profile says of one request: traces in, plain values out, ready for JSON.
+
+`counts` depends on models, prompt, settings and seed alone, so two runs with one seed give the
+same bytes. Times and memory do not; they are in the other parts. Seconds in a trace are those of
+the whole pass, which other requests may have shared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outrider.core.budget import RoundTrace
+from outrider.metrics.acceptance import acceptance_histogram, position_counts
+
+STAGES = ("load", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """The most bytes held while the models were loaded, and in the pass of each of a request's
+    traces."""
+
+    load_bytes: int
+    pass_bytes: tuple[int, ...]
+
+
+def profile(
+    traces: Sequence[RoundTrace],
+    *,
+    k: int,
+    memory: MemoryTrace | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """`traces` are those of one request, in order. `memory` has an entry for each of them."""
+    return {
+        "metadata": dict(metadata or {}),
+        "counts": counts(traces, k=k),
+        "aggregate": aggregate(traces),
+        "memory": None if memory is None else stage_peaks(traces, memory),
+        "rounds": [
+            _round(trace, traces[0].pass_index, memory and memory.pass_bytes[place])
+            for place, trace in enumerate(traces)
+        ],
+    }
+
+
+def counts(traces: Sequence[RoundTrace], *, k: int) -> dict[str, object]:
+    """Everything that a seed decides. `by_num_drafted` sorts rounds by how much they drafted."""
+    rounds = [trace for trace in traces if trace.num_emitted]
+    sizes = Counter(trace.num_drafted for trace in rounds)
+    kept: Counter[int] = Counter()
+    for trace in rounds:
+        kept[trace.num_drafted] += trace.num_accepted
+    return {
+        "num_passes": len({trace.pass_index for trace in traces}),
+        "num_rounds": len(rounds),
+        "num_prompt_tokens": sum(trace.num_prompt_tokens for trace in traces),
+        "num_emitted": sum(trace.num_emitted for trace in rounds),
+        "num_rows_copied": sum(trace.num_rows_copied for trace in rounds),
+        "drafted": [trace.num_drafted for trace in rounds],
+        "accepted": [trace.num_accepted for trace in rounds],
+        "acceptance_histogram": list(acceptance_histogram(rounds, k)),
+        "positions": [
+            {"num_drafted": drafted, "num_accepted": accepted, "rate": _rate(accepted, drafted)}
+            for drafted, accepted in position_counts(rounds, k)
+        ],
+        "by_num_drafted": [
+            {"num_drafted": size, "num_rounds": sizes[size], "num_accepted": kept[size]}
+            for size in sorted(sizes)
+        ],
+    }
+
+
+def aggregate(traces: Sequence[RoundTrace]) -> dict[str, dict[str, float]]:
+    """Total, mean and population standard deviation: of times over passes, of counts over
+    rounds. `verify_ms` is of every target pass, those that read a prompt included."""
+    passes = list({trace.pass_index: trace for trace in traces}.values())
+    rounds = [trace for trace in traces if trace.num_emitted]
+    return {
+        "draft_ms": _spread([1e3 * trace.draft_seconds for trace in passes]),
+        "verify_ms": _spread([1e3 * trace.verify_seconds for trace in passes]),
+        "accept_ms": _spread([1e3 * trace.accept_seconds for trace in passes]),
+        "num_drafted": _spread([trace.num_drafted for trace in rounds]),
+        "num_accepted": _spread([trace.num_accepted for trace in rounds]),
+    }
+
+
+def stage_peaks(traces: Sequence[RoundTrace], memory: MemoryTrace) -> dict[str, int | None]:
+    """The most bytes held in each of `STAGES`; None for a stage that did not occur.
+
+    A pass that read prompt tokens of this request is prefill, any other decode.
+    """
+    held: dict[str, list[int]] = {stage: [] for stage in STAGES}
+    held["load"].append(memory.load_bytes)
+    for trace, num_bytes in zip(traces, memory.pass_bytes, strict=True):
+        held["prefill" if trace.num_prompt_tokens else "decode"].append(num_bytes)
+    return {stage: max(found, default=None) for stage, found in held.items()}
+
+
+def _round(trace: RoundTrace, first_pass: int, num_bytes: int | None) -> dict[str, object]:
+    return {
+        "pass": trace.pass_index - first_pass,
+        "drafter": trace.drafter,
+        "batch_size": trace.batch_size,
+        "num_prompt_tokens": trace.num_prompt_tokens,
+        "num_drafted": trace.num_drafted,
+        "num_accepted": trace.num_accepted,
+        "num_emitted": trace.num_emitted,
+        "draft_ms": round(1e3 * trace.draft_seconds, 6),
+        "verify_ms": round(1e3 * trace.verify_seconds, 6),
+        "accept_ms": round(1e3 * trace.accept_seconds, 6),
+        "memory_bytes": num_bytes,
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {"total": 0.0, "mean": 0.0, "std": 0.0}
+    return {
+        "total": round(sum(values), 6),
+        "mean": round(statistics.fmean(values), 6),
+        "std": round(statistics.pstdev(values), 6),
+    }
+
+
+def _rate(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,213 @@
+"""Any decoder that transformers runs, behind CausalLM, with Outrider's arena as its only cache.
+
+One pass takes the packed tokens of all sequences as one row of a batch, each with its position.
+The model computes everything but attention; attention and the memory of keys and values are ours
+(adapter_attention.py), so prefill, decode, trees and rollback are what they are for our own
+decoders. A model is surveyed without weights, loaded, made row-invariant, and then must pass a
+trial against its own plain attention; see docs/algorithms/adapter.md.
+
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
+         K = captured layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.nearest import did_you_mean
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.registry import Kernels, choose
+from outrider.models.adapter_attention import ArenaCache, attending
+from outrider.models.adapter_config import AdapterConfig, read_adapter_config
+from outrider.models.adapter_hf import calling, load, transposed_linear, use_arena
+from outrider.models.adapter_rows import RowByRow, prepare
+from outrider.models.adapter_trial import Trial
+from outrider.models.decoder import Room
+from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.weights import Weights
+from outrider.state.paged_kv import PagedKV
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A loaded transformers model, whose attention is ours, and what it computes with."""
+
+    model: Any
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AdapterModel:
+    """CausalLM over a PagedKV that it owns. Several may share one body, each with its own arena."""
+
+    def __init__(self, config: AdapterConfig, body: Body, room: Room, *, name: str) -> None:
+        self.config, self.body, self.room = config, body, room
+        size = body.dtype.itemsize
+        self._spec = config.spec(name, bytes_per_weight=size, bytes_per_kv=size)
+        self._kv = PagedKV(
+            self._spec,
+            dtype=body.dtype,
+            device=body.device,
+            num_slots=room.num_slots,
+            page_size=room.page_size,
+        )
+        self._cache = ArenaCache(
+            self._kv, body.kernels, num_heads=config.num_heads, max_rows=room.max_rows
+        )
+        # On other devices nothing is row-invariant, so there is nothing to keep.
+        self._by_row = RowByRow() if body.device.type == "cpu" else nullcontext()
+        accepted = inspect.signature(body.model.forward).parameters
+        self._slices_logits = "logits_to_keep" in accepted
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.body.kernels
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> PagedKV:
+        return self._kv
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L - 1.
+
+        Raises ConfigError for a hidden layer that the model does not give.
+        """
+        assert 0 < sum(len(row.tokens) for row in rows) <= self.room.max_rows
+        self._check_layers(needs.hidden_layers)
+        with torch.inference_mode(), self._by_row:
+            plan = self._kv.plan(rows)
+            wanted_M = _wanted(rows, plan.tokens_N.device)
+            self._cache.begin(plan)
+            options: dict[str, Any] = {}
+            if needs.hidden_layers:
+                options["output_hidden_states"] = True
+            if self._slices_logits:
+                options["logits_to_keep"] = wanted_M
+            with attending(self._cache):
+                out = self.body.model(
+                    input_ids=plan.tokens_N[None].long(),
+                    position_ids=plan.positions_N[None].long(),
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    **options,
+                )
+            logits_MV = out.logits[0] if self._slices_logits else out.logits[0, wanted_M]
+            return StepOutput(logits_MV.float(), self._hidden(out, needs.hidden_layers))
+
+    def _check_layers(self, layers: tuple[int, ...]) -> None:
+        beyond = [layer for layer in layers if layer >= self._spec.num_layers]
+        if beyond:
+            raise ConfigError(
+                f"{self._spec.name}: transformers gives the residual before layer "
+                f"{self._spec.num_layers - 1} at the latest, and {beyond[0]} was asked for.",
+                hint="choose a drafter that reads earlier layers, or none: --drafter ngram",
+            )
+
+    def _hidden(self, out: Any, layers: tuple[int, ...]) -> Tensor | None:
+        if not layers:
+            return None
+        if not out.hidden_states:
+            raise ConfigError(
+                f"{self._spec.name}: transformers does not give this model's hidden states.",
+                hint="choose a drafter that needs none: --drafter ngram",
+            )
+        return torch.stack([out.hidden_states[layer][0].float() for layer in layers], dim=1)
+
+
+def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> AdapterModel:
+    """`name` is what reports call the model, by default the folder's name.
+
+    Raises CheckpointError, naming the reason, for a folder or a model that cannot run over the
+    arena; ConfigError or MachineError for a bad wish.
+    """
+    config = read_adapter_config(folder)
+    device = pick_device(options.device)
+    dtype = _pick_dtype(options.dtype, config, folder)
+    # The files are looked at by our own reader first: safetensors alone, all of them present.
+    with Weights(folder):
+        pass
+    kernels = _kernels(options, device, dtype)
+    model = load(config.family, folder, dtype).to(device)
+    foreign = prepare(model, kernels, dtype, transposed_linear())
+    body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
+    alike = _try(body, config, dtype)
+    exact = kernels.exact and alike and not foreign
+    if kernels.exact and not exact:
+        reason = f"{foreign[0]} is not read by our kernels" if foreign else "bits differ in a trial"
+        note = (
+            f"rows are not computed alike beside others ({reason}): with speculation, greedy text "
+            "may differ from plain decoding where two tokens nearly tie"
+        )
+        config = replace(config, notes=(*config.notes, note))
+    body = Body(model, replace(kernels, exact=exact), dtype, device)
+    return AdapterModel(config, body, options.room, name=name or folder.name)
+
+
+def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
+    """Give a model its trial, and leave it with our attention. True if rows are invariant.
+
+    The arena of the trial is float32, so that rounding hides no mistake.
+    """
+    trial = Trial(config.max_tokens, config.vocab_size)
+    with calling(f"{config.family}: it fails over the arena"):
+        expected_NV = torch.cat([_alone(body, text) for text in trial.texts])
+        use_arena(body.model)
+        model = AdapterModel(config, body, trial.room, name=config.family)
+        return trial.run(model, expected_NV, weights)
+
+
+def _kernels(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> Kernels:
+    return choose(
+        device=device,
+        dtype=dtype,
+        force_reference=options.force_reference,
+        threads=options.threads,
+    )
+
+
+def _alone(body: Body, text: Sequence[int]) -> Tensor:
+    """logits_NV of `text` by the model's own attention, without any cache."""
+    with torch.inference_mode():
+        tokens_1N = torch.tensor([list(text)], device=body.device)
+        return body.model(input_ids=tokens_1N, use_cache=False).logits[0].float()
+
+
+def _wanted(rows: Sequence[StepRow], device: torch.device) -> Tensor:
+    """Packed indices of the tokens whose logits are asked for, int64."""
+    wanted: list[int] = []
+    start = 0
+    for row in rows:
+        end = start + len(row.tokens)
+        wanted += range(start + row.logits_from, end)
+        start = end
+    return torch.tensor(wanted, dtype=torch.int64, device=device)
+
+
+def _pick_dtype(name: str, config: AdapterConfig, folder: Path) -> torch.dtype:
+    """As for our own decoders, but that a checkpoint which does not say is taken for float32."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
+        return DTYPES[name]
+    own = config.dtype or "float32"
+    if own not in DTYPES:
+        raise CheckpointError(
+            f"{folder} has weights of type {own}, which no kernel takes.",
+            hint=f"choose one with --dtype: {', '.join(DTYPES)}",
+        )
+    return DTYPES[own]

@@ -1,0 +1,159 @@
+"""Who answers when a transformers model asks for attention, and the arena that answers.
+
+transformers looks attention up by name. The function behind our name passes the question on to
+whoever is `attending` in this context: the arena during a step, a survey (adapter_survey.py) while
+a model is examined. The arena is also the model's cache: `update` writes the new rows into the
+slots that the plan names and hands back views of the arena, and attention then reads the keys
+through the plan, in place. Nothing is concatenated, gathered or kept beside it.
+
+Shapes:  N = packed tokens, H = query heads, G = KV heads, D = head size, S = slots,
+         E = packed query, key and value heads, O = packed query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels
+from outrider.state.paged_kv import PagedKV
+
+Options = Mapping[str, Any]
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Attending(Protocol):
+    def attend(
+        self, query_1HND: Tensor, key_1GSD: Tensor, value_1GSD: Tensor, options: Options
+    ) -> Tensor:
+        """Mixed values of shape [1, N, H, D]."""
+        ...
+
+    def mask(self, mask: MaskFunction, local: int | None) -> Tensor | None:
+        """The model wants `mask` made, which reaches `local` tokens back (None: all). What comes
+        back is handed to `attend` by the layers that use it."""
+        ...
+
+
+_attending: ContextVar[Attending] = ContextVar("attending")
+
+
+@contextmanager
+def attending(who: Attending) -> Generator[None]:
+    token = _attending.set(who)
+    try:
+        yield
+    finally:
+        _attending.reset(token)
+
+
+def answer_attention(
+    module: object,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """What models call in place of transformers' own attention."""
+    del module
+    options["attention_mask"] = attention_mask
+    return _attending.get().attend(query, key, value, options), None
+
+
+def answer_mask(
+    *, mask_function: MaskFunction, local_size: int | None = None, **_: object
+) -> Tensor | None:
+    """What models call to have a mask made."""
+    return _attending.get().mask(mask_function, local_size)
+
+
+class ArenaCache:
+    """The `past_key_values` of a transformers model. Reads and writes the arena of `kv` in place.
+
+    `begin` sets the plan of the next pass. Keys and values come back as views of all slots; they
+    are handed from `update` to `attend` by the model, which must leave them as they are.
+    """
+
+    is_compileable = False
+
+    def __init__(self, kv: PagedKV, kernels: Kernels, *, num_heads: int, max_rows: int) -> None:
+        self._layers, self._attention = kv.layers, kernels.attention
+        self._views = [(k_GSD[None], v_GSD[None]) for k_GSD, v_GSD in kv.layers]
+        self._layer_at = {k_GSD.data_ptr(): i for i, (k_GSD, _) in enumerate(kv.layers)}
+        num_kv_heads, _, head_dim = kv.layers[0][0].shape
+        row_size = (num_heads + 2 * num_kv_heads) * head_dim
+        # The kernel takes rows of q, k and v; it reads only the q of a row.
+        self._qkv_NE = torch.zeros(max_rows, row_size, device=kv.arena.device)
+        self._plan: PackedPlan | None = None
+        self._slots_N = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, plan: PackedPlan) -> None:
+        self._plan, self._slots_N = plan, plan.slots_N.long()
+
+    def update(
+        self, key_1GND: Tensor, value_1GND: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append in place. The views hold every slot of the arena, also those of others."""
+        k_GSD, v_GSD = self._layers[layer_idx]
+        k_GSD.index_copy_(1, self._slots_N, key_1GND[0].to(k_GSD.dtype))
+        v_GSD.index_copy_(1, self._slots_N, value_1GND[0].to(v_GSD.dtype))
+        return self._views[layer_idx]
+
+    def attend(
+        self, query_1HND: Tensor, key_1GSD: Tensor, value_1GSD: Tensor, options: Options
+    ) -> Tensor:
+        k_GSD, v_GSD = self._arena_of(key_1GSD, value_1GSD)
+        _, num_heads, num_rows, head_dim = query_1HND.shape
+        plan = self._plan
+        assert plan is not None
+        assert num_rows == plan.num_tokens
+        qkv_NE = self._qkv_NE[:num_rows]
+        q_NHD = qkv_NE[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
+        q_NHD.copy_(query_1HND[0].transpose(0, 1))
+        out_NO = torch.empty(num_rows, num_heads * head_dim, device=qkv_NE.device)
+        scale = options.get("scaling") or head_dim**-0.5
+        self._attention(qkv_NE, k_GSD, v_GSD, plan, float(scale), out_NO)
+        return out_NO.view(1, num_rows, num_heads, head_dim).to(query_1HND.dtype)
+
+    def mask(self, mask: MaskFunction, local: int | None) -> None:
+        """None is made: the plan says who sees whom, and the survey found the model's masks to be
+        causal within its window."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """There is no one length: a pass holds many sequences, and says each token's position.
+
+        The answer is far past any window, so that a model that relies on it fails its trial.
+        """
+        del layer_idx
+        return 1 << 16
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """For masks, of which there are none."""
+        del layer_idx
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """For masks, of which there are none."""
+        del layer_idx
+        return query_length, 0
+
+    def _arena_of(self, key_1GSD: Tensor, value_1GSD: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer whose views these are. Raises CheckpointError if they are something else."""
+        layer = self._layer_at.get(key_1GSD.data_ptr())
+        if layer is not None:
+            k_view, v_view = self._views[layer]
+            same = key_1GSD.shape == k_view.shape and value_1GSD.shape == v_view.shape
+            if same and value_1GSD.data_ptr() == v_view.data_ptr():
+                return self._layers[layer]
+        raise CheckpointError(
+            "this model changes keys or values between its cache and its attention, so it cannot "
+            "attend to the arena in place."
+        )

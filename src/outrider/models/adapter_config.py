@@ -1,0 +1,132 @@
+"""What the rest of the program needs to know of a transformers model before its weights are read.
+
+transformers reads config.json, so defaults and names of keys are its own; a survey of the model
+without weights (adapter_survey.py) says what its layers really keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from outrider.core.errors import CheckpointError
+from outrider.core.spec import ModelSpec
+from outrider.models.adapter_hf import read_hf_config, transformers
+from outrider.models.adapter_survey import survey
+from outrider.models.config_keys import OTHER_CHECKPOINT, stop_ids
+from outrider.models.json_object import JsonObject
+
+_FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """Sizes of a decoder that transformers runs, as LlamaConfig has them.
+
+    `max_tokens` is the window in which the arena's attention equals the original; `notes` are
+    sentences for the user. `dtype` is the checkpoint's own, "" if unsaid.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_tokens: int
+    num_parameters: int
+    stop_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    notes: tuple[str, ...] = ()
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        return ModelSpec(
+            name=name,
+            family=self.family,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            ffn_size=self.ffn_size,
+            max_tokens=self.max_tokens,
+            num_parameters=self.num_parameters,
+            bytes_per_weight=bytes_per_weight,
+            bytes_per_kv=bytes_per_kv,
+            stop_ids=self.stop_ids,
+        )
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read `config.json` and, if there is one, `generation_config.json`.
+
+    Raises CheckpointError if transformers is missing or the adapter cannot run such a model.
+    """
+    raw = JsonObject.read(folder / "config.json")
+    hf = read_hf_config(raw, folder)
+    text = hf.get_text_config(decoder=True)
+    anatomy = survey(hf)
+    max_tokens, notes = _window(raw.where, text, anatomy.local)
+    family = raw.text("model_type")
+    version = transformers(family).__version__
+    return AdapterConfig(
+        family=family,
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        ffn_size=next(
+            (size for key in _FFN_KEYS if (size := getattr(text, key, None))), 4 * text.hidden_size
+        ),
+        num_layers=text.num_hidden_layers,
+        num_heads=anatomy.num_heads,
+        num_kv_heads=anatomy.num_kv_heads,
+        head_dim=anatomy.head_dim,
+        max_tokens=max_tokens,
+        num_parameters=anatomy.num_parameters,
+        stop_ids=_stop_ids(raw, text, folder),
+        dtype=str(text.dtype or "").removeprefix("torch."),
+        notes=(f"{family} runs through transformers {version}, over Outrider's arena", *notes),
+    )
+
+
+def _window(where: str, text: Any, local: int | None) -> tuple[int, tuple[str, ...]]:
+    """Within a local mask, and where rotary frequencies do not depend on the length, all is plain.
+
+    Scaled frequencies that change with the length of a text would need its old keys rotated again.
+    """
+    max_tokens = getattr(text, "max_position_embeddings", None)
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise CheckpointError(
+            f"{where}: it does not say how many positions the model has.", hint=OTHER_CHECKPOINT
+        )
+    limits = {"its local attention": local or max_tokens}
+    for rope in _ropes(getattr(text, "rope_parameters", None)):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings") or max_tokens
+            limits["the short factors of its rotary embedding"] = int(cast("int", original))
+    reason = min(limits, key=lambda name: limits[name])
+    if limits[reason] >= max_tokens:
+        return max_tokens, ()
+    note = f"the window is {limits[reason]} tokens, not {max_tokens}: so far reaches {reason}"
+    return limits[reason], (note,)
+
+
+def _ropes(parameters: object) -> Iterator[Mapping[str, object]]:
+    """One set of rotary parameters, or one for each kind of layer."""
+    if isinstance(parameters, Mapping):
+        found = cast("Mapping[str, object]", parameters)
+        yield found
+        for part in found.values():
+            yield from _ropes(part)
+
+
+def _stop_ids(raw: JsonObject, text: Any, folder: Path) -> tuple[int, ...]:
+    """Of both files; a family may have an end-of-text id that config.json leaves out."""
+    own = JsonObject(raw.where, {"eos_token_id": getattr(text, "eos_token_id", None)})
+    generation = folder / "generation_config.json"
+    more = JsonObject.read(generation) if generation.exists() else None
+    return stop_ids(text.vocab_size, own, more)

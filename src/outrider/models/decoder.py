@@ -1,0 +1,177 @@
+"""What decoders of all families share: one packed pass over a stack of layers, and its memory.
+
+Prefill, decode and verification are one call over packed tokens of several sequences; where each
+reads and writes is the plan's affair. A family is a `Stack`: how tokens enter, what a layer does
+and how logits come out. The residual x and all activations are float32; weights and KV have their
+own dtype. Scratch memory is allocated once, for `max_rows` packed tokens.
+
+Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabulary,
+         E = fused q, k and v, A = heads x head size, F = FFN size, U = outputs of the FFN's first
+         product (2F where it has a gate), K = captured layers, G = KV heads, S = slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels
+from outrider.models.hf_config import DecoderConfig
+from outrider.models.weight_reader import Placement
+from outrider.state.paged_kv import PagedKV
+
+
+class Decoder(CausalLM, Protocol):
+    """A CausalLM loaded from a checkpoint. It looks its kernels up at every call, so that they may
+    be exchanged for timed ones."""
+
+    kernels: Kernels
+
+    @property
+    def config(self) -> DecoderConfig: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much one model may hold: `num_slots` KV positions in all; in one step, `max_rows`
+    packed tokens and `max_logits` rows of logits."""
+
+    num_slots: int
+    page_size: int = 32
+    max_rows: int = 256
+    max_logits: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """The buffers of one step, float32 but for `rows_ND`. The next step overwrites them."""
+
+    rows_ND: Tensor
+    x_ND: Tensor
+    norm_ND: Tensor
+    qkv_NE: Tensor
+    attended_NA: Tensor
+    up_NU: Tensor
+    activated_NF: Tensor
+
+    def first(self, num_rows: int) -> Scratch:
+        return Scratch(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
+
+
+class Stack(Protocol):
+    """A family's arithmetic. Every call reads and writes `scratch`."""
+
+    def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
+        """Leave the first residual in `x_ND`."""
+        ...
+
+    def layer(
+        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+    ) -> None:
+        """Add layer `depth` to `x_ND`; `kv` is its part of the arena, (k_GSD, v_GSD)."""
+        ...
+
+    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
+        """From last residuals to logits; `norm_MD` is room for what the last norm gives."""
+        ...
+
+
+class Passes:
+    """Runs a stack of a model's size over a PagedKV that it owns."""
+
+    def __init__(self, spec: ModelSpec, *, up_size: int, place: Placement, room: Room) -> None:
+        self._room = room
+        self.kv = PagedKV(
+            spec,
+            dtype=place.dtype,
+            device=place.device,
+            num_slots=room.num_slots,
+            page_size=room.page_size,
+        )
+        self._scratch = _allocate(spec, up_size, place, room.max_rows)
+        self._views: dict[int, Scratch] = {}
+        self._logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
+
+    def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
+        assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
+        with torch.inference_mode():
+            plan = self.kv.plan(rows)
+            scratch = self._view(plan.num_tokens)
+            hidden_NKD = self._forward(stack, plan, scratch, needs.hidden_layers)
+            return StepOutput(self._logits(stack, scratch, rows), hidden_NKD)
+
+    def _forward(
+        self, stack: Stack, plan: PackedPlan, scratch: Scratch, hidden_layers: tuple[int, ...]
+    ) -> Tensor | None:
+        """Leave the last residual in `scratch.x_ND`; the captured layers in the order named."""
+        stack.embed(plan, scratch)
+        captured: dict[int, Tensor] = {}
+        for depth, kv in enumerate(self.kv.layers):
+            if depth in hidden_layers:
+                captured[depth] = scratch.x_ND.clone()
+            stack.layer(depth, plan, scratch, kv)
+        if not hidden_layers:
+            return None
+        captured[len(self.kv.layers)] = scratch.x_ND
+        return torch.stack([captured[depth] for depth in hidden_layers], dim=1)
+
+    def _logits(self, stack: Stack, scratch: Scratch, rows: Sequence[StepRow]) -> Tensor:
+        """Logits of the rows that want them. Overwrites the residual unless all do."""
+        wanted = _wanted(rows)
+        assert len(wanted) <= self._room.max_logits
+        logits_MV = self._logits_MV[: len(wanted)]
+        if not wanted:
+            return logits_MV
+        x_MD, norm_MD = scratch.x_ND, scratch.norm_ND
+        if len(wanted) < x_MD.shape[0]:
+            part = self._view(len(wanted))
+            index_M = torch.tensor(wanted, dtype=torch.int32, device=x_MD.device)
+            torch.index_select(x_MD, 0, index_M, out=part.norm_ND)
+            x_MD, norm_MD = part.norm_ND, part.x_ND
+        stack.head(x_MD, norm_MD, logits_MV)
+        return logits_MV
+
+    def _view(self, num_rows: int) -> Scratch:
+        view = self._views.get(num_rows)
+        if view is None:
+            view = self._views[num_rows] = self._scratch.first(num_rows)
+        return view
+
+
+def num_positions(config: DecoderConfig, room: Room) -> int:
+    """How many positions tables need. Siblings of a tree may lie past the window, no path does."""
+    return min(config.max_tokens, room.num_slots) + room.max_rows
+
+
+def _wanted(rows: Sequence[StepRow]) -> list[int]:
+    """Packed indices of the tokens whose logits are asked for."""
+    wanted: list[int] = []
+    start = 0
+    for row in rows:
+        end = start + len(row.tokens)
+        wanted += range(start + row.logits_from, end)
+        start = end
+    return wanted
+
+
+def _allocate(spec: ModelSpec, up_size: int, place: Placement, num_rows: int) -> Scratch:
+    def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(num_rows, width, dtype=dtype, device=place.device)
+
+    return Scratch(
+        rows_ND=buffer(spec.hidden_size, place.dtype),
+        x_ND=buffer(spec.hidden_size),
+        norm_ND=buffer(spec.hidden_size),
+        qkv_NE=buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim),
+        attended_NA=buffer(spec.num_heads * spec.head_dim),
+        up_NU=buffer(up_size),
+        activated_NF=buffer(spec.ffn_size),
+    )

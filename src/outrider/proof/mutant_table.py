@@ -1,0 +1,129 @@
+"""The bugs that a certificate plants: each is one line of shipped source, changed."""
+
+from __future__ import annotations
+
+from outrider.proof.planting import Mutant
+
+_TOKEN = "outrider.verify.token"
+_BLOCK = "outrider.verify.block"
+_MATCH = "outrider.verify.match"
+_COUPLED = "outrider.verify.coupled"
+_LAWS = "outrider.core.laws"
+_NOISE = "outrider.core.noise"
+_SHAPING = "outrider.core.shaping"
+_STAGES = "outrider.engine.stages"
+
+# What a round decides, and the laws that it decides by.
+DECISIONS = (
+    Mutant("token: residual is p", _TOKEN, "(law - proposal).clamp_min(0)", "law.clone()"),
+    Mutant(
+        "token: residual is |p - q|",
+        _TOKEN,
+        "(law - proposal).clamp_min(0)",
+        "(law - proposal).abs()",
+    ),
+    Mutant(
+        "token: acceptance times 1.02",
+        _TOKEN,
+        "mass(law, token) / drawn if",
+        "1.02 * mass(law, token) / drawn if",
+    ),
+    Mutant(
+        "token: soft q taken for one-hot",
+        _TOKEN,
+        "law = residual(law, proposal)",
+        "law = residual(law, token)",
+    ),
+    Mutant(
+        "token: the draft's number used again",
+        _TOKEN,
+        "noise.coin(ratio, child, Role.ACCEPT)",
+        "noise.coin(ratio, child, Role.DRAFT)",
+    ),
+    Mutant(
+        "token: bonus from the wrong row",
+        _TOKEN,
+        "law = row.laws.law(node + 1)",
+        "law = row.laws.law(max(node, 0))",
+    ),
+    Mutant(
+        "block: residual is p",
+        _BLOCK,
+        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        "share * p_V.double()",
+    ),
+    Mutant(
+        "block: residual is |p - q|",
+        _BLOCK,
+        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        "(share * p_V.double() - q_V.double()).abs()",
+    ),
+    Mutant(
+        "block: acceptance times 1.02",
+        _BLOCK,
+        "mass(p_WV[node], token) / drawn if",
+        "1.02 * mass(p_WV[node], token) / drawn if",
+    ),
+    Mutant(
+        "block: bonus from the wrong row",
+        _BLOCK,
+        "p_WV[len(tokens)], shares[-1]",
+        "p_WV[len(tokens) - 1], shares[-1]",
+    ),
+    Mutant(
+        "match: a draft kept unlooked-at",
+        _MATCH,
+        "if row.draft.tokens[c] == token)",
+        "if row.draft.tokens[c] >= 0)",
+    ),
+    Mutant(
+        "coupled: one race for all places",
+        _COUPLED,
+        "noise.race_at(law, depth)",
+        "noise.race_at(law, 0)",
+    ),
+    Mutant(
+        "temperature times 0.97",
+        _LAWS,
+        "max(params.temperature, _MIN_TEMPERATURE)",
+        "max(0.97 * params.temperature, _MIN_TEMPERATURE)",
+    ),
+    Mutant(
+        "penalties one token late",
+        _SHAPING,
+        "paths.append((*paths[parent + 1], token))",
+        "paths.append(paths[parent + 1])",
+    ),
+)
+
+# How numbers are keyed, which enumeration does not see.
+KEYS = (
+    Mutant(
+        "keys without the round",
+        _NOISE,
+        "counter = (node + 1, start, self.sample, int(role))",
+        "counter = (node + 1, 0, self.sample, int(role))",
+    ),
+    Mutant(
+        "keys without the node",
+        _NOISE,
+        "counter = (node + 1, start, self.sample, int(role))",
+        "counter = (0, start, self.sample, int(role))",
+    ),
+)
+
+# What the engine does around it.
+ROUNDS = (
+    Mutant(
+        "a refused draft kept in memory",
+        _STAGES,
+        "_kept(row.logits_from + 1, outcome)",
+        "range(len(row.tokens))",
+    ),
+    Mutant(
+        "drafts hung from the wrong row",
+        _STAGES,
+        "(root + 1 + parent for",
+        "(max(root, parent) for",
+    ),
+)

@@ -1,0 +1,210 @@
+"""The user's own pair writes the same text with speculation and without it.
+
+Plain decoding of each prompt, one at a time, is the reference. Then each drafter, draft length,
+batch size and prompt chunk size writes the same prompts greedily, and once more with a temperature
+under a sampler that ties text to the seed. Every token is compared. Greedy acceptance must be equal
+as well, prompt by prompt, whatever the batch and the chunks: a drafter that saw another context
+would draft other tokens long before it changed a text.
+
+The arena holds BATCH sequences only, so that a prompt's pages are overwritten before it comes again
+and every run reads it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from outrider.api.llm import LLM
+from outrider.api.result import GenerationResult
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.proof.prompts import PROMPTS
+from outrider.proof.subject import Subject
+
+BATCH = 4
+KS = (1, 4)
+CHUNKS = (16, 64)
+TEMPERATURE = 0.8
+# Samplers whose text is a function of the seed, so that it can be compared at a temperature.
+SEEDED = ("coupled", "match")
+_LEAST_TOKENS = 16
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One way of writing all prompts; `together` of them are in flight at once."""
+
+    drafter: str
+    k: int
+    chunk: int
+    together: int
+    params: SamplingParams
+    sampler: str
+
+    @property
+    def name(self) -> str:
+        how = "greedy" if self.params.greedy else f"{self.sampler} at {self.params.temperature:g}"
+        return f"{how}, {self.drafter} K={self.k}, batch {self.together}, chunks of {self.chunk}"
+
+    @property
+    def same_drafts(self) -> tuple[str, int, str, bool]:
+        """Cells that agree here must draft and accept alike."""
+        return self.drafter, self.k, self.sampler, self.params.greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A cell's texts, and how many tokens were drafted and accepted for each prompt."""
+
+    cell: Cell
+    texts: tuple[Ids, ...]
+    acceptance: tuple[tuple[int, int], ...]
+    exact_kernels: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Prompts as ids, and what all cells share."""
+
+    subject: Subject
+    prompts: tuple[Ids, ...]
+    greedy: SamplingParams
+    seeded: SamplingParams
+
+    @property
+    def seeded_sampler(self) -> str:
+        own = self.subject.config.sampler
+        return own if own in SEEDED else SEEDED[0]
+
+    @property
+    def largest_k(self) -> int:
+        return max(*KS, self.subject.config.k)
+
+    def plain(self, params: SamplingParams, sampler: str) -> Written:
+        """The reference, without a drafter."""
+        chunk = self.subject.config.prefill_chunk
+        cell = Cell(drafter="none", k=0, chunk=chunk, together=1, params=params, sampler=sampler)
+        return self.write([cell])[0]
+
+    def groups(self) -> Iterator[list[Cell]]:
+        """Cells by the engine that runs them; opening one may take a while."""
+        config = self.subject.config
+        for drafter in self.subject.drafters:
+            for k in sorted({*KS, config.k}):
+                yield self._both(drafter, k, self.greedy, config.sampler)
+            yield self._both(drafter, self.largest_k, self.seeded, self.seeded_sampler)
+        first = self._both(self.subject.drafter, self.largest_k, self.greedy, config.sampler)[0]
+        for chunk in CHUNKS:
+            yield [replace(first, chunk=chunk)]
+
+    def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[Cell]:
+        chunk = self.subject.config.prefill_chunk
+        return [
+            Cell(
+                drafter=drafter, k=k, chunk=chunk, together=together, params=params, sampler=sampler
+            )
+            for together in (BATCH, 1)
+        ]
+
+    def write(self, group: Sequence[Cell]) -> list[Written]:
+        llm = self.subject.open(self._config(group[0]))
+        return [
+            Written(
+                cell,
+                tuple(result.token_ids for result in results),
+                tuple((r.stats.num_drafted, r.stats.num_accepted) for r in results),
+                llm.kernels.exact,
+            )
+            for cell in group
+            for results in [_generate(llm, self.prompts, cell)]
+        ]
+
+    def _config(self, cell: Cell) -> EngineConfig:
+        config = self.subject.config
+        longest = max(map(len, self.prompts)) + self.greedy.max_tokens + self.largest_k + 1
+        pages = -(-longest // config.page_size)
+        return replace(
+            config,
+            drafter=cell.drafter,
+            k=cell.k,
+            sampler=cell.sampler,
+            prefill_chunk=cell.chunk,
+            batch_size=BATCH,
+            arena_tokens=BATCH * pages * config.page_size,
+            controller="fixed",
+        )
+
+
+def _generate(llm: LLM, prompts: Sequence[Ids], cell: Cell) -> list[GenerationResult]:
+    if cell.together == BATCH:
+        return llm.generate(prompts, cell.params)
+    return [llm.generate([prompt], cell.params)[0] for prompt in prompts]
+
+
+def task(subject: Subject, *, max_tokens: int) -> Task:
+    """The prompts that fit the pair's window, and at most `max_tokens` for each.
+
+    Opens the pair to ask. Raises ConfigError if no prompt fits.
+    """
+    largest_k = max(*KS, subject.config.k)
+    llm = subject.open(replace(subject.config, k=largest_k, batch_size=1, controller="fixed"))
+    wanted = replace(subject.params, max_tokens=max_tokens, min_tokens=0)
+    rooms: dict[Ids, int] = {}
+    for prompt in PROMPTS:
+        ids = tuple(llm.tokenizer.encode(prompt))
+        with suppress(ConfigError):  # this one does not fit
+            rooms[ids] = llm.fitting_tokens(ids, wanted)
+    fitting = {ids: room for ids, room in rooms.items() if room >= min(_LEAST_TOKENS, max_tokens)}
+    if not fitting:
+        raise ConfigError(
+            "no prompt of the certificate fits the window.",
+            hint="raise --context if the models allow it",
+        )
+    params = replace(
+        wanted,
+        max_tokens=min(fitting.values()),
+        n=1,
+        logprobs=False,
+        top_logprobs=0,
+        temperature=0.0,
+    )
+    drawn = replace(
+        params,
+        max_tokens=max(params.max_tokens // 2, 1),
+        temperature=subject.params.temperature or TEMPERATURE,
+    )
+    return Task(subject, tuple(fitting), params, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a text leaves the plain one: token number `position` of the prompt's text. A token is
+    None where a text had ended."""
+
+    cell: Cell
+    prompt: int
+    position: int
+    plain: int | None
+    speculative: int | None
+
+
+def differences(written: Written, plain: Written) -> list[Difference]:
+    """The first difference of each prompt that has one."""
+    found: list[Difference] = []
+    for prompt, (text, wanted) in enumerate(zip(written.texts, plain.texts, strict=True)):
+        if text != wanted:
+            at = num_common(text, wanted)
+            ours, theirs = ((*ids, None)[at] for ids in (text, wanted))
+            found.append(Difference(written.cell, prompt, at, plain=theirs, speculative=ours))
+    return found
+
+
+def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -1,0 +1,204 @@
+"""Part three: write with and without speculation, compare, and look into every difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.api.tokenizer import spellings
+from outrider.core.params import SamplingParams
+from outrider.core.sequence import LiveSequence
+from outrider.core.shaping import Shaper
+from outrider.engine.reading import read_pass
+from outrider.kernels.pointwise.torch import argmax
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.proof.check import Check, Effort, Part
+from outrider.proof.parity import BATCH, Difference, Task, Written, differences, task
+from outrider.proof.subject import Subject
+from outrider.proof.triage import Decide, Finding, Place, look_into
+from outrider.verify.table import rule_for
+
+# Each costs a few replays of its text.
+_MAX_LOOKED_INTO = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A difference, and what was found of it if it was looked into."""
+
+    difference: Difference
+    finding: Finding | None
+
+    def __str__(self) -> str:
+        d = self.difference
+        where = f"{d.cell.name}: prompt {d.prompt + 1}, token {d.position + 1}"
+        return f"{where}: {self.finding}" if self.finding else where
+
+
+def parity(subject: Subject, effort: Effort) -> Part:
+    """Two checks: texts, and acceptance."""
+    yield "plain decoding, the reference"
+    job = task(subject, max_tokens=effort.greedy_tokens)
+    plain = {
+        job.greedy: job.plain(job.greedy, subject.config.sampler),
+        job.seeded: job.plain(job.seeded, job.seeded_sampler),
+    }
+    written: list[Written] = []
+    for group in job.groups():
+        yield group[0].name
+        written += job.write(group)
+    found = [d for one in written for d in differences(one, plain[one.cell.params])]
+    seen: list[_Seen] = []
+    if found:
+        yield f"looking into {len(found)} differences"
+        seen = list(_looked_into(job, found, plain))
+    return _texts(job, written, seen, plain), _acceptance(written)
+
+
+def _texts(
+    job: Task,
+    written: Sequence[Written],
+    seen: Sequence[_Seen],
+    plain: dict[SamplingParams, Written],
+) -> Check:
+    exact_kernels = all(one.exact_kernels for one in written)
+    num_tokens = sum(len(t) for one in written for t in plain[one.cell.params].texts)
+    num_equal = num_tokens - sum(
+        len(plain[s.difference.cell.params].texts[s.difference.prompt]) - s.difference.position
+        for s in seen
+    )
+    excused = [s for s in seen if s.finding and s.finding.near_tie and not exact_kernels]
+    unseen = [s for s in seen if s.finding is None and not exact_kernels and excused]
+    failed = [s for s in seen if s not in excused and s not in unseen]
+    warnings = [str(s) for s in excused]
+    if unseen:
+        warnings.append(f"{len(unseen)} more differences were not looked into")
+    summary = (
+        f"{num_equal:,} of {num_tokens:,} tokens equal in {len(written)} runs, "
+        f"greedy and {job.seeded_sampler} at {job.seeded.temperature:g}"
+    )
+    return Check(
+        name="parity",
+        title="same text",
+        holds=not failed,
+        summary=summary,
+        facts={
+            "num_tokens": num_tokens,
+            "num_equal": num_equal,
+            "num_prompts": len(job.prompts),
+            "max_tokens": job.greedy.max_tokens,
+            "runs": [one.cell.name for one in written],
+            "exact_kernels": exact_kernels,
+            "num_differences": len(seen),
+            "num_near_ties": len(excused),
+        },
+        problems=tuple(str(s) for s in failed[: 2 * _MAX_LOOKED_INTO]),
+        warnings=tuple(warnings),
+    )
+
+
+def _acceptance(written: Sequence[Written]) -> Check:
+    """Cells that must draft alike did so, prompt by prompt."""
+    groups: dict[object, list[Written]] = {}
+    for one in written:
+        groups.setdefault(one.cell.same_drafts, []).append(one)
+    unlike = [
+        (one, group[0])
+        for group in groups.values()
+        for one in group[1:]
+        if one.acceptance != group[0].acceptance
+    ]
+    problems = [
+        f"{one.cell.name}: {_rate(one)} accepted, but {_rate(first)} in {first.cell.name}"
+        for one, first in unlike
+    ]
+    num_alike = len(groups) - len({first.cell.name for _, first in unlike})
+    exact_kernels = all(one.exact_kernels for one in written)
+    return Check(
+        name="acceptance",
+        title="same acceptance",
+        holds=not (problems and exact_kernels),
+        summary=f"alike in {num_alike} of {len(groups)} settings, at every batch and chunk size",
+        facts={
+            "num_settings": len(groups),
+            "accepted_of_drafted": {
+                group[0].cell.name: [sum(a for _, a in group[0].acceptance), _drafted(group[0])]
+                for group in groups.values()
+            },
+        },
+        problems=tuple(problems) if exact_kernels else (),
+        warnings=() if exact_kernels else tuple(problems),
+    )
+
+
+def _drafted(one: Written) -> int:
+    return sum(drafted for drafted, _ in one.acceptance)
+
+
+def _rate(one: Written) -> str:
+    return f"{sum(a for _, a in one.acceptance)} of {_drafted(one)}"
+
+
+def _looked_into(
+    job: Task, found: Sequence[Difference], plain: dict[SamplingParams, Written]
+) -> Iterator[_Seen]:
+    """Load the target once more, alone, and replay the first differences."""
+    subject, config = job.subject, job.subject.config
+    longest = max(map(len, job.prompts)) + job.greedy.max_tokens
+    pages = -(-longest // config.page_size)
+    room = Room(
+        num_slots=BATCH * pages * config.page_size,
+        page_size=config.page_size,
+        max_rows=BATCH * longest,
+        max_logits=BATCH * (job.largest_k + 1),
+    )
+    options = LoadOptions(
+        room=room,
+        dtype=config.dtype,
+        device=config.device,
+        force_reference=config.force_reference,
+        threads=config.threads,
+    )
+    model = load_model(resolve(subject.target), options)
+    for index, difference in enumerate(found):
+        if index >= _MAX_LOOKED_INTO or difference.plain is None or difference.speculative is None:
+            yield _Seen(difference, None)
+            continue
+        params = difference.cell.params
+        text = plain[params].texts[difference.prompt][: difference.position]
+        prompt = job.prompts[difference.prompt]
+        place = Place(
+            context=(*prompt, *text),
+            prompt_length=len(prompt),
+            plain=difference.plain,
+            speculative=difference.speculative,
+            shapes=tuple((w, c) for w in (2, difference.cell.k + 1) for c in (1, BATCH)),
+        )
+        yield _Seen(difference, look_into(model, place, _decision(job, place, difference)))
+
+
+def _decision(job: Task, place: Place, difference: Difference) -> Decide:
+    """What a round without a draft decides from a row of logits, with the keys of that place."""
+    params, rule = difference.cell.params, rule_for(difference.cell.sampler)
+    shaper = Shaper(
+        params,
+        place.prompt_length,
+        bad_words=spellings(job.subject.tokenizer(), params.bad_words),
+    )
+
+    def decide(logits_V: Tensor) -> int:
+        seq = LiveSequence(
+            seq_id=0,
+            tokens=list(place.context),
+            prompt_length=place.prompt_length,
+            params=params,
+            limit=params.max_tokens,
+            shaper=shaper if shaper.active else None,
+        )
+        row = read_pass([seq], logits_V[None].clone(), argmax, exact=rule.exact)[0].row
+        return rule([row])[0].next_token
+
+    return decide

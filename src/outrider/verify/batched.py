@@ -1,0 +1,152 @@
+"""The rules for chains, on tensors: many chains of one length judged at once.
+
+Each function decides what its rule in token.py or block.py decides, chain by chain, given the same
+numbers. It is the form for packed batches on a device and for judging by the million, as
+`outrider verify` does. One pass over all laws of the batch costs more than the walk of one chain,
+which reads the vocabulary only after a refusal, so rounds on a CPU walk.
+
+Shapes:  B = chains, K = drafted tokens, W = K + 1 = laws of a chain, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.noise import ROOT, Role
+from outrider.core.philox import Word, philox_uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class ChainNumbers:
+    """Uniform float64 numbers in [0, 1): column i of `accept_BK` is the coin of draft token i,
+    column n of `next_BW` draws the target's own token after n accepted ones."""
+
+    accept_BK: Tensor
+    next_BW: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChainVerdicts:
+    """How many tokens of each chain are accepted, and the target's own token after them."""
+
+    num_accepted_B: Tensor
+    next_B: Tensor
+
+
+def keyed_numbers(seed: Word, sample: Word, start: Word, num_tokens: int) -> ChainNumbers:
+    """What `KeyedNoise(seed, sample, start)` draws with in a round.
+
+    Each of the three is an int or a uint64 array of shape B; at least one is an array.
+    """
+    accept = [keyed_uniforms(seed, sample, start, node, Role.ACCEPT) for node in range(num_tokens)]
+    nodes = range(ROOT, num_tokens)
+    following = [keyed_uniforms(seed, sample, start, node, Role.NEXT) for node in nodes]
+    accept_BK = torch.stack(accept, -1) if accept else following[0].new_empty(len(following[0]), 0)
+    return ChainNumbers(accept_BK, torch.stack(following, -1))
+
+
+def keyed_uniforms(seed: Word, sample: Word, start: Word, node: int, role: Role) -> Tensor:
+    """The number of shape B that decides `role` of `node`, arguments as for `keyed_numbers`."""
+    return torch.as_tensor(philox_uniforms(seed, (node + 1, start, sample, int(role))))
+
+
+def verify_prefix(logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy: (accept_len_B, mask_BK) of the drafts that are each row's first largest logit.
+
+    `logits_BKV[:, i]` are those before draft i, so the target's own token is not among them.
+    """
+    mask_BK = (logits_BKV.argmax(-1) == draft_ids_BK).cumprod(-1).bool()
+    return mask_BK.sum(-1), mask_BK
+
+
+def judge_chains(
+    tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor, numbers: ChainNumbers
+) -> ChainVerdicts:
+    """The token rule. `q_BKV` None: the tokens were chosen deterministically."""
+    chance_BK = ratios(tokens_BK, q_BKV, p_BWV)
+    accepted_BK = (chance_BK >= 1) | (numbers.accept_BK < chance_BK)
+    kept_B = accepted_BK.cumprod(-1).sum(-1)
+    p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
+    return _drawn(leftover(p_BV, q_BV), kept_B, numbers)
+
+
+def judge_blocks(
+    tokens_BK: Tensor, q_BKV: Tensor, p_BWV: Tensor, numbers: ChainNumbers
+) -> ChainVerdicts:
+    """The block rule."""
+    share_B = torch.ones(tokens_BK.shape[0], dtype=torch.float64, device=p_BWV.device)
+    shares = [share_B]
+    for ratio_B in ratios(tokens_BK, q_BKV, p_BWV).unbind(-1):
+        shares.append((shares[-1] * ratio_B).clamp_max(1))
+    kept_B = torch.zeros_like(share_B, dtype=torch.int64)
+    for length in range(1, len(shares)):
+        chance_B = shares[length]
+        if length + 1 < len(shares):
+            left_BV = _uncovered(p_BWV[:, length], q_BKV[:, length], chance_B)
+            chance_B = _block_chance(left_BV.sum(-1), chance_B)
+        heads_B = (chance_B >= 1) | (numbers.accept_BK[:, length - 1] < chance_B)
+        kept_B = torch.where(heads_B, length, kept_B)
+    p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
+    share_B = torch.stack(shares, -1).gather(-1, kept_B[:, None])[:, 0]
+    return _drawn(leftover(p_BV, q_BV, share_B), kept_B, numbers)
+
+
+def ratios(tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor) -> Tensor:
+    """p / q of each draft token, of shape BK and float64; 0 where q is."""
+    index_BK1 = tokens_BK[..., None]
+    p_BK = p_BWV[:, : tokens_BK.shape[1]].gather(-1, index_BK1)[..., 0].double()
+    if q_BKV is None:
+        return p_BK
+    q_BK = q_BKV.gather(-1, index_BK1)[..., 0].double()
+    return torch.where(q_BK > 0, p_BK / q_BK, 0.0)
+
+
+def leftover(p_BV: Tensor, q_BV: Tensor, share_B: Tensor | None = None) -> Tensor:
+    """Weights of the residual: what `q_BV` does not cover of `p_BV` (of `share_B` times it).
+
+    `p_BV` itself where nothing is left.
+    """
+    left_BV = (p_BV - q_BV).clamp_min(0) if share_B is None else _uncovered(p_BV, q_BV, share_B)
+    return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV.to(left_BV.dtype))
+
+
+def pick(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """`inverse_cdf` of core/noise.py, row by row."""
+    cdf_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+    total_B = cdf_BV[:, -1]
+    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    threshold_B = torch.minimum(uniforms_B * total_B, below_B)
+    return torch.searchsorted(cdf_BV, threshold_B[:, None], right=True)[:, 0]
+
+
+def _uncovered(p_BV: Tensor, q_BV: Tensor, share_B: Tensor) -> Tensor:
+    return (share_B[:, None] * p_BV.double() - q_BV.double()).clamp_min(0)
+
+
+def _block_chance(left_B: Tensor, share_B: Tensor) -> Tensor:
+    return torch.where(left_B > 0, left_B / (left_B + 1 - share_B), (share_B == 1).double())
+
+
+def _laws_at(
+    kept_B: Tensor, tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The target's law after `kept_B` tokens and the drafter's there, all 0 after a whole chain."""
+    row_B = torch.arange(len(kept_B), device=kept_B.device)
+    p_BV = p_BWV[row_B, kept_B]
+    if tokens_BK.shape[1] == 0:
+        return p_BV, torch.zeros_like(p_BV)
+    last_B = kept_B.clamp_max(tokens_BK.shape[1] - 1)
+    if q_BKV is None:
+        # A large number covers all mass of the token, as `residual` in token.py does.
+        q_BV = torch.zeros_like(p_BV).scatter(-1, tokens_BK[row_B, last_B][:, None], 2.0)
+    else:
+        q_BV = q_BKV[row_B, last_B]
+    return p_BV, torch.where((kept_B < tokens_BK.shape[1])[:, None], q_BV, 0.0)
+
+
+def _drawn(weights_BV: Tensor, kept_B: Tensor, numbers: ChainNumbers) -> ChainVerdicts:
+    uniform_B = numbers.next_BW.gather(-1, kept_B[:, None])[:, 0]
+    return ChainVerdicts(kept_B, pick(weights_BV, uniform_B))

@@ -1,0 +1,85 @@
+"""Block verification: judge a drafted chain as a whole, from its last token backwards.
+
+The token rule stops at the first refusal. This rule lets a token that the target likes more than
+the drafter make up for one before it that the target likes less, so it never keeps fewer tokens in
+expectation, and it keeps the target's law all the same.
+
+With P_i, Q_i the laws of target and drafter at the i-th token x_i of a chain of K:
+
+    p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i that is kept
+    s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     what the draft does not cover
+    h_i = s_i / (s_i + 1 - p_i) for i < K,  h_K = p_K,  h_0 = 1,  0/0 = 1
+
+Keep the longest beginning i whose coin of probability h_i falls heads. The next token is drawn from
+P_{K+1} if i = K, else in proportion to max(0, p_i P_{i+1} - Q_{i+1}).
+
+Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh 2024 (arXiv 2403.10444). Cost: one look at P
+and Q a token; one pass over the vocabulary for each beginning that is looked at, and the whole
+chain, which is looked at first, needs none.
+
+Shapes:  K = drafted tokens, N = K, W = K + 1, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.core.draft import Verdict
+from outrider.core.laws import draw, mass
+from outrider.core.noise import ROOT, Noise, Role
+from outrider.core.protocols import JudgeRow
+from outrider.verify.token import walk
+
+
+class BlockRule:
+    """Keeps the target's law; of chains drawn at random it keeps more than the token rule.
+
+    Everything else (trees, greedy laws, drafts chosen deterministically) is the token rule's: at
+    temperature 0 there is nothing to win, and for a chain of point masses both rules keep each
+    number of tokens with the same probability.
+    """
+
+    name = "block"
+    exact = True
+
+    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+        return [_judge(row) for row in rows]
+
+
+def _judge(row: JudgeRow) -> Verdict:
+    draft, p_WV = row.draft, row.laws.probs_NV
+    if p_WV is None or draft.probs_NV is None or draft.max_depth < len(draft):
+        return walk(row)
+    return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.noise)
+
+
+def _judge_chain(tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Noise) -> Verdict:
+    shares = _shares(tokens, q_NV, p_WV)
+    law_V, chance = p_WV[len(tokens)], shares[-1]
+    for length in range(len(tokens), 0, -1):
+        if noise.coin(chance, length - 1, Role.ACCEPT):
+            return Verdict(tuple(range(length)), draw(law_V, noise, length - 1))
+        law_V, chance = _leftover(shares[length - 1], p_WV[length - 1], q_NV[length - 1])
+    return Verdict((), draw(law_V, noise, ROOT))
+
+
+def _shares(tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor) -> list[float]:
+    """p_0 to p_K."""
+    shares = [1.0]
+    for node, token in enumerate(tokens):
+        # A token that its own law gives no mass cannot have been drawn; nothing of it is kept.
+        drawn = mass(q_NV[node], token)
+        ratio = mass(p_WV[node], token) / drawn if drawn > 0 else 0.0
+        shares.append(min(1.0, shares[-1] * ratio))
+    return shares
+
+
+def _leftover(share: float, p_V: Tensor, q_V: Tensor) -> tuple[Tensor, float]:
+    """What `q_V` leaves of `share` times `p_V` (all of it if nothing), and the coin h."""
+    left_V = (share * p_V.double() - q_V.double()).clamp_min(0)
+    left = float(left_V.sum())
+    if left == 0:
+        return p_V, float(share == 1)
+    return left_V, left / (left + 1 - share)

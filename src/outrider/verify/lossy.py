@@ -1,0 +1,122 @@
+"""Rules that may change the target's law, for study: keep a draft that the target finds likely.
+
+The walk descends from the root to the first child that the rule's test lets pass, as long as there
+is one; then the target's own token is drawn from its law there. The test sees the target's law at
+the child's parent, which greedy decoding has as well (at temperature 1). A token of no probability
+never passes, so bans and filters hold.
+
+    typical    p(x) > min(e, sqrt(e) exp(-H)), H the entropy of p       e = 0.09
+    p_min      x is the likeliest, or p(x) >= t                         t = 0.5
+    threshold  p(x) >= t                                                t = 0.5
+    top_k      fewer than k tokens are likelier                         k = 5
+    nucleus    x is in the smallest set of likeliest tokens of mass t   t = 0.9
+
+Typical acceptance is that of Medusa (Cai et al. 2024, arXiv 2401.10774), after the truncation of
+Hewitt, Manning, Liang 2022 (arXiv 2210.15191). p_min with t = 1 is strict argmax: at temperature 0
+the text is the target's own.
+
+Shapes:  N = laws, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Verdict
+from outrider.core.laws import draw
+from outrider.core.noise import ROOT
+from outrider.core.protocols import JudgeRow
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A drafted token and the target's view of its place: `law` decides, `soft_V` grades."""
+
+    token: int
+    law: int | Tensor
+    soft_V: Tensor
+
+    @property
+    def probability(self) -> float:
+        return float(self.soft_V[self.token])
+
+    @property
+    def likeliest(self) -> bool:
+        if isinstance(self.law, int):
+            return self.token == self.law
+        return self.token == int(self.law.argmax())
+
+    def likelier(self) -> Tensor:
+        """Booleans of shape V: which tokens come before this one, likeliest first.
+
+        Among equals the lower id comes first.
+        """
+        mine_V = self.soft_V[self.token]
+        tied_V = self.soft_V == mine_V
+        tied_V[self.token :] = False
+        return (self.soft_V > mine_V) | tied_V
+
+
+Test: TypeAlias = Callable[[Offer, float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LossyRule:
+    """Keeps what `passes` lets through at `leniency`, its threshold."""
+
+    name: str
+    passes: Test
+    leniency: float
+    exact: bool = False
+
+    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+        return [self._judge(row) for row in rows]
+
+    def _judge(self, row: JudgeRow) -> Verdict:
+        path: list[int] = []
+        node = ROOT
+        while True:
+            child = self._first(row, node)
+            if child is None:
+                return Verdict(tuple(path), draw(row.laws.law(node + 1), row.noise, node))
+            node = child
+            path.append(node)
+
+    def _first(self, row: JudgeRow, node: int) -> int | None:
+        """The first child of `node` that passes."""
+        soft_NV = row.laws.probs_NV if row.soft_NV is None else row.soft_NV
+        assert soft_NV is not None, "a lossy rule needs soft laws"
+        for child in row.draft.children(node):
+            offer = Offer(row.draft.tokens[child], row.laws.law(node + 1), soft_NV[node + 1])
+            if offer.probability > 0 and self.passes(offer, self.leniency):
+                return child
+        return None
+
+
+def typical(offer: Offer, epsilon: float) -> bool:
+    """Likelier than `epsilon`, or than tokens mostly are where the law is flat."""
+    soft_V = offer.soft_V.double()
+    entropy = -float(torch.xlogy(soft_V, soft_V).sum())
+    return offer.probability > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
+
+
+def likeliest_or_above(offer: Offer, least: float) -> bool:
+    return offer.likeliest or offer.probability >= least
+
+
+def above(offer: Offer, least: float) -> bool:
+    return offer.probability >= least
+
+
+def among_top(offer: Offer, count: float) -> bool:
+    return int(offer.likelier().sum()) < count
+
+
+def in_nucleus(offer: Offer, mass: float) -> bool:
+    return float(offer.soft_V.double()[offer.likelier()].sum()) < mass

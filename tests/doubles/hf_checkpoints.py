@@ -1,0 +1,104 @@
+"""Tiny random checkpoints of families that transformers knows and Outrider has no decoder for.
+
+Feed-forward and head sizes are no multiples of a vector register, so that arithmetic which depends
+on where a tensor ends would show.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from outrider.models.adapter import AdapterModel, load_adapter
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions
+
+VOCAB = 96
+_COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 40,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# What each family needs beside the common settings.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "gpt_neox": {"rotary_pct": 0.6},
+    "stablelm": {"partial_rotary_factor": 0.4},
+    "olmo2": {},
+    "gemma": {"head_dim": 12},
+    "starcoder2": {},
+    "gpt2": {"n_inner": 52},
+    "opt": {"ffn_dim": 52, "word_embed_proj_dim": 40},
+    "gpt_bigcode": {},
+    "phi": {"partial_rotary_factor": 0.4},
+    "cohere": {},
+}
+
+
+@contextmanager
+def hushed() -> Generator[None]:
+    """transformers warns of its own affairs when it is imported and when it saves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers  # pyright: ignore[reportMissingTypeStubs]
+
+        library: Any = transformers
+        library.utils.logging.disable_progress_bar()
+        library.utils.logging.set_verbosity_error()
+        yield
+
+
+def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
+    """A transformers model with weights of our own making, so that laws are far from flat."""
+    with hushed():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        settings = {**_COMMON, **FAMILIES.get(family, {}), **(changes or {})}
+        configs: Any = AutoConfig
+        loader: Any = AutoModelForCausalLM
+        model = loader.from_config(configs.for_model(family, **settings))
+    rng = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=rng)
+        weight.data = 0.15 * noise if weight.dim() > 1 else weight.data + 0.1 * noise
+    return model
+
+
+def write_hf(
+    folder: Path, family: str, changes: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> Path:
+    model = random_hf(family, changes, seed=seed)
+    with hushed():
+        model.tie_weights()
+        model.save_pretrained(folder)
+    return folder
+
+
+def tiny_adapter(
+    family: str, *, dtype: str = "float32", seed: int = 0, force_reference: bool = False
+) -> AdapterModel:
+    options = LoadOptions(
+        room=Room(num_slots=256, page_size=4),
+        dtype=dtype,
+        device="cpu",
+        force_reference=force_reference,
+    )
+    with TemporaryDirectory() as folder:
+        return load_adapter(write_hf(Path(folder), family, seed=seed), options, name="tiny")
+
+
+def with_room(model: AdapterModel, room: Room) -> AdapterModel:
+    """The same weights over a fresh arena."""
+    return AdapterModel(model.config, model.body, room, name=model.spec.name)

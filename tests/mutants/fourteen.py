@@ -1,0 +1,120 @@
+"""Fourteen bugs by which sampled speculation goes wrong in practice, each in the shipped default.
+
+The text still looks right with any of them; only its law is not the target's.
+"""
+
+from __future__ import annotations
+
+from checks.engine_law import check_penalised_engine_law
+from checks.noise_keys import check_no_number_is_used_twice
+from checks.runs import block_law, engine_law, reported_law, table_law
+from mutants.planting import Mutant
+
+BLOCK = "outrider.verify.block"
+LAWS = "outrider.core.laws"
+MODEL = "outrider.drafters.model"
+NOISE = "outrider.core.noise"
+SHAPING = "outrider.core.shaping"
+TABLE = "outrider.verify.table"
+
+MUTANTS = (
+    Mutant(
+        "bf16 draft, fp32 accept",
+        MODEL,
+        "self.draw(law_V, self.row.noise",
+        "self.draw(law_V.bfloat16(), self.row.noise",
+        reported_law,
+    ),
+    Mutant(
+        "temperature x0.97",
+        LAWS,
+        "max(params.temperature, _MIN_TEMPERATURE)",
+        "max(0.97 * params.temperature, _MIN_TEMPERATURE)",
+        engine_law,
+    ),
+    Mutant(
+        "acceptance x1.02",
+        BLOCK,
+        "mass(p_WV[node], token) / drawn if",
+        "1.02 * mass(p_WV[node], token) / drawn if",
+        block_law,
+    ),
+    Mutant(
+        "residual = p",
+        BLOCK,
+        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        "share * p_V.double()",
+        block_law,
+    ),
+    Mutant(
+        "residual = |p-q|",
+        BLOCK,
+        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        "(share * p_V.double() - q_V.double()).abs()",
+        block_law,
+    ),
+    Mutant(
+        "soft q treated as one-hot",
+        BLOCK,
+        "drawn = mass(q_NV[node], token)",
+        "drawn = 1.0",
+        block_law,
+    ),
+    Mutant(
+        "one uniform used twice",
+        BLOCK,
+        "noise.coin(chance, length - 1, Role.ACCEPT)",
+        "noise.coin(chance, length - 1, Role.DRAFT)",
+        check_no_number_is_used_twice,
+    ),
+    Mutant(
+        "argmax draft with soft q",
+        MODEL,
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
+        "self.tokens.append(argmax)",
+        reported_law,
+    ),
+    Mutant(
+        "typical acceptance sold as exact",
+        TABLE,
+        "return EXACT[sampler]()",
+        "return lossy.LossyRule(sampler, lossy.typical, 0.09, exact=True)",
+        table_law,
+    ),
+    Mutant(
+        "history off by one in penalties",
+        SHAPING,
+        "paths.append((*paths[parent + 1], token))",
+        "paths.append(paths[parent + 1])",
+        check_penalised_engine_law,
+    ),
+    Mutant(
+        "q without its top-p",
+        MODEL,
+        "self.laws.append(law_V)",
+        "self.laws.append(torch.softmax(logits_V / self.row.params.temperature, -1))",
+        reported_law,
+    ),
+    Mutant(
+        "bonus from the wrong row",
+        BLOCK,
+        "p_WV[len(tokens)], shares",
+        "p_WV[len(tokens) - 1], shares",
+        block_law,
+    ),
+    Mutant(
+        "a draft cut after it was drawn",
+        MODEL,
+        "Draft.chain(self.tokens, torch.stack(self.laws) if self.laws else None)",
+        "Draft.chain(self.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(self.tokens, self.laws)))]"
+        ", torch.stack(self.laws[:n]) if n else None)",
+        engine_law,
+    ),
+    Mutant(
+        "keys without the round",
+        NOISE,
+        "counter = (node + 1, start, self.sample, int(role))",
+        "counter = (node + 1, 0, self.sample, int(role))",
+        check_no_number_is_used_twice,
+    ),
+)

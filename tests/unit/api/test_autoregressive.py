@@ -1,0 +1,188 @@
+"""Plain decoding: the engine's own loop without drafts, and transformers' greedy text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.api.autoregressive import AutoregressiveDecoder
+from outrider.api.llm import LLM
+from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
+from outrider.bench.hf_peer import HfPeer
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.models.loading import resolve
+
+pytestmark = pytest.mark.weights
+
+CODE = "def quicksort(items):\n"
+MATHS = "Question: Tom has 3 apples and buys 4 more. How many apples has Tom?\nAnswer:"
+# The pair ends this text by itself after a few tokens.
+SHORT = "The quick brown fox"
+PROMPTS = [
+    CODE,
+    MATHS,
+    SHORT,
+    "import os\n\n\ndef main():\n    ",
+    "class Stack:\n    def __init__(self):\n",
+    "Question: A train goes 60 miles in 2 hours. What is its speed?\nAnswer:",
+    "for i in range(10):\n    print(",
+    "x",
+]
+CONFIG = EngineConfig(dtype="float32", profile=True)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> AutoregressiveDecoder:
+    return AutoregressiveDecoder("outrider/embedded", config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def wrapper() -> ModelWrapper:
+    return load_wrapper("outrider/embedded", "float32")[0]
+
+
+@pytest.fixture(scope="module")
+def peer() -> HfPeer:
+    pytest.importorskip("transformers")
+    target = resolve("outrider/embedded")
+    return HfPeer(target, resolve("outrider/embedded-draft"), torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda text: text[:12].strip())
+def test_hf_match_greedy(decoder: AutoregressiveDecoder, peer: HfPeer, prompt: str) -> None:
+    ids = decoder.tokenizer.encode(prompt)
+    assert list(decoder.generate(ids, 32).token_ids) == peer.generate([ids], max_tokens=32)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_hf_match_ends_at_the_same_token(decoder: AutoregressiveDecoder, peer: HfPeer) -> None:
+    """A text that ends before its limit, the stop token included."""
+    ids = decoder.tokenizer.encode(SHORT)
+    ours = decoder.generate(ids, 64)
+    assert ours.finish_reason == "stop"
+    assert list(ours.token_ids) == peer.generate([ids], max_tokens=64)[0]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS[:4], ids=lambda text: text[:12].strip())
+def test_greedy_is_the_first_largest_logit_of_a_growing_cache(
+    decoder: AutoregressiveDecoder, wrapper: ModelWrapper, prompt: str
+) -> None:
+    """The explicit loop, written out: prefill, then one token a pass."""
+    ids = decoder.tokenizer.encode(prompt)
+    made: Cache | None = None
+    text, unread = list[int](), ids
+    while len(text) < 12 and wrapper.eos_token_id not in text:
+        logits_1NV, made = wrapper.forward(unread, made)
+        unread = [int(logits_1NV[0, -1].argmax())]
+        text += unread
+    assert list(decoder.generate(ids, 12).token_ids) == text
+
+
+def test_greedy_is_what_speculation_writes(decoder: AutoregressiveDecoder) -> None:
+    llm = LLM("outrider/embedded", config=EngineConfig(dtype="float32"))
+    speculative = llm.generate([CODE], SamplingParams(max_tokens=40))[0]
+    assert speculative.stats.num_drafted > 0
+    assert decoder.generate_text(CODE, 40).token_ids == speculative.token_ids
+
+
+def test_a_pass_writes_one_token_and_the_first_reads_the_prompt(
+    decoder: AutoregressiveDecoder,
+) -> None:
+    ids = decoder.tokenizer.encode(CODE)
+    result = decoder.generate(ids, 10)
+    assert [trace.num_emitted for trace in result.rounds] == [1] * 10
+    assert [trace.num_prompt_tokens for trace in result.rounds] == [len(ids) - 1, *[0] * 9]
+    assert result.stats.num_target_passes == 10
+
+
+def test_nothing_is_drafted(decoder: AutoregressiveDecoder) -> None:
+    stats = decoder.generate_text(CODE, 10).stats
+    assert (stats.drafter, stats.k, stats.num_drafted) == ("none", 0, 0)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model", "ngram"])
+def test_a_drafter_in_the_configuration_is_not_used(drafter: str) -> None:
+    decoder = AutoregressiveDecoder(config=EngineConfig(drafter=drafter))
+    assert decoder.llm.drafter == "none"
+    assert decoder.llm.config.k == EngineConfig().k
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_the_limit_is_kept(decoder: AutoregressiveDecoder, limit: int) -> None:
+    result = decoder.generate_text(CODE, limit)
+    assert len(result.token_ids) == limit
+    assert result.finish_reason == "length"
+
+
+def test_the_stop_token_ends_the_text_and_is_its_last_id(decoder: AutoregressiveDecoder) -> None:
+    result = decoder.generate_text(SHORT, 64)
+    assert result.finish_reason == "stop"
+    assert result.token_ids[-1] in decoder.tokenizer.stop_ids
+    assert not set(result.token_ids[:-1]) & set(decoder.tokenizer.stop_ids)
+    assert result.text == decoder.tokenizer.decode(result.token_ids[:-1])
+
+
+def test_sampling_depends_on_the_seed_alone(decoder: AutoregressiveDecoder) -> None:
+    texts = {
+        decoder.generate_text(CODE, 8, 1.0, seed=seed).token_ids for seed in (1, 2, 3, 1, 2, 3)
+    }
+    assert len(texts) == 3
+
+
+def test_a_low_temperature_approaches_greedy(decoder: AutoregressiveDecoder) -> None:
+    greedy = decoder.generate_text(CODE, 12).token_ids
+    assert decoder.generate_text(CODE, 12, 1e-6, seed=5).token_ids == greedy
+
+
+def test_sampling_follows_the_softmax_of_the_logits(
+    decoder: AutoregressiveDecoder, wrapper: ModelWrapper
+) -> None:
+    """First tokens against the law: the likeliest one's share is within 4 deviations."""
+    ids = decoder.tokenizer.encode(MATHS)
+    probs_V = torch.softmax(wrapper.forward(ids, use_cache=False)[0][0, -1] / 2.0, dim=-1)
+    best, share = int(probs_V.argmax()), float(probs_V.max())
+    params = SamplingParams(max_tokens=1, temperature=2.0, n=64)
+    drawn = [r.token_ids[0] for r in decoder.llm.generate([ids], params)]
+    deviation = (share * (1 - share) / len(drawn)) ** 0.5
+    assert abs(drawn.count(best) / len(drawn) - share) < 4 * deviation
+
+
+def test_text_and_ids_give_the_same(decoder: AutoregressiveDecoder) -> None:
+    result = decoder.generate_text(CODE, 12)
+    assert result.token_ids == decoder.generate(decoder.tokenizer.encode(CODE), 12).token_ids
+    assert result.text == decoder.tokenizer.decode(result.token_ids)
+
+
+def test_repeating_gives_the_same_text(decoder: AutoregressiveDecoder) -> None:
+    first = decoder.generate_text(CODE, 20)
+    decoder.generate_text(MATHS, 5)
+    assert decoder.generate_text(CODE, 20).token_ids == first.token_ids
+
+
+def test_memory_is_given_back(decoder: AutoregressiveDecoder) -> None:
+    free = decoder.llm.free_tokens
+    decoder.generate_text(CODE, 8)
+    assert decoder.llm.free_tokens == free
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"), [([], "empty"), ([8192], "outside the vocabulary"), ([1] * 4000, "window")]
+)
+def test_bad_prompts_are_refused(
+    decoder: AutoregressiveDecoder, ids: list[int], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        decoder.generate(ids, 4)
+
+
+@pytest.mark.parametrize(("limit", "temperature"), [(0, 0.0), (4, -1.0), (4, float("nan"))])
+def test_bad_settings_are_refused(
+    decoder: AutoregressiveDecoder, limit: int, temperature: float
+) -> None:
+    with pytest.raises(ConfigError):
+        decoder.generate([1], limit, temperature)

@@ -1,0 +1,68 @@
+"""The client for OpenAI-compatible servers, against one that answers as vLLM does."""
+
+from __future__ import annotations
+
+import pytest
+
+from doubles.json_server import Answer, serving
+from outrider.api.openai_client import Completion, OpenAIClient
+from outrider.api.remote import Server
+from outrider.core.errors import ConfigError, MachineError
+
+MODELS = Answer.of({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
+COMPLETION = Answer.of(
+    {"choices": [{"index": 0, "text": " jumps"}], "usage": {"completion_tokens": 3}}
+)
+
+
+def client(url: str) -> OpenAIClient:
+    return OpenAIClient(Server(url=url))
+
+
+def test_models_and_a_greedy_completion() -> None:
+    with serving({"GET /v1/models": MODELS, "POST /v1/completions": COMPLETION}) as server:
+        assert client(server.url).models() == ["first", "second"]
+        reply = client(server.url).complete("second", "The fox", max_tokens=5)
+        assert (reply.text, reply.num_tokens) == (" jumps", 3)
+        assert 0 < reply.seconds < 60
+        assert reply.tokens_per_second == pytest.approx(3 / reply.seconds)
+        assert server.asked[-1].body == {
+            "model": "second",
+            "prompt": "The fox",
+            "max_tokens": 5,
+            "temperature": 0,
+        }
+
+
+def test_without_a_name_the_first_model_is_asked() -> None:
+    with serving({"GET /v1/models": MODELS, "POST /v1/completions": COMPLETION}) as server:
+        client(server.url).complete("", "x", max_tokens=1)
+        assert server.asked[-1].body["model"] == "first"
+
+
+def test_a_server_without_models() -> None:
+    with (
+        serving({"GET /v1/models": Answer.of({"data": []})}) as server,
+        pytest.raises(ConfigError, match="serves no model"),
+    ):
+        client(server.url).complete("", "x", max_tokens=1)
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [1], "usage": 3}])
+def test_an_answer_without_a_completion(answer: object) -> None:
+    with (
+        serving({"POST /v1/completions": Answer.of(answer)}) as server,
+        pytest.raises(MachineError, match="without a completion"),
+    ):
+        client(server.url).complete("m", "x", max_tokens=1)
+
+
+def test_a_server_of_another_kind() -> None:
+    with serving({"GET /v1/models": Answer.of({"models": []})}) as server:
+        with pytest.raises(MachineError, match="does not list models") as caught:
+            client(server.url).models()
+        assert caught.value.hint
+
+
+def test_no_time_is_no_speed() -> None:
+    assert Completion("x", 3, 0.0).tokens_per_second == 0

@@ -1,0 +1,224 @@
+"""The sweep itself: turns, pairs of samples, seeds, failures; on a scripted LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from doubles.sweeps import circumstances
+from outrider.api.result import GenerationResult
+from outrider.bench import sweep as sweep_module
+from outrider.bench.sweep import Lineup, run_pair
+from outrider.bench.sweep_plan import Sweep, SweepPair, Work, outstanding, visits
+from outrider.bench.sweep_results import ResultsFolder
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CapacityError, ConfigError
+from outrider.core.params import SamplingParams
+from outrider.metrics.summary import Stats
+
+PAIR = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
+
+
+class ScriptedLLM:
+    """Echoes its prompt's characters; what it is told to do wrong, it does for one prompt."""
+
+    calls: list[tuple[int, str, int, int]] = []  # noqa: RUF012 - one list for all of a test's
+    wrong: dict[tuple[int, str], object] = {}  # noqa: RUF012
+
+    def __init__(self, target: str, *, draft: str | None, config: EngineConfig) -> None:
+        assert (target, draft) == ("t", "d" if config.k else None)
+        assert not config.profile
+        self.k = config.k
+        self.drafter = config.drafter
+        self.exact = True
+        self.notes = ("one note",)
+        self.kernels = SimpleNamespace(choices=(), exact=True)
+        self.tokenizer = SimpleNamespace(encode=list)
+
+    def fitting_tokens(self, prompt: str, params: SamplingParams) -> int:
+        if prompt == "too long":
+            raise ConfigError("does not fit")
+        return min(params.max_tokens, 20 - self.k)
+
+    def generate(self, prompts: Sequence[str], params: SamplingParams) -> list[GenerationResult]:
+        self.calls += [(self.k, prompt, params.seed, params.max_tokens) for prompt in prompts]
+        return [self._result(prompt) for prompt in prompts]
+
+    def _result(self, prompt: str) -> GenerationResult:
+        wrong = self.wrong.get((self.k, prompt))
+        if isinstance(wrong, Exception):
+            raise wrong
+        ids = (1, 2, 3) if wrong is None else (1, 9, 3)
+        seconds = {"prefill": 0.1, "draft": 0.1, "verify": 0.2, "accept": 0.1, "total": 0.5}
+        drafted = 3 if self.k else 0
+        stats = Stats(self.drafter, self.k, 3, 3, drafted, 0, 3, seconds, (3, 0) if self.k else ())
+        return GenerationResult("", ids, None, stats, token_seconds=(0.1, 0.2, 0.3))
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLLM]:
+    monkeypatch.setattr(sweep_module, "LLM", ScriptedLLM)
+    monkeypatch.setattr(ScriptedLLM, "calls", [])
+    monkeypatch.setattr(ScriptedLLM, "wrong", {})
+    return ScriptedLLM
+
+
+def sweep(num: int = 2, **changes: Any) -> Sweep:
+    prompts = {d: [Work(f"{d}_{i:03d}", f"{d} {i}") for i in range(num)] for d in ("code", "maths")}
+    given: dict[str, Any] = {
+        "prompts": prompts,
+        "prompt_sets": dict.fromkeys(prompts, "print"),
+        "ks": (1, 2),
+        "iterations": 1,
+        "warmup": 0,
+        "params": SamplingParams(max_tokens=8),
+    }
+    return Sweep(**(given | changes))
+
+
+def run(plan: Sweep, path: Path, pair: SweepPair = PAIR) -> ResultsFolder:
+    folder = ResultsFolder.open(path)
+    folder.add_run(circumstances(), {})
+    todo = outstanding(plan, pair, folder)
+    for _ in run_pair(plan, Lineup(plan, pair), folder, todo, run=1):
+        pass
+    return folder
+
+
+def test_every_k_runs_every_prompt_in_turns_that_rotate(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    folder = run(sweep(), tmp_path)
+    assert [(k, prompt) for k, prompt, _, _ in scripted.calls] == [
+        *[(k, "code 0") for k in (0, 1, 2)],
+        *[(k, "maths 0") for k in (1, 2, 0)],
+        *[(k, "code 1") for k in (2, 0, 1)],
+        *[(k, "maths 1") for k in (0, 1, 2)],
+    ]
+    assert [one.config.k for one in folder.samples] == [0, 1, 2] * 4
+    assert [one.visit for one in folder.samples] == [v for v in (1, 2, 3, 4) for _ in range(3)]
+    assert all(one.ok and one.numbers and one.numbers.identical for one in folder.samples)
+
+
+def test_all_k_stop_at_the_shortest_limit_and_repetitions_have_their_seeds(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    run(sweep(1, iterations=2, params=SamplingParams(max_tokens=50, seed=7)), tmp_path)
+    assert {limit for _, _, _, limit in scripted.calls} == {18}
+    assert [seed for _, _, seed, _ in scripted.calls] == [7] * 6 + [8] * 6
+
+
+def test_warm_up_is_not_counted(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
+    folder = run(sweep(1, warmup=2), tmp_path)
+    assert len(scripted.calls) == 6 + len(folder.samples) == 12
+
+
+def test_what_is_there_is_not_measured_again(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
+    run(sweep(), tmp_path)
+    scripted.calls.clear()
+    assert len(run(sweep(), tmp_path).samples) == 12
+    assert scripted.calls == []
+    # More prompts, more repetitions and another K: only what is new, with plain decoding beside it.
+    assert len(outstanding(sweep(3), PAIR, ResultsFolder.read(tmp_path))) == 2
+    assert len(outstanding(sweep(iterations=2), PAIR, ResultsFolder.read(tmp_path))) == 4
+    run(sweep(1, ks=(2, 4)), tmp_path)
+    assert [(k, prompt) for k, prompt, _, _ in scripted.calls] == [
+        *[(k, "code 0") for k in (0, 2, 4)],
+        *[(k, "maths 0") for k in (2, 4, 0)],
+    ]
+
+
+def test_another_prompt_set_or_setting_is_measured_anew(tmp_path: Path) -> None:
+    folder = run(sweep(), tmp_path)
+    new_prompts = sweep(prompt_sets={"code": "new", "maths": "print"})
+    assert {v.piece.domain for v in outstanding(new_prompts, PAIR, folder)} == {"code"}
+    hotter = sweep(params=SamplingParams(max_tokens=8, temperature=0.5))
+    assert len(outstanding(hotter, PAIR, folder)) == 4
+
+
+def test_an_error_is_recorded_and_the_sweep_goes_on(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    scripted.wrong[1, "code 0"] = CapacityError("no room")
+    scripted.wrong[0, "maths 1"] = torch.OutOfMemoryError("device full")
+    folder = run(sweep(), tmp_path)
+    failed = {(one.config.k, one.piece): one for one in folder.samples if not one.ok}
+    assert {key: one.reason for key, one in failed.items()} == {
+        (1, "code_000"): "CapacityError: no room",
+        (0, "maths_001"): "OutOfMemoryError: device full",
+    }
+    assert all(one.numbers is None for one in failed.values())
+    beside = [one.numbers for one in folder.samples if one.piece == "maths_001" and one.ok]
+    assert [one.identical for one in beside if one] == [None, None]
+
+
+def test_other_tokens_than_plain_decodings_are_a_failure_with_numbers(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    scripted.wrong[2, "code 1"] = "other tokens"
+    folder = run(sweep(), tmp_path)
+    (failed,) = [one for one in folder.samples if not one.ok]
+    assert failed.reason == "DifferentTokens: not the ids of plain decoding from token 1 on"
+    assert failed.numbers is not None
+    assert failed.numbers.identical is False
+
+
+def test_samples_are_not_compared_when_they_need_not_agree(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    scripted.wrong[2, "code 1"] = "other tokens"
+    hot = sweep(params=SamplingParams(max_tokens=8, temperature=1.0))
+    folder = run(hot, tmp_path)
+    assert all(one.ok and one.numbers and one.numbers.identical is None for one in folder.samples)
+
+
+def test_a_prompt_that_does_not_fit_reaches_the_engine_and_fails_there(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    scripted.wrong.update({(k, "too long"): ConfigError("does not fit") for k in (0, 1, 2)})
+    long = {"code": [Work("code_000", "too long")]}
+    folder = run(sweep(prompts=long, prompt_sets={"code": "p"}), tmp_path)
+    assert [one.reason for one in folder.samples] == ["ConfigError: does not fit"] * 3
+
+
+def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
+    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    scripted.wrong[1, "code 1"] = "other tokens"
+    folder = run(sweep(3), tmp_path, pair)
+    names = list(dict.fromkeys(one.piece for one in folder.samples))
+    assert names == ["code_000..code_001", "maths_000..maths_001", "code_002", "maths_002"]
+    first = folder.samples[1]
+    assert (
+        first.reason == "DifferentTokens: not the ids of plain decoding from token 1 of prompt 1 on"
+    )
+    numbers = folder.samples[0].numbers
+    assert numbers is not None
+    assert (numbers.num_tokens, numbers.num_rounds, numbers.draft_seconds) == (6, 6, 0.1)
+    assert numbers.verify_ms == pytest.approx(100.0)
+    assert first.numbers is not None
+    assert first.numbers.accepted_histogram == [6, 0]
+
+
+def test_without_a_drafter_there_is_only_plain_decoding(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    plain = SweepPair("toy", "t", None, EngineConfig(drafter="none", batch_size=1))
+    folder = run(sweep(), tmp_path, plain)
+    assert {k for k, *_ in scripted.calls} == {0}
+    assert {one.config.label for one in folder.samples} == {"AR"}
+    # Speculation measured later finds plain decoding under the same name.
+    assert folder.samples[0].key[0] == sweep().config(PAIR, "code", 0).config_hash()
+
+
+def test_visits_have_an_order(tmp_path: Path) -> None:
+    found = visits(sweep(iterations=2), PAIR)
+    assert [visit.turn for visit in found] == list(range(8))
+    assert [visit.iteration for visit in found] == [0] * 4 + [1] * 4
+    assert Lineup(sweep(), PAIR).facts()["num_engines"] == 3
+    assert Lineup(sweep(), PAIR).notes == ("one note",)
+    assert not (tmp_path / "samples.jsonl").exists()

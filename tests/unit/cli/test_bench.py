@@ -1,0 +1,229 @@
+"""`outrider bench k`: a small sweep from end to end, stopped, resumed, and misused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.command_line import Command, Finished
+from outrider.api.llm import LLM
+from outrider.bench import figures
+from outrider.bench.presets import PRESETS, REFERENCES
+from outrider.bench.sweep import Lineup
+from outrider.bench.sweep_results import FILE_NAME
+from outrider.cli import bench
+from outrider.cli.options import KSweepOptions
+from outrider.core.errors import CapacityError
+from outrider.core.settings import describe
+
+SMALL = ("bench", "k", "--domains", "code", "--prompts", "2", "--ks", "1,2", "--max-tokens", "8")
+
+
+def sweep(outrider: Command, *words: str, plots: bool = False) -> Finished:
+    extra = [] if plots else ["--no-plots"]
+    return outrider(*SMALL, "--output-dir", "out", "--force-reference", *extra, *words)
+
+
+def records(folder: str = "out") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(folder, FILE_NAME).read_text().splitlines()]
+
+
+def keys() -> list[tuple[str, int]]:
+    return [(r["piece"], r["config"]["k"]) for r in records() if r["record"] == "sample"]
+
+
+ALL_KEYS = [(f"code_{i:03d}", k) for i in range(2) for k in (0, 1, 2)]
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_samples_a_summary_and_figures(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "FIGURES", {"speedup_map": figures.FIGURES["speedup_map"]})
+    shown = sweep(outrider, plots=True)
+    assert shown.code == 0, shown.err
+    assert keys() == ALL_KEYS
+    run = records()[0]
+    assert run["target"] == "outrider/embedded"
+    assert {"utc", "command", "commit", "packages"} <= run["provenance"].keys()
+    assert run["kernels"]
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert summary["greedy_identical"] is True
+    assert [cell["k"] for cell in summary["cells"]] == [0, 1, 2]
+    assert all(cell["num_samples"] == 2 for cell in summary["cells"])
+    assert len(Path("out/summary.csv").read_text().splitlines()) == 4
+    assert len(list(Path("out/figures/embedded").iterdir())) == 4
+    assert "embedded, code: greedy, 8 tokens, batch 1, drafter model" in shown.out
+    assert "Greedy tokens at every K are those of plain decoding" in shown.out
+    assert "figures: out/figures (4 files)" in shown.out
+
+
+@pytest.mark.slow
+def test_a_second_run_measures_only_what_is_missing(outrider: Command) -> None:
+    assert sweep(outrider).code == 0
+    path = Path("out", FILE_NAME)
+    whole = path.read_text()
+    again = sweep(outrider)
+    assert again.code == 0
+    assert "has all samples already" in again.err
+    assert path.read_text() == whole
+    # Without one row, its piece is measured again at every K.
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join(lines[:-2] + lines[-1:]))
+    assert sweep(outrider).code == 0
+    assert keys() == [*ALL_KEYS[:-2], ALL_KEYS[-1], *ALL_KEYS[3:]]
+    # A line that a kill cut off is dropped.
+    path.write_text(whole[:-30])
+    shown = sweep(outrider, "--json")
+    assert shown.code == 0
+    assert keys() == [*ALL_KEYS[:-1], *ALL_KEYS[3:]]
+    found = json.loads(shown.out)
+    assert [cell["num_samples"] for cell in found["cells"]] == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Lineup.measure
+
+    def interrupted(self: Lineup, visit: Any, *, run: int, number: int) -> Any:
+        if visit.turn == 1:
+            raise KeyboardInterrupt
+        return measure(self, visit, run=run, number=number)
+
+    monkeypatch.setattr(Lineup, "measure", interrupted)
+    shown = sweep(outrider)
+    assert shown.code == 130
+    assert "3 samples are safe in out" in shown.err
+    assert "--output-dir out" in shown.err
+    assert keys() == ALL_KEYS[:3]
+    monkeypatch.setattr(Lineup, "measure", measure)
+    assert sweep(outrider).code == 0
+    assert keys() == ALL_KEYS
+
+
+@pytest.mark.slow
+def test_a_failing_sample_is_counted_and_the_rest_goes_on(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = LLM.generate
+
+    def failing(self: LLM, prompts: Any, *words: Any, **named: Any) -> Any:
+        if self.config.k == 2:
+            raise CapacityError("the arena is full")
+        return generate(self, prompts, *words, **named)
+
+    monkeypatch.setattr(LLM, "generate", failing)
+    shown = sweep(outrider)
+    assert shown.code == 1
+    assert keys() == ALL_KEYS
+    assert "2 failed: CapacityError: the arena is full" in shown.out
+    cells = json.loads(Path("out/summary.json").read_text())["cells"]
+    assert [cell["num_failures"] for cell in cells] == [0, 0, 2]
+    assert [cell["success_rate"] for cell in cells] == [1, 1, 0]
+
+
+@pytest.mark.slow
+def test_results_of_another_kind_are_left_alone(outrider: Command) -> None:
+    assert sweep(outrider).code == 0
+    path = Path("out", FILE_NAME)
+    whole = path.read_text()
+    other = sweep(outrider, "--temperature", "0.5")
+    assert other.code == 2
+    assert "temperature 0.0, not 0.5" in other.err
+    assert "--output-dir out-2" in other.err
+    path.write_text(whole.replace('"version": "', '"version": "9.'))
+    other = sweep(outrider)
+    assert other.code == 2
+    assert "outrider 9." in other.err
+    assert path.read_text().count('"version": "9.') == 1
+
+
+@pytest.mark.slow
+def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
+    shown = outrider(
+        *("bench", "k", "--single-prompt", "def f(x):", "--draft", "none", "--max-tokens", "4"),
+        *("--force-reference", "--no-plots", "--reference"),
+    )
+    assert shown.code == 0, shown.err
+    assert "only plain decoding runs" in shown.err
+    (folder,) = Path("results").iterdir()
+    assert folder.name.endswith("-cpu-embedded")
+    assert [r["label"] for r in records(str(folder)) if r["record"] == "sample"] == ["AR"]
+    assert all(item.setting in shown.out for item in REFERENCES)
+
+
+@pytest.mark.slow
+def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) -> None:
+    Path("small.yaml").write_text(
+        "domains: [maths]\nprompts: 1\nks: [2]\nmax_tokens: 4\nno_plots: true\n"
+        "temperature: 0.7\ndrafter: ngram\nforce_reference: true\n"
+    )
+    shown = outrider(
+        *("bench", "k", "--experiment", "small.yaml", "--ks", "3", "--output-dir", "out")
+    )
+    assert shown.code == 0, shown.err
+    assert keys() == [("maths_000", 0), ("maths_000", 3)]
+    config = records()[-1]["config"]
+    assert (config["temperature"], config["drafter"], config["max_tokens"]) == (0.7, "ngram", 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ks", "1,x"), "whole numbers"),
+        (("--ks", "65"), "whole numbers"),
+        (("--ks", ","), "--ks names nothing"),
+        (("--ks", "1", "--max-k", "2"), "--ks and --max-k"),
+        (("--domains", "poetry"), "'poetry'"),
+        (("--pairs", "nobody"), "'nobody'"),
+        (("--pairs", "embedded", "--target", "x"), "--pairs and --target"),
+        (("--preset", "phase-9"), "'phase-9'"),
+        (("--single-prompt", ""), "empty"),
+        (("--drafter", "model", "--draft", "none"), "needs a draft model"),
+        (("--prompt-set", "none.json"), "none.json"),
+        (("--experiment", "none.yaml"), "none.yaml"),
+        (("--k", "3"), "unknown option '--k'"),
+    ],
+)
+def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], said: str) -> None:
+    shown = outrider("bench", "k", *words)
+    assert shown.code == 2
+    assert said in shown.err
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("text", ["k: 3\n", "nonsense: 1\n", "- 1\n", "a: [\n", "prompts: many\n"])
+def test_a_bad_experiment_file_is_named(outrider: Command, text: str) -> None:
+    Path("bad.yaml").write_text(text)
+    shown = outrider("bench", "k", "--experiment", "bad.yaml")
+    assert shown.code == 2
+    assert "bad.yaml" in shown.err
+
+
+def test_a_recipe_whose_models_are_not_here_fails_cleanly(outrider: Command) -> None:
+    for name in PRESETS:
+        shown = outrider("bench", "k", "--preset", name)
+        assert shown.code == 3
+        assert "hub" in shown.err
+        assert "Traceback" not in shown.err
+    assert not Path("results").exists()
+
+
+def test_recipes_are_those_that_the_flag_offers() -> None:
+    assert describe(KSweepOptions, group="")["preset"].meta.choices == tuple(PRESETS)
+
+
+def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.figure_style, "find_spec", {}.get)
+    shown = outrider(
+        *("bench", "k", "--single-prompt", "a", "--ks", "0", "--max-tokens", "1"),
+        *("--force-reference", "--output-dir", "out"),
+    )
+    assert shown.code == 0, shown.err
+    assert "note: no figures: matplotlib" in shown.err
+    assert not Path("out/figures").exists()

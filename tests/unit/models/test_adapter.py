@@ -1,0 +1,332 @@
+"""The adapter's memory is the arena and nothing else, and what it cannot run it refuses by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
+from doubles.tiny_checkpoints import save_tensors
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.noise import ROOT
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.adapter import AdapterModel, load_adapter
+from outrider.models.adapter_attention import ArenaCache
+from outrider.models.adapter_config import read_adapter_config
+from outrider.models.adapter_rows import RowByRow, RowLinear
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions
+from state.test_zero_copy import Watch
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+PLAIN = DraftNeeds()
+TEXT = [(5 * i * i + 7 * i + 1) % VOCAB for i in range(40)]
+OPTIONS = LoadOptions(room=Room(num_slots=256, page_size=8), device="cpu")
+
+
+@cache
+def loaded(family: str = "gpt_neox", dtype: str = "float32") -> AdapterModel:
+    return tiny_adapter(family, dtype=dtype)
+
+
+def fresh(family: str = "gpt_neox", *, num_slots: int = 1024) -> AdapterModel:
+    return with_room(loaded(family), Room(num_slots=num_slots, page_size=8))
+
+
+def rounds(model: AdapterModel, count: int, each: Callable[[], None] = lambda: None) -> None:
+    """Draft a tree of four nodes and keep one node, two, or none, `count` times."""
+    model.state.open(0, ())
+    model.step([StepRow.chain(0, TEXT[:5])], PLAIN)
+    model.state.commit({0: range(5)})
+    for i in range(count):
+        model.step([StepRow(0, tuple(TEXT[i % 30 :][:4]), (ROOT, 0, 0, ROOT))], PLAIN)
+        model.state.commit({0: ((0,), (0, 2), ())[i % 3]})
+        each()
+
+
+@pytest.mark.parametrize(("family", "num_rounds"), [("gpt_neox", 50), ("gpt_bigcode", 6)])
+def test_the_model_is_given_views_of_one_arena_that_never_moves(
+    family: str, num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh(family)
+    arena = model.state.arena
+    start, end = arena.data_ptr(), arena.data_ptr() + arena.nbytes
+    given: list[Tensor] = []
+    update = ArenaCache.update
+
+    def spy(cache: ArenaCache, *args: Any) -> tuple[Tensor, Tensor]:
+        views = update(cache, *args)
+        given.extend(views)
+        return views
+
+    monkeypatch.setattr(ArenaCache, "update", spy)
+    rounds(model, num_rounds)
+    assert len(given) == (num_rounds + 1) * 2 * model.spec.num_layers
+    for view in given:
+        assert view.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr() == start
+        assert start <= view.data_ptr() < view.data_ptr() + view.nbytes <= end
+    assert model.state.arena.data_ptr() == start
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
+def test_the_only_operation_on_the_arena_is_the_append(family: str) -> None:
+    """Chains alone: committing another path of a tree moves its rows, which the trace counts."""
+    model = fresh(family)
+    if model.kernels.choices[0].name != "native":
+        pytest.skip("no C++ compiler: the reference attention gathers pages into a copy")
+    model.state.open(0, ())
+    new_bytes: list[int] = []
+    with Watch(model.state.arena) as watch:
+        for i in range(24):
+            model.step([StepRow.chain(0, TEXT[i % 30 :][:4])], PLAIN)
+            model.state.commit({0: range(i % 3 + 1)})
+            new_bytes.append(watch.new_bytes)
+            watch.new_bytes = 0
+    assert set(watch.on_arena) == {"aten.index_copy_.default"}
+    assert len(watch.on_arena) == 24 * 2 * model.spec.num_layers
+    # Page tables gain a column a page; nothing else may grow with the text.
+    assert max(new_bytes[3:]) - min(new_bytes[3:]) <= 256
+    assert model.state.length(0) == 48
+
+
+def test_rollback_is_no_operation_at_all() -> None:
+    model = fresh()
+    model.state.open(0, ())
+    model.step([StepRow.chain(0, TEXT[:9])], PLAIN)
+    before = model.state.arena.clone()
+    with Watch(model.state.arena) as watch:
+        model.state.commit({0: ()})
+    assert (watch.on_arena, watch.new_bytes) == ([], 0)
+    assert torch.equal(model.state.arena, before)
+
+
+def test_poisoned_dead_space_changes_nothing() -> None:
+    clean, poisoned = fresh(), fresh()
+
+    def poison() -> None:
+        dead = torch.ones(poisoned.state.arena.shape[3], dtype=torch.bool)
+        dead[poisoned.state.live_slots()] = False
+        poisoned.state.arena[:, :, :, dead] = float("nan")
+
+    rounds(clean, 9)
+    rounds(poisoned, 9, poison)
+    row = [StepRow.chain(0, TEXT[:6])]
+    expected_MV = clean.step(row, PLAIN).logits_MV
+    assert torch.equal(poisoned.step(row, PLAIN).logits_MV, expected_MV)
+    assert expected_MV.isfinite().all()
+
+
+def test_hidden_layers_come_in_the_order_named() -> None:
+    model = fresh()
+    model.state.open(0, ())
+    out = model.step([StepRow.chain(0, TEXT[:5], logits_from=4)], DraftNeeds(hidden_layers=(1, 0)))
+    assert out.hidden_NKD is not None
+    assert out.hidden_NKD.shape == (5, 2, 40)
+    weight_VD = model.body.model.get_input_embeddings().weight
+    assert torch.equal(out.hidden_NKD[:, 1], weight_VD[TEXT[:5]])
+    with pytest.raises(ConfigError, match="before layer 1 at the latest, and 2 was asked for"):
+        model.step([StepRow.chain(0, (1,), parent=4)], DraftNeeds(hidden_layers=(2,)))
+
+
+def test_inexact_functions_run_row_by_row_and_others_at_once() -> None:
+    x_13F = torch.linspace(-2, 2, 3 * 37).view(1, 3, 37)
+    calls: list[torch.Size] = []
+
+    def tanh(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        return torch.tanh(x)
+
+    mode = RowByRow()
+    assert torch.equal(mode.__torch_function__(tanh, (), (x_13F,)), torch.tanh(x_13F))
+    assert calls == [torch.Size([37])] * 3
+    with mode:
+        rows = [torch.nn.functional.gelu(row_F) for row_F in x_13F[0]]
+        assert torch.equal(torch.nn.functional.gelu(x_13F)[0], torch.stack(rows))
+        assert torch.exp(torch.empty(1, 0, 5)).shape == (1, 0, 5)
+
+
+def test_a_replaced_linear_hides_its_values() -> None:
+    head = loaded().body.model.get_output_embeddings()
+    assert isinstance(head, RowLinear)
+    assert head.weight.shape == (VOCAB, 40)
+    assert head.weight.is_meta
+    assert head(torch.zeros(2, 0, 40)).shape == (2, 0, VOCAB)
+
+
+def test_experts_are_run_but_not_called_exact(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+    model = load_adapter(write_hf(tmp_path, "olmoe", sizes), OPTIONS)
+    assert not model.kernels.exact
+    assert "not read by our kernels" in model.config.notes[-1]
+
+
+def test_the_config_is_read_without_weights(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path, "starcoder2", {"sliding_window": 32})
+    (folder / "model.safetensors").unlink()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2, 99]}))
+    config = read_adapter_config(folder)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (
+        2, 4, 2, 10,
+    )  # fmt: skip
+    assert (config.vocab_size, config.hidden_size, config.ffn_size) == (VOCAB, 40, 52)
+    assert (config.stop_ids, config.dtype) == ((2, 5), "float32")
+    assert config.max_tokens == 32
+    assert "the window is 32 tokens, not 256" in config.notes[1]
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors"):
+        load_adapter(folder, OPTIONS)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma", "opt"])
+def test_parameters_are_counted_once(family: str) -> None:
+    """The output head of these families is the embedding."""
+    assert loaded(family).spec.num_parameters == random_hf(family).num_parameters()
+
+
+def test_rotary_factors_of_long_texts_bound_the_window(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 5,
+        "long_factor": [2.0] * 5,
+        "original_max_position_embeddings": 64,
+    }
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 64}
+    config = read_adapter_config(write_hf(tmp_path, "phi3", changes))
+    assert config.max_tokens == 64
+    assert "rotary" in config.notes[1]
+
+
+MLA = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "head_dim": 8, "first_k_dense_replace": 2, "n_routed_experts": 4,
+}  # fmt: skip
+UNLIKE = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "falcon": ({}, "does not go through transformers' attention interface"),
+    "bloom": ({}, "takes no positions"),
+    "mamba": ({}, "takes no positions"),
+    "falcon_h1": ({}, "keeps more than keys and values .its cache needs get_conv_state"),
+    "gemma2": ({"head_dim": 12}, "its attention asks for softcap"),
+    "gpt_oss": ({"head_dim": 12, "num_local_experts": 2, "hidden_size": 48}, "asks for s_aux"),
+    "bert": ({}, "its mask is not causal"),
+    "deepseek_v3": (MLA, "its queries, keys and values differ in size"),
+    "gemma4_text": (
+        {**UNLIKE, "head_dim": 12, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
+        "of its layers differ in shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_that_cannot_run_is_refused_before_its_weights(family: str, tmp_path: Path) -> None:
+    changes, reason = REFUSED[family]
+    write_config(tmp_path, family, changes)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        read_adapter_config(tmp_path)
+    assert caught.value.hint
+
+
+def write_config(folder: Path, family: str, changes: dict[str, Any]) -> None:
+    random_hf(family, changes).config.save_pretrained(folder)
+
+
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "an encoder": ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
+    "code": ({"model_type": "x", "auto_map": {"AutoConfig": "x.X"}}, "runs no such code"),
+    "unknown": ({"model_type": "clip"}, "not a text decoder that transformers"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "weights are quantised"),
+    "ill-typed": ({"hidden_size": "wide"}, "transformers cannot read it"),
+    "nonsense": ({"num_attention_heads": 7}, "not divisible by the number of attention heads"),
+    "no window": ({"max_position_embeddings": 0}, "how many positions"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_config_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    changes, reason = FILES[name]
+    write_config(tmp_path, "gpt_neox", {})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        read_adapter_config(tmp_path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+def test_without_transformers_the_way_to_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CheckpointError, match="'gpt_neox' has no decoder") as caught:
+        load_adapter(tmp_path, OPTIONS)
+    assert caught.value.hint == "pip install 'outrider[hf]'"
+
+
+def test_files_that_are_not_this_model_s_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path, "gpt_neox")
+    weights = folder / "model.safetensors"
+    tensors = dict(random_hf("gpt_neox").state_dict())
+    save_tensors(weights, {**tensors, "extra": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match="unexpected weights: extra"):
+        load_adapter(folder, OPTIONS)
+    del tensors["lm_head.weight"]
+    save_tensors(weights, tensors)
+    with pytest.raises(CheckpointError, match=r"missing weights: lm_head\.weight"):
+        load_adapter(folder, OPTIONS)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="a format that can run code"):
+        load_adapter(folder, OPTIONS)
+
+
+def test_a_dtype_that_no_kernel_takes_is_refused(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path, "gpt_neox")
+    with pytest.raises(ConfigError, match="unknown value 'int3'"):
+        load_adapter(folder, LoadOptions(room=OPTIONS.room, device="cpu", dtype="int3"))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "float64"}))
+    with pytest.raises(CheckpointError, match="weights of type float64"):
+        load_adapter(folder, OPTIONS)
+
+
+def test_a_model_that_counts_positions_itself_fails_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would look: positions are accepted, and not used."""
+    folder = write_hf(tmp_path, "gpt_neox")
+    inner: Any = loaded().body.model.gpt_neox.__class__
+    forward = inner.forward
+
+    def deaf(self: Any, input_ids: Tensor, position_ids: object = None, **options: Any) -> Any:
+        del position_ids
+        return forward(self, input_ids, **options)
+
+    monkeypatch.setattr(inner, "forward", deaf)
+    with pytest.raises(CheckpointError, match="other logits than by itself") as caught:
+        load_adapter(folder, OPTIONS)
+    assert caught.value.hint
+
+
+def test_keys_that_are_no_views_of_the_arena_are_refused() -> None:
+    """A model that repeats, rotates or copies keys after its cache cannot read in place."""
+    model = fresh(num_slots=64)
+    cache = ArenaCache(model.state, model.kernels, num_heads=4, max_rows=8)
+    model.state.open(0, ())
+    cache.begin(model.state.plan([StepRow.chain(0, (1, 2))]))
+    new_1GND = torch.randn(1, 4, 2, 10)
+    k_1GSD, v_1GSD = cache.update(new_1GND, new_1GND, 1)
+    assert cache.attend(new_1GND, k_1GSD, v_1GSD, {}).shape == (1, 2, 4, 10)
+    others = [(k_1GSD.clone(), v_1GSD), (k_1GSD, v_1GSD + 1), (k_1GSD[:, :2], v_1GSD[:, :2])]
+    for other_k, other_v in others:
+        with pytest.raises(CheckpointError, match="changes keys or values"):
+            cache.attend(new_1GND, other_k, other_v, {})

@@ -1,0 +1,117 @@
+"""The catalogue of pairs: what each is made of, needs and says."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from outrider.core.errors import ConfigError
+from outrider.models.hf_config import read_config
+from outrider.models.loading import DTYPES, resolve
+from outrider.pairs.catalog import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_TARGET,
+    PAIRS,
+    ModelPair,
+    UnknownPairError,
+    draft_of,
+    get_pair,
+    list_pairs,
+)
+
+EVERY = pytest.mark.parametrize("pair", list_pairs(), ids=lambda pair: pair.pair_name)
+# name, draft, target, dtypes, GB of draft, target and both, to the digits given
+NAMED = [
+    ("gpt2_dev", "gpt2", "gpt2-xl", "float16", (0.25, 3.0, 3.3)),
+    ("tinyllama_llama3", "TinyLlama-1.1B", "Meta-Llama-3-8B-Instruct", "float16", (2.2, 16, 18)),
+    ("phi3_llama3", "Phi-3-mini-4k", "Meta-Llama-3-8B-Instruct", "float16", (7.6, 16, 24)),
+    ("llama3_self", "Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct", "int4", (4.7, 16, 21)),
+]
+
+
+@pytest.mark.parametrize(("name", "draft", "target", "draft_dtype", "gigabytes"), NAMED)
+def test_the_four_named_pairs(
+    name: str, draft: str, target: str, draft_dtype: str, gigabytes: tuple[float, float, float]
+) -> None:
+    pair = get_pair(name)
+    assert pair.pair_name == name
+    assert draft in pair.draft_model_id
+    assert pair.target_model_id.endswith(f"/{target}")
+    assert (pair.draft_dtype, pair.target_dtype) == (draft_dtype, "float16")
+    assert (pair.draft.weights_gb, pair.target.weights_gb) == gigabytes[:2]
+    assert pair.weights_gb == pytest.approx(gigabytes[2], abs=0.05 if gigabytes[2] < 10 else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [
+        ("distilbert/distilgpt2", "openai-community/gpt2"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_the_other_usual_pairs_are_there(draft: str, target: str) -> None:
+    assert (draft, target) in {(p.draft_model_id, p.target_model_id) for p in list_pairs()}
+
+
+def test_an_unknown_name_is_a_key_error_that_lists_names() -> None:
+    for kind in (KeyError, ConfigError, UnknownPairError):
+        with pytest.raises(kind) as caught:
+            get_pair("gtp2_dev")
+        message = str(caught.value)
+        assert "did you mean 'gpt2_dev'?" in message
+        assert all(name in message for name in PAIRS)
+    assert UnknownPairError.exit_code == 2
+
+
+def test_the_embedded_pair_comes_first_and_its_sizes_are_those_of_its_files() -> None:
+    pair = list_pairs()[0]
+    assert (pair.target_model_id, pair.draft_model_id) == (EMBEDDED_TARGET, EMBEDDED_DRAFT)
+    assert draft_of(EMBEDDED_TARGET) == EMBEDDED_DRAFT
+    assert draft_of("else") is None
+    for side in (pair.target, pair.draft):
+        config = read_config(resolve(side.model_id))
+        spec = config.spec("x", bytes_per_weight=2, bytes_per_kv=2)
+        assert side.kv_bytes_per_token == spec.kv_bytes_per_token
+        assert side.weights_gb == pytest.approx(spec.weight_bytes / 1e9, rel=0.02)
+
+
+@EVERY
+def test_every_pair_says_what_it_needs(pair: ModelPair) -> None:
+    assert pair.licence
+    assert pair.notes
+    assert pair.weights_gb < pair.memory_gb() < pair.memory_gb(8192)
+    kv_gb = pair.memory_gb(8192) - pair.memory_gb()
+    assert pair.memory_gb() == pytest.approx(pair.weights_gb + kv_gb)
+    for side in (pair.draft, pair.target):
+        assert side.model_id.count("/") == 1
+        assert side.gated == side.model_id.startswith("meta-llama/")
+        assert side.dtype in DTYPES or pair.refusal
+    assert pair.gated == (pair.draft.gated or pair.target.gated)
+
+
+@EVERY
+def test_the_command_names_both_models(pair: ModelPair) -> None:
+    command = pair.command()
+    if pair.target_model_id == EMBEDDED_TARGET:
+        assert command == "outrider generate PROMPT"
+        return
+    assert f"--target {pair.target_model_id} --draft {pair.draft_model_id} " in command
+    assert ("--drafter bridge" in command) == (pair.vocabulary == "bridge")
+
+
+def test_only_what_has_a_reason_is_not_supported() -> None:
+    refused = [pair for pair in list_pairs() if not pair.supported]
+    assert [pair.pair_name for pair in refused] == ["llama3_self"]
+    assert "4-bit" in str(refused[0].refusal)
+    bridged = {pair.pair_name for pair in list_pairs() if pair.vocabulary == "bridge"}
+    assert bridged == {"tinyllama_llama3", "phi3_llama3", "qwen2.5"}
+
+
+def test_a_pair_is_a_value() -> None:
+    pair = get_pair("gpt2_dev")
+    assert hash(pair) == hash(get_pair("gpt2_dev"))
+    with pytest.raises(FrozenInstanceError):
+        pair.notes = "else"  # type: ignore[misc]

@@ -1,0 +1,45 @@
+"""Rules by name, and thresholds that mean something."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
+from outrider.core.errors import ConfigError
+from outrider.verify.lossy import LossyRule
+from outrider.verify.table import EXACT, LOSSY, rule_for
+
+
+def test_every_sampler_of_the_configuration_has_a_rule() -> None:
+    assert tuple(EXACT) == EXACT_SAMPLERS
+    assert tuple(LOSSY) == LOSSY_SAMPLERS
+
+
+@pytest.mark.parametrize("name", [*EXACT, *LOSSY])
+def test_a_rule_knows_its_name(name: str) -> None:
+    rule = rule_for(name)
+    assert getattr(rule, "name", None) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [("typical", 0.09), ("p_min", 0.5), ("threshold", 0.5), ("top_k", 5), ("nucleus", 0.9)],
+)
+def test_zero_is_the_usual_threshold(name: str, usual: float) -> None:
+    assert cast(LossyRule, rule_for(name)).leniency == usual
+    assert cast(LossyRule, rule_for(name, 0.25)).leniency == 0.25
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_rule_has_no_threshold(name: str) -> None:
+    with pytest.raises(ConfigError, match="no threshold") as caught:
+        rule_for(name, 0.3)
+    assert "typical" in str(caught.value.hint)
+
+
+def test_a_threshold_above_all_probabilities_is_refused() -> None:
+    with pytest.raises(ConfigError, match="above 1"):
+        rule_for("nucleus", 5)
+    assert cast(LossyRule, rule_for("top_k", 40)).leniency == 40
