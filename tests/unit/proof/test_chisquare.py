@@ -1,0 +1,69 @@
+"""p-values against known answers, pooling, and the false-alarm rate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
+from outrider.proof.ensemble import false_alarms, null_p_values
+from outrider.proof.pairs import PAIRS
+
+
+@given(st.integers(10, 400), st.integers(10, 400), st.integers(10, 400))
+def test_three_cells_have_an_exponential_tail(a: int, b: int, c: int) -> None:
+    """With two degrees of freedom P(X > x) = exp(-x / 2)."""
+    expected = (a + b + c) / 3
+    statistic = sum((count - expected) ** 2 / expected for count in (a, b, c))
+    assert p_value([a, b, c], [1 / 3] * 3) == pytest.approx(math.exp(-statistic / 2))
+
+
+def test_two_cells_have_a_normal_tail() -> None:
+    wanted = math.erfc(math.sqrt((60 - 50) ** 2 / 50 / 2 + (40 - 50) ** 2 / 50 / 2))
+    assert p_value([60, 40], [0.5, 0.5]) == pytest.approx(wanted)
+
+
+def test_what_cannot_be_and_what_must_be() -> None:
+    assert p_value([50, 50, 1], [0.5, 0.5, 0.0]) == 0
+    assert p_value([50, 50, 0], [0.5, 0.5, 0.0]) == 1
+    assert p_value([100, 0], [1.0, 0.0]) == 1
+
+
+def test_cells_that_expect_little_are_one_cell() -> None:
+    probs = [0.5, 0.4, 0.04, 0.03, 0.02, 0.01]
+    assert p_value([45, 42, 7, 1, 0, 5], probs) == p_value([45, 42, 13], [0.5, 0.4, 0.1])
+    # Together they still expect fewer than five, so the smallest of the others joins them.
+    few = [0.5, 0.46, 0.02, 0.02]
+    assert p_value([55, 40, 4, 1], few) == p_value([55, 45], [0.5, 0.5])
+
+
+def test_runs_are_tested_one_by_one() -> None:
+    counts_SC = torch.tensor([[60, 40], [50, 50], [0, 100]])
+    probs_C = torch.tensor([0.5, 0.5])
+    together = [float(value) for value in p_values(counts_SC, probs_C)]
+    assert together == [p_value([60, 40], [0.5, 0.5]), 1.0, p_value([0, 100], [0.5, 0.5])]
+    assert together[2] < threshold(60) < FAMILY_LEVEL
+
+
+def test_the_ensemble_raises_no_alarm_on_a_few_seeds() -> None:
+    assert false_alarms(range(20), 1_000) == 0
+
+
+@pytest.mark.slow
+def test_the_ensemble_raises_no_alarm_on_a_thousand_seeds() -> None:
+    assert false_alarms(range(1_000), 10_000) == 0
+
+
+def test_p_values_of_a_right_rule_are_uniform() -> None:
+    """Otherwise the absence of alarms would mean nothing. Five pairs have something to test."""
+    values = [value for seed in range(100) for value in null_p_values(seed, 1_000)]
+    tested = [value for value in values if value < 1]
+    assert len(tested) >= 100 * (len(PAIRS) - 2)
+    for share in (0.01, 0.1, 0.5):
+        below = sum(value < share for value in tested)
+        spread = math.sqrt(len(tested) * share * (1 - share))
+        assert abs(below - len(tested) * share) < 4 * spread

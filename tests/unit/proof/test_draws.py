@@ -1,0 +1,106 @@
+"""Texts by chi-square: walked and on tensors they are one and the same, and wrong ones are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.core.config import EXACT_SAMPLERS
+from outrider.core.draft import Verdict
+from outrider.core.laws import draw_at
+from outrider.core.protocols import JudgeRow
+from outrider.proof.draws import pair_trials, race_trial, walked_trial
+from outrider.proof.engine_texts import engine_texts, text_law
+from outrider.proof.many import MANY
+from outrider.proof.pairs import PAIRS, TEXTS
+from outrider.proof.samplers import Sampler, exact_samplers
+
+every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_laws_of_texts_sum_to_one(pair: object) -> None:
+    assert pair in PAIRS
+    for one in PAIRS:
+        assert sum(one.text_law()) == pytest.approx(1)
+        assert len(one.text_law()) == len(TEXTS)
+
+
+@every_sampler
+def test_walked_texts_are_the_first_of_the_many(sampler: Sampler) -> None:
+    for pair in PAIRS[:4]:
+        trials = pair_trials(sampler, pair, seed=9, num_walked=60, num_texts=2_000)
+        assert (trials.num_walked, trials.num_same) == (60, 60)
+        assert [trial.num_draws for trial in trials.trials] == [60, 2_000]
+        assert all(trial.p_value > 1e-4 for trial in trials.trials)
+
+
+def test_every_exact_sampler_has_a_form_on_tensors() -> None:
+    assert set(MANY) == set(EXACT_SAMPLERS)
+
+
+class SamePlace:
+    """Draws every token with the number of the round's first place."""
+
+    name = "same place"
+    exact = True
+
+    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+        return [Verdict((), draw_at(row.laws.law(0), row.noise, 5 - row_start(row))) for row in rows]
+
+
+def row_start(row: JudgeRow) -> int:
+    return getattr(row.noise, "start")  # noqa: B009 - the double looks behind the protocol
+
+
+def test_numbers_used_again_in_the_next_round_are_found() -> None:
+    sampler = replace(exact_samplers()[0], rule=SamePlace())
+    trial = walked_trial(sampler, PAIRS[0], seed=0, num_texts=300)
+    assert trial.p_value < 1e-12
+
+
+class OneTokenOnly:
+    """Writes what cannot be."""
+
+    name = "one token only"
+    exact = True
+
+    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+        return [Verdict((), 5) for _ in rows]
+
+
+def test_an_impossible_text_and_a_defect_have_p_zero() -> None:
+    disjoint = next(pair for pair in PAIRS if pair.name == "certain target")
+    sampler = replace(exact_samplers()[0], rule=OneTokenOnly())
+    assert walked_trial(sampler, disjoint, seed=0, num_texts=20).p_value == 0
+    broken = replace(sampler, draw=lambda law_V, noise, node: len(law_V))
+    trial = walked_trial(broken, PAIRS[0], seed=0, num_texts=20)
+    assert trial.p_value == 0
+    assert trial.defect is not None
+
+
+def test_shared_races() -> None:
+    trial = race_trial(PAIRS[0], seed=1, num_races=400)
+    assert trial.num_draws == 400
+    assert trial.p_value > 1e-4
+
+
+@pytest.mark.parametrize("sampler", EXACT_SAMPLERS)
+def test_the_engine_writes_texts_that_can_be(sampler: str) -> None:
+    law = text_law()
+    assert sum(law.values()) == pytest.approx(1)
+    counts = Counter(engine_texts(sampler, seed=2, num_texts=40))
+    assert sum(counts.values()) == 40
+    assert set(counts) <= set(law)
+    assert counts == Counter(engine_texts(sampler, seed=2, num_texts=40))
+    assert counts != Counter(engine_texts(sampler, seed=3, num_texts=40))
+
+
+def test_tables_are_laws() -> None:
+    for pair in PAIRS:
+        for table_VV in pair.tables():
+            assert torch.allclose(table_VV.sum(-1), torch.ones(6, dtype=torch.float64))
