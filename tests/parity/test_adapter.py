@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -163,18 +162,3 @@ def test_speculation_changes_no_token(family: str, dtype: str, drafter: str) -> 
     spec = Rig(with_room(adapter(family, dtype), room), DRAFTERS[drafter](), batch_size=3, chunk=7)
     assert spec.run(requests) == plain.run(requests)
     assert sum(trace.num_drafted for trace in spec.traces) > 0
-
-
-def test_rows_keep_their_bits_when_threads_share_a_tensor() -> None:
-    """Where PyTorch splits a tensor among threads, and not at a row's end, an exponential would
-    differ; sizes and threads are such that it did before they ran row by row."""
-    sizes = {"hidden_size": 264, "intermediate_size": 1001, "head_dim": 44}
-    with TemporaryDirectory() as folder:
-        model = load_adapter(write_hf(Path(folder), "gemma", sizes), OPTIONS)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        whole_NV = feed(model, TEXT, [60])
-        assert torch.equal(feed(model, TEXT, [59, 1]), whole_NV)
-    finally:
-        torch.set_num_threads(before)

@@ -147,7 +147,8 @@ class TextTranslation:
         return self._ids
 
     def to_target(self, drafted: Sequence[int]) -> list[int]:
-        before = tuple(self._ids[-_CONTEXT:])
+        # Twice the context: it may have to begin later, with a whole character.
+        before = tuple(self._ids[-2 * _CONTEXT :])
         ids = (*before, *takewhile(self._draft.translatable, drafted))
         end = self._draft.whole_end(ids, len(before))
         spelled = self._target.write(self._tail, self._draft.read(ids, len(before), end))

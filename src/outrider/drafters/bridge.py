@@ -61,7 +61,7 @@ class _Space:
     def fitting(self, row: DraftRow, num_free: int) -> DraftRow | None:
         """`row` with a draft that fits window and free tokens; None where none does."""
         depth = min(row.budget.depth, self.model.spec.max_tokens - len(row.tokens))
-        if not row.tokens or depth < 1 or self.num_new(row) > num_free:
+        if depth < 1 or self.num_new(row) > num_free:
             return None
         return replace(row, budget=Budget(depth))
 

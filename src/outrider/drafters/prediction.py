@@ -85,7 +85,7 @@ class _Follower:
     def __init__(self, guess: tuple[int, ...], *, start: int) -> None:
         self._guess = guess
         self._places = _index(guess)
-        self._start = self._num_read = start
+        self._num_read = start
         self._at: int | None = 0
         self._sure = 0
         self._run = 1  # as good as a token: a guess starts where the text does
@@ -105,7 +105,7 @@ class _Follower:
             return
         self._run = 0
         for size in _SIZES:
-            tail = tuple(tokens[max(end - size, self._start) : end])
+            tail = tuple(tokens[max(end - size, 0) : end])
             place = self._find(tail)
             if place is not None:
                 self._stand(place, len(tail))

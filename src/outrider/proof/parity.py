@@ -112,7 +112,7 @@ class Task:
         ]
 
     def write(self, group: Sequence[Cell]) -> list[Written]:
-        llm = self.subject.open(self._config(group[0]))
+        llm = self.subject.open(self.config_of(group[0]))
         return [
             Written(
                 cell,
@@ -124,7 +124,7 @@ class Task:
             for results in [_generate(llm, self.prompts, cell)]
         ]
 
-    def _config(self, cell: Cell) -> EngineConfig:
+    def config_of(self, cell: Cell) -> EngineConfig:
         config = self.subject.config
         longest = max(map(len, self.prompts)) + self.greedy.max_tokens + self.largest_k + 1
         pages = -(-longest // config.page_size)

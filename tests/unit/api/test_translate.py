@@ -116,7 +116,38 @@ def test_a_text_that_ends_in_a_character_is_drafted_from_within_it() -> None:
     translation = translator(other).open()
     assert own_text(other, translation.to_draft(tokens[:-1])) == "ok"
     assert translation.to_target(plain(other, "日")) == tokens[-1:]
-    assert translation.to_target(plain(other, " no")) == []
+    assert translation.to_target(plain(other, " no, this is another text")) == []
+
+
+@pytest.mark.parametrize("draft", ["byte level", "pieces"])
+def test_long_runs_of_bytes_are_read_from_a_whole_character(draft: str) -> None:
+    """A byte-fallback decoder gives up a whole run of bytes if it begins within a character."""
+    other = DRAFTS[draft]()
+    translation, tokens, text = translator(other).open(), plain(TARGET, "ok"), "ok"
+    ids = translation.to_draft(tokens)
+    for letter in "日本語日本語":
+        tokens, text = tokens + plain(TARGET, letter), text + letter
+        ids = translation.to_draft(tokens)
+        assert own_text(other, ids) == text
+    assert TARGET.decode(translation.to_target(plain(other, "語")[-3:])) == "語"
+
+
+def test_the_last_id_is_spelled_again_with_what_follows() -> None:
+    translation = translator(TARGET).open()
+    head, tail = plain(TARGET, "a re"), plain(TARGET, "turn")
+    assert translation.to_draft(head) == head
+    assert translation.to_draft([*head, *tail]) == plain(TARGET, "a return") != [*head, *tail]
+
+
+def test_ids_never_become_fewer_than_were_committed() -> None:
+    """With 257 ids there are no merges: "t" can be written, and "th" cannot."""
+    other = DRAFTS["byte level"]()
+    translation = TextTranslator(TARGET, other, target_size=8192, draft_size=257).open()
+    tokens = plain(TARGET, "(t")
+    before = list(translation.to_draft(tokens))
+    after = translation.to_draft([*tokens, *plain(TARGET, "h")])
+    assert own_text(other, before).endswith("t")
+    assert list(after[: len(before)]) == before
 
 
 def test_bytes_that_are_no_character_do_not_stop_the_text() -> None:

@@ -72,9 +72,13 @@ def test_a_sweep_in_which_everything_failed_is_drawn_empty(tmp_path: Path, name:
         FIGURES[name](pair, LIGHT).draw_without_rendering()
 
 
+def no_module(_: str) -> None:
+    """Stands for `find_spec` where nothing is installed."""
+
+
 def test_missing_matplotlib_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not() is None
-    monkeypatch.setattr(figure_style, "find_spec", {}.get)
+    monkeypatch.setattr(figure_style, "find_spec", no_module)
     assert "outrider[bench]" in str(why_not())
 
 

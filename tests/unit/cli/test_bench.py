@@ -10,11 +10,10 @@ import pytest
 
 from doubles.command_line import Command, Finished
 from outrider.api.llm import LLM
-from outrider.bench import figures
+from outrider.bench import figure_style, figures
 from outrider.bench.presets import PRESETS, REFERENCES
 from outrider.bench.sweep import Lineup
 from outrider.bench.sweep_results import FILE_NAME
-from outrider.cli import bench
 from outrider.cli.options import KSweepOptions
 from outrider.core.errors import CapacityError
 from outrider.core.settings import describe
@@ -24,7 +23,7 @@ SMALL = ("bench", "k", "--domains", "code", "--prompts", "2", "--ks", "1,2", "--
 
 def sweep(outrider: Command, *words: str, plots: bool = False) -> Finished:
     extra = [] if plots else ["--no-plots"]
-    return outrider(*SMALL, "--output-dir", "out", "--force-reference", *extra, *words)
+    return outrider(*SMALL, "--output-dir", "out", *extra, *words)
 
 
 def records(folder: str = "out") -> list[dict[str, Any]]:
@@ -147,7 +146,7 @@ def test_results_of_another_kind_are_left_alone(outrider: Command) -> None:
 def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
     shown = outrider(
         *("bench", "k", "--single-prompt", "def f(x):", "--draft", "none", "--max-tokens", "4"),
-        *("--force-reference", "--no-plots", "--reference"),
+        *("--no-plots", "--reference"),
     )
     assert shown.code == 0, shown.err
     assert "only plain decoding runs" in shown.err
@@ -161,7 +160,7 @@ def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
 def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) -> None:
     Path("small.yaml").write_text(
         "domains: [maths]\nprompts: 1\nks: [2]\nmax_tokens: 4\nno_plots: true\n"
-        "temperature: 0.7\ndrafter: ngram\nforce_reference: true\n"
+        "temperature: 0.7\ndrafter: ngram\n"
     )
     shown = outrider(
         *("bench", "k", "--experiment", "small.yaml", "--ks", "3", "--output-dir", "out")
@@ -218,11 +217,15 @@ def test_recipes_are_those_that_the_flag_offers() -> None:
     assert describe(KSweepOptions, group="")["preset"].meta.choices == tuple(PRESETS)
 
 
+def no_module(_: str) -> None:
+    """Stands for `find_spec` where nothing is installed."""
+
+
 def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.figure_style, "find_spec", {}.get)
+    monkeypatch.setattr(figure_style, "find_spec", no_module)
     shown = outrider(
         *("bench", "k", "--single-prompt", "a", "--ks", "0", "--max-tokens", "1"),
-        *("--force-reference", "--output-dir", "out"),
+        *("--output-dir", "out"),
     )
     assert shown.code == 0, shown.err
     assert "note: no figures: matplotlib" in shown.err

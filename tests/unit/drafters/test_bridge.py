@@ -56,10 +56,13 @@ def test_a_batch_is_one_pass_a_draft_token() -> None:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_draft_is_chosen_and_not_drawn(params: SamplingParams) -> None:
     """The draft model's laws are over other ids: none of them may reach the rule."""
-    rows = [row(0, [1, 2], depth=3, params=params)]
-    draft = opened(bridge(small(), Renaming(VOCAB, shift=1)), rows).propose(rows)[0]
-    assert len(draft) == 3
-    assert draft.probs_NV is None
+    drafts = [
+        opened(bridge(small(), Renaming(VOCAB, shift=1)), [asked]).propose([asked])[0]
+        for asked in (row(0, [1, 2], depth=3, params=params), row(0, [1, 2], depth=3))
+    ]
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) == 3
+    assert drafts[0].probs_NV is None
 
 
 def test_shaping_is_not_carried_to_other_ids() -> None:
@@ -82,6 +85,17 @@ def test_passes_have_an_end_however_long_a_token_is() -> None:
     rows = [row(0, [1], depth=3)]
     opened(bridge(model, Long()), rows).propose(rows)
     assert sum(step[0].num_logits for step in model.steps) == 3 * 4
+
+
+def test_what_a_draft_says_beyond_the_budget_is_cut() -> None:
+    """Where draft ids are the longer ones, a rounded number of passes says too much."""
+
+    class Short(Renaming):
+        def to_target(self, drafted: Sequence[int]) -> list[int]:
+            return [token for token in drafted for _ in range(3)]
+
+    rows = [row(0, [1, 2], depth=4)]
+    assert len(opened(bridge(small(), Short(VOCAB)), rows).propose(rows)[0]) == 4
 
 
 def test_without_text_there_is_no_pass() -> None:

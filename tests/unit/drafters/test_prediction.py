@@ -116,8 +116,8 @@ def test_of_equal_tails_the_nearest_after_the_last_sure_place_wins() -> None:
 
 
 def test_a_longer_tail_beats_a_nearer_place() -> None:
-    guess = [1, 2, 50, 51, 4, 60, 9, 3, 4, 70]
-    assert ask(opened(), [1, 2, 99, 98, 9, 3, 4], guess, 1) == [70]
+    guess = [1, 2, 5, 6, 60, 6, 8, 61, 8, 9, 62, 5, 6, 8, 9, 70]
+    assert ask(opened(), [1, 2, 99, 98, 5, 6, 8, 9], guess, 1) == [70]
 
 
 def test_a_single_token_counts_only_where_it_is_alone() -> None:

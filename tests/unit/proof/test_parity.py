@@ -1,0 +1,148 @@
+"""Parity on the embedded pair: equal as shipped, and each way of being unequal is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.proof.check import Check, Effort
+from outrider.proof.mutant_table import ROUNDS
+from outrider.proof.parity import BATCH, Cell, Task, Written, differences, num_common, task
+from outrider.proof.parity_part import parity
+from outrider.proof.planting import planted
+from outrider.proof.prompts import PROMPTS
+from outrider.proof.subject import Subject, fingerprint, subject_of
+from outrider.proof.triage import Finding
+
+EMBEDDED = "outrider/embedded"
+SMALL = Effort(greedy_tokens=10)
+CELL = Cell(drafter="ngram", k=2, chunk=64, together=1, params=SamplingParams(), sampler="block")
+
+
+def embedded(config: EngineConfig | None = None, **params: object) -> Subject:
+    config = config or EngineConfig(threads=1)
+    return subject_of(EMBEDDED, "auto", config, SamplingParams(**params))  # pyright: ignore[reportArgumentType]
+
+
+def checks_of(subject: Subject) -> tuple[Check, ...]:
+    part = parity(subject, SMALL)
+    while True:
+        try:
+            next(part)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.slow
+def test_the_embedded_pair_writes_the_same_text() -> None:
+    texts, acceptance = checks_of(embedded())
+    assert texts.holds is True
+    assert acceptance.holds is True
+    assert texts.facts["num_equal"] == texts.facts["num_tokens"] > 1000
+    assert len(texts.facts["runs"]) == 14
+    assert acceptance.facts["num_settings"] == 6
+    assert texts.problems == texts.warnings == ()
+
+
+@pytest.mark.slow
+def test_users_settings_are_what_is_compared() -> None:
+    config = EngineConfig(threads=1, drafter="ngram", sampler="match", k=3, prefill_chunk=32)
+    texts, _ = checks_of(embedded(config, temperature=0.5, repetition_penalty=1.3))
+    assert texts.holds is True
+    runs = " | ".join(texts.facts["runs"])
+    assert "ngram K=3, batch 1, chunks of 32" in runs
+    assert "match at 0.5" in runs
+    assert "model" not in runs
+
+
+@pytest.mark.slow
+def test_a_bug_of_the_engine_fails_with_every_difference_called_a_bug() -> None:
+    subject = embedded(EngineConfig(threads=1, drafter="ngram", k=1))
+    with planted(ROUNDS[1]):
+        texts, _ = checks_of(subject)
+    assert texts.holds is False
+    assert texts.facts["num_differences"] > 0
+    assert texts.facts["num_equal"] < texts.facts["num_tokens"]
+    assert texts.facts["num_near_ties"] == 0
+    assert "BUG: margin" in texts.problems[0]
+
+
+def test_prompts_are_read_anew_in_every_run() -> None:
+    job = task(embedded(), max_tokens=6)
+    with_profile = replace(job.subject, config=replace(job.subject.config, profile=True))
+    job = replace(job, subject=with_profile)
+    group = next(job.groups())
+    llm = job.subject.open(job.config_of(group[0]))
+    for _ in range(2):
+        results = llm.generate(job.prompts, job.greedy)
+        read = [sum(trace.num_prompt_tokens for trace in result.rounds) for result in results]
+        assert read == [len(prompt) - 1 for prompt in job.prompts]
+
+
+def test_prompts_that_do_not_fit_are_left_out() -> None:
+    few = task(embedded(EngineConfig(context=64)), max_tokens=64)
+    assert 0 < len(few.prompts) < len(PROMPTS)
+    assert 16 <= few.greedy.max_tokens < 64
+    with pytest.raises(ConfigError, match="no prompt"):
+        task(embedded(EngineConfig(context=20)), max_tokens=64)
+
+
+def written(*texts: tuple[int, ...]) -> Written:
+    return Written(CELL, texts, ((0, 0),) * len(texts), exact_kernels=True)
+
+
+def test_the_first_difference_of_each_text_is_found() -> None:
+    plain = written((1, 2, 3), (4, 5), (6,), (7, 8))
+    found = differences(written((1, 9, 3), (4, 5), (6, 6), (7,)), plain)
+    places = [(d.prompt, d.position, d.plain, d.speculative) for d in found]
+    assert places == [(0, 1, 2, 9), (2, 1, None, 6), (3, 1, 8, None)]
+    assert num_common((), (1,)) == 0
+
+
+@pytest.mark.parametrize(("exact_kernels", "holds"), [(True, False), (False, True)])
+def test_near_ties_are_excused_only_where_kernels_are_not_row_invariant(
+    monkeypatch: pytest.MonkeyPatch, exact_kernels: bool, holds: bool
+) -> None:
+    """Every second text differs in its last token, and every look finds a near-tie."""
+
+    def write(job: Task, group: list[Cell]) -> list[Written]:
+        texts = [tuple(range(job.greedy.max_tokens)) for _ in job.prompts]
+        if group[0].drafter == "ngram":
+            texts[::2] = [(*text[:-1], 99) for text in texts[::2]]
+        drafted = ((8, 3 + group[0].chunk % 3),) * len(texts)
+        return [Written(cell, tuple(texts), drafted, exact_kernels) for cell in group]
+
+    near_tie = Finding(True, 1e-4, 1e-3, "kernels are not row-invariant here")
+    monkeypatch.setattr(Task, "write", write)
+    monkeypatch.setattr("outrider.proof.parity_part.look_into", lambda *_: near_tie)
+    texts, acceptance = checks_of(embedded())
+    assert texts.holds is holds
+    assert acceptance.holds is (True if holds else False)
+    num_differences = texts.facts["num_differences"]
+    assert num_differences == 6 * (len(PROMPTS) // 2)
+    assert texts.facts["num_tokens"] - texts.facts["num_equal"] == num_differences
+    notes = texts.warnings if holds else texts.problems
+    assert "near-tie: margin 1.00e-04, logit error 1.00e-03" in notes[0]
+
+
+def test_there_must_be_speculation_to_certify() -> None:
+    for config in (EngineConfig(drafter="none"), EngineConfig(k=0)):
+        with pytest.raises(ConfigError, match="nothing to certify"):
+            subject_of(EMBEDDED, "auto", config, SamplingParams())
+
+
+def test_which_drafters_are_compared() -> None:
+    assert embedded().drafters == ("model", "ngram")
+    assert subject_of(EMBEDDED, "none", EngineConfig(), SamplingParams()).drafters == ("ngram",)
+    assert embedded(EngineConfig(drafter="ngram")).drafters == ("ngram",)
+    assert BATCH > 1
+
+
+def test_fingerprints_tell_models_apart() -> None:
+    target, draft = fingerprint(EMBEDDED), fingerprint("outrider/embedded-draft")
+    assert target == fingerprint(EMBEDDED) != draft
+    assert len(target) == len(draft) == 12
