@@ -39,7 +39,7 @@ BAD_VALUES = [
     (["--drafter", "eagel"], "--drafter: unknown value 'eagel'"),
     (["--drafter", "modle"], "did you mean 'model'?"),
     (["--dtype", "float61"], "did you mean 'float16'?"),
-    (["--sampler", "exat"], "did you mean 'exact'?"),
+    (["--sampler", "blok"], "did you mean 'block'?"),
     (["--device", "gpu"], "--device: unknown value 'gpu'"),
     (["--color", "never-ever"], "did you mean 'never'?"),
     (["--config", "absent.toml"], "absent.toml: No such file"),
