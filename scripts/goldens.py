@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:tests python scripts/goldens.py [NAME ...]
 
-Without names, all of them. One file a model under tests/golden/models: the text, its logits, hidden states and the greedy
-continuation, with the versions and the checksum of the weights that made them. Tests then need
-neither transformers nor a network.
+Without names, all of them. One file a model under tests/golden/models: the text, its logits, hidden
+states and the greedy continuation, with the versions and the checksum of the weights that made
+them. Tests then need neither transformers nor a network.
 """
 
 from __future__ import annotations

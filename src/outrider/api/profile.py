@@ -28,7 +28,10 @@ TIMED_OPS = tuple(op for op in OPS if op != "argmax")
 class HasKernels(Protocol):
     """A model that looks its kernels up at every call."""
 
-    kernels: Kernels
+    @property
+    def kernels(self) -> Kernels: ...
+    @kernels.setter
+    def kernels(self, kernels: Kernels, /) -> None: ...
 
 
 @contextmanager

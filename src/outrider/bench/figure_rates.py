@@ -30,17 +30,8 @@ def throughput(pair: PairData, theme: Theme) -> Any:
         if plain and plain.tokens_per_second:
             level = plain.tokens_per_second.mean
             axes.axhline(level, color=theme.muted, linestyle=(0, (4, 3)), linewidth=1.2)
-            axes.annotate(
-                f"plain: {level:.0f}",
-                (len(pair.ks) + 0.4, level),
-                textcoords="offset points",
-                xytext=(0, -4),
-                ha="right",
-                va="top",
-                color=theme.muted,
-                bbox={"facecolor": theme.page, "edgecolor": "none", "pad": 0.5},
-            )
-        axes.set_xlim(-0.5, len(pair.ks) + 0.4)
+            words = {"color": theme.muted, "fontsize": 8, "fontweight": "normal"}
+            axes.set_title(f"- - plain: {level:.0f}", loc="right", **words)
     # One scale for all panels, so it is set once they have all been drawn.
     panels[0].set_ylim(bottom=0)
     return figure
@@ -69,7 +60,7 @@ def acceptance(pair: PairData, theme: Theme) -> Any:
         )
         ends.append((domain, 100 * shown[-1][1].mean, color))
     label_ends(axes, len(pair.ks) - 1 + 0.2, ends, gap=7)
-    axes.text(0, 3, "plain decoding\ndrafts nothing", color=theme.muted, ha="center", fontsize=8)
+    axes.text(-0.45, 3, "plain decoding\ndrafts nothing", color=theme.muted, fontsize=8)
     axes.set_xlim(-0.5, len(pair.ks) + 0.1)
     axes.set_ylim(0, 103)
     axes.set_ylabel("accepted, % of drafted")

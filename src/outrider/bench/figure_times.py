@@ -78,7 +78,7 @@ def verify_time(pair: PairData, theme: Theme) -> Any:
     figure = new_figure(3.6, "A verifying pass against a plain one, by what it verifies")
     axes = figure.subplots()
     ends: list[tuple[str, float, str]] = []
-    longest = 0.0
+    longest, tallest = 0.0, 1.0
     for number, domain in enumerate(pair.domains):
         color = theme.hues[number % len(theme.hues)]
         points = _verify_points(pair, domain)
@@ -88,16 +88,17 @@ def verify_time(pair: PairData, theme: Theme) -> Any:
         axes.errorbar(widths, ratios, yerr=errors, color=color, marker="os^Dvp"[number % 6])
         ends.append((domain, ratios[-1], color))
         longest = max(longest, *widths)
+        tallest = max(tallest, *(ratio + error for _, ratio, error in points))
     reach = longest * 1.25 or 1.0
-    tallest = max((y for _, y, _ in ends), default=1.0)
     axes.axhline(1, color=theme.muted, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.text(reach, 0.98, "constant", color=theme.muted, va="top", ha="right", fontsize=8)
     axes.plot([0, reach], [1, 1 + reach], color=theme.muted, linewidth=1.2, linestyle=":")
-    height = 1 + 0.8 * (tallest - 1) + 0.2
-    axes.text(height - 1, height, " token by token", color=theme.muted, va="top", fontsize=8)
+    top = 1.1 * tallest
+    height = 1 + 0.7 * (top - 1)
+    axes.text(height - 1, height, "  token by token", color=theme.muted, va="top", fontsize=8)
     axes.set_xlim(-0.02 * reach, reach)
-    axes.set_ylim(0, 1.2 * tallest + 0.2)
-    label_ends(axes, longest * 1.03, ends, gap=0.08 * (1.2 * tallest + 0.2))
+    axes.set_ylim(0, top)
+    label_ends(axes, longest * 1.03, ends, gap=0.08 * top)
     axes.set_xlabel("drafted tokens that a pass verifies (mean, for K = 1, 2, ...)")
     axes.set_ylabel("time of a pass / plain pass")
     caption(figure, pair.caption, theme)

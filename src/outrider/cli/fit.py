@@ -24,6 +24,11 @@ def read_spec(name: str, dtype: str = "auto") -> ModelSpec:
     return config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
 
 
+def read_notes(name: str) -> tuple[str, ...]:
+    """What its loader would tell the user."""
+    return read_config(_folder(name)).notes
+
+
 def _folder(name: str) -> Path:
     """A folder with the model's config.json; of a hub model, that one file is all it needs."""
     if name in ALIASES or "/" not in name or Path(name).exists():

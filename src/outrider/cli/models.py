@@ -27,14 +27,16 @@ def list_models(call: Call[JsonOption]) -> int:
 def inspect_model(call: Call[JsonOption]) -> int:
     name = needed(call, "MODEL")
 
-    from outrider.cli.fit import describe, read_spec
+    from outrider.cli.fit import describe, read_notes, read_spec
 
-    facts = describe(read_spec(name))
+    facts, notes = describe(read_spec(name)), read_notes(name)
     if call.options.json:
-        print(json_line(facts))
+        print(json_line(facts | {"notes": notes}))
         return 0
     shown = {key: size(value) if key.endswith("_bytes") else value for key, value in facts.items()}
     print(table([(key.replace("_", " "), value) for key, value in shown.items()]))
+    for note in notes:
+        print(f"note: {note}")
     return 0
 
 

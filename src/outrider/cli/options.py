@@ -72,7 +72,7 @@ class KSweepOptions(JsonOption):
         None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
     )
     preset: str | None = setting(
-        None, "Fill in a published recipe.", choices=("phase-3d", "phase-4a")
+        None, "Fill in a published recipe: phase-3d or phase-4a.", choices=("phase-3d", "phase-4a")
     )
     experiment: str | None = setting(
         None, "Read these options and settings from a YAML file; flags go before it."
@@ -113,7 +113,7 @@ class PromptsOptions(JsonOption):
     tokenizer: str = setting("outrider/embedded", "Model whose tokenizer counts.")
     source: str = setting(
         "builtin",
-        "hub fetches HumanEval, Alpaca and CNN/DailyMail; what cannot be had is built in.",
+        "builtin, or hub to fetch HumanEval, Alpaca and CNN/DailyMail; what fails is built in.",
         choices=("builtin", "hub"),
     )
     domains: str = setting("code,conversation,summarization", "Between commas; also maths.")

@@ -29,10 +29,17 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.adapter_attention import ArenaCache, attending
 from outrider.models.adapter_config import AdapterConfig, read_adapter_config
-from outrider.models.adapter_hf import calling, load, transposed_linear, use_arena
-from outrider.models.adapter_rows import RowByRow, prepare
+from outrider.models.adapter_hf import (
+    calling,
+    load,
+    read_hf_config,
+    transposed_linear,
+    use_arena,
+)
+from outrider.models.adapter_rows import RowByRow, prepare, use_kernels
 from outrider.models.adapter_trial import Trial
 from outrider.models.decoder import Room
+from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.weights import Weights
 from outrider.state.paged_kv import PagedKV
@@ -73,6 +80,13 @@ class AdapterModel:
     @property
     def kernels(self) -> Kernels:
         return self.body.kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Kernels) -> None:
+        """All models that share the body change with it; the arena's attention is this one's."""
+        self.body = replace(self.body, kernels=kernels)
+        use_kernels(self.body.model, kernels)
+        self._cache.attention = kernels.attention
 
     @property
     def spec(self) -> ModelSpec:
@@ -142,7 +156,8 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     with Weights(folder):
         pass
     kernels = _kernels(options, device, dtype)
-    model = load(config.family, folder, dtype).to(device)
+    hf_config = read_hf_config(JsonObject.read(folder / "config.json"))
+    model = load(hf_config, folder, dtype).to(device)
     foreign = prepare(model, kernels, dtype, transposed_linear())
     body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
     alike = _try(body, config, dtype)

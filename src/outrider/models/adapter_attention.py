@@ -85,7 +85,7 @@ class ArenaCache:
     is_compileable = False
 
     def __init__(self, kv: PagedKV, kernels: Kernels, *, num_heads: int, max_rows: int) -> None:
-        self._layers, self._attention = kv.layers, kernels.attention
+        self._layers, self.attention = kv.layers, kernels.attention
         self._views = [(k_GSD[None], v_GSD[None]) for k_GSD, v_GSD in kv.layers]
         self._layer_at = {k_GSD.data_ptr(): i for i, (k_GSD, _) in enumerate(kv.layers)}
         num_kv_heads, _, head_dim = kv.layers[0][0].shape
@@ -120,7 +120,7 @@ class ArenaCache:
         q_NHD.copy_(query_1HND[0].transpose(0, 1))
         out_NO = torch.empty(num_rows, num_heads * head_dim, device=qkv_NE.device)
         scale = options.get("scaling") or head_dim**-0.5
-        self._attention(qkv_NE, k_GSD, v_GSD, plan, float(scale), out_NO)
+        self.attention(qkv_NE, k_GSD, v_GSD, plan, float(scale), out_NO)
         return out_NO.view(1, num_rows, num_heads, head_dim).to(query_1HND.dtype)
 
     def mask(self, mask: MaskFunction, local: int | None) -> None:

@@ -68,7 +68,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     Raises CheckpointError if transformers is missing or the adapter cannot run such a model.
     """
     raw = JsonObject.read(folder / "config.json")
-    hf = read_hf_config(raw, folder)
+    hf = read_hf_config(raw)
     text = hf.get_text_config(decoder=True)
     anatomy = survey(hf)
     max_tokens, notes = _window(raw.where, text, anatomy.local)

@@ -7,10 +7,10 @@ optional dependency. No code of a checkpoint is run, no pickle is opened, no net
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from outrider.models.config_keys import OTHER_CHECKPOINT, refuse_quantised
 from outrider.models.json_object import JsonObject
 
 ATTENTION = "outrider"
+_NAMES_CODE = {"auto_map", "custom_generate", "transformers_weights"}
 _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 # What Python code says when it meets a value, a module or a cache that it was not written for.
 _MISFITS = (
@@ -71,8 +72,8 @@ def calling(what: str) -> Generator[None]:
             log.enable_progress_bar()
 
 
-def read_hf_config(raw: JsonObject, folder: Path) -> Any:
-    """transformers' own reading of `raw`, the config.json of `folder`; it knows all defaults.
+def read_hf_config(raw: JsonObject) -> Any:
+    """transformers' own reading of `raw`, a config.json; it knows all defaults.
 
     Raises CheckpointError for what no adapter could run.
     """
@@ -97,10 +98,28 @@ def read_hf_config(raw: JsonObject, folder: Path) -> Any:
             hint="a newer one may: pip install -U 'outrider[hf]'",
         )
     refuse_quantised(raw)
+    kinds = library.models.auto.configuration_auto.CONFIG_MAPPING
     with calling(f"{raw.where}: transformers cannot read it"):
-        return library.AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
+        return kinds[family].from_dict(_plain_settings(raw.values))
+
+
+def _plain_settings(value: Any) -> Any:
+    """Without what names code or files, at any depth.
+
+    An implementation with a slash in its name would be fetched from the hub and run.
+    """
+    if isinstance(value, list):
+        return [_plain_settings(item) for item in cast("list[object]", value)]
+    if not isinstance(value, Mapping):
+        return value
+    settings = cast("Mapping[str, object]", value)
+    if list(settings) == ["__float__"]:  # how transformers writes what JSON has no number for
+        return float(str(settings["__float__"]))
+    return {
+        key: _plain_settings(item)
+        for key, item in settings.items()
+        if key not in _NAMES_CODE and "_implementation" not in key
+    }
 
 
 def skeleton(config: Any) -> Any:
@@ -129,15 +148,16 @@ def closed_attention(family: str) -> CheckpointError:
     )
 
 
-def load(family: str, folder: Path, dtype: torch.dtype) -> Any:
+def load(config: Any, folder: Path, dtype: torch.dtype) -> Any:
     """The model with its weights on the CPU and transformers' own plainest attention.
 
     Raises CheckpointError if the files do not hold exactly its weights.
     """
-    library = transformers(family)
+    library = transformers(config.model_type)
     with calling(f"{folder}: transformers cannot load it"):
         model, report = library.AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
             attn_implementation="eager",
             use_safetensors=True,

@@ -40,13 +40,13 @@ class RowLinear(nn.Module):
         self.weight = torch.empty(weight_OI.shape, device="meta")
         self.bias = None if bias_O is None else bias_O.detach().float()
         self._packed = kernels.pack(weight_OI.detach())
-        self._linear = kernels.linear
+        self.linear = kernels.linear
 
     def forward(self, x: Tensor) -> Tensor:
         x_NI = x.reshape(-1, x.shape[-1]).float().contiguous()
         out_NO = torch.empty(x_NI.shape[0], self._packed.num_out, device=x.device)
         if x_NI.shape[0]:
-            self._linear(x_NI, self._packed, out_NO)
+            self.linear(x_NI, self._packed, out_NO)
         if self.bias is not None:
             out_NO.add_(self.bias)
         return out_NO.view(*x.shape[:-1], self._packed.num_out)
@@ -86,6 +86,13 @@ def prepare(model: nn.Module, kernels: Kernels, dtype: torch.dtype, odd: type) -
     for module in model.modules():
         _to_float32(module)
     return sorted(_matrices(model))
+
+
+def use_kernels(model: nn.Module, kernels: Kernels) -> None:
+    """Exchange the kernels of a model that `prepare` has been over."""
+    for module in model.modules():
+        if isinstance(module, RowLinear):
+            module.linear = kernels.linear
 
 
 def _to_float32(module: nn.Module) -> None:

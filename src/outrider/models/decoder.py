@@ -32,8 +32,10 @@ class Decoder(CausalLM, Protocol):
     """A CausalLM loaded from a checkpoint. It looks its kernels up at every call, so that they may
     be exchanged for timed ones."""
 
-    kernels: Kernels
-
+    @property
+    def kernels(self) -> Kernels: ...
+    @kernels.setter
+    def kernels(self, kernels: Kernels, /) -> None: ...
     @property
     def config(self) -> DecoderConfig: ...
 

@@ -48,8 +48,21 @@ class DecoderConfig(Protocol):
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec: ...
 
 
-def read_config(folder: Path) -> NativeConfig:
-    """Read `config.json` and, if there is one, `generation_config.json`."""
+def read_config(folder: Path) -> DecoderConfig:
+    """Read `config.json` and, if there is one, `generation_config.json`.
+
+    A family without a decoder of ours is read by transformers, where it is installed.
+    """
+    if read_model_type(folder) in FAMILIES:
+        return read_native_config(folder)
+    # Imported here: only such a family needs torch, and transformers, to be read.
+    from outrider.models.adapter_config import read_adapter_config
+
+    return read_adapter_config(folder)
+
+
+def read_native_config(folder: Path) -> NativeConfig:
+    """As `read_config`, for a family that a decoder of ours runs."""
     generation = folder / "generation_config.json"
     return parse_config(
         _read_json(folder), JsonObject.read(generation) if generation.exists() else None

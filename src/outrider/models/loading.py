@@ -20,7 +20,7 @@ from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.gpt2_config import GPT2Config
-from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config, read_model_type
+from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
@@ -44,18 +44,18 @@ class LoadOptions:
     threads: int = 0
 
 
-def is_native(folder: Path) -> bool:
-    """Whether a decoder of ours runs this family. Raises CheckpointError without a config.json."""
-    return read_model_type(folder) in FAMILIES
-
-
 def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder:
-    """`name` is what reports call the model, by default the folder's name.
+    """`name` is what reports call the model, by default the folder's name. A family without a
+    decoder of ours runs through transformers, over the same arena.
 
     Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
     """
-    # A folder that is not native ends here: `read_config` refuses it with the way out.
-    config = read_config(folder)
+    if read_model_type(folder) not in FAMILIES:
+        # Imported here: such a family alone needs transformers, an optional dependency.
+        from outrider.models.adapter import load_adapter
+
+        return load_adapter(folder, options, name=name)
+    config = read_native_config(folder)
     device = pick_device(options.device)
     with Weights(folder) as weights:
         dtype = _pick_dtype(options.dtype, config, weights)
@@ -93,7 +93,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _pick_dtype(name: str, config: DecoderConfig, weights: Weights) -> torch.dtype:
+def _pick_dtype(name: str, config: NativeConfig, weights: Weights) -> torch.dtype:
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))

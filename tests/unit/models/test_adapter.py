@@ -263,6 +263,24 @@ def test_a_config_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_config_cannot_name_code_to_run(tmp_path: Path) -> None:
+    """transformers would fetch an implementation with a slash in its name from the hub."""
+    folder = write_hf(tmp_path, "gpt_neox")
+    (folder / "evil.py").write_text("raise SystemExit('code of a checkpoint was run')")
+    path = folder / "config.json"
+    names = {
+        "auto_map": {"AutoConfig": "evil.X", "AutoModelForCausalLM": "evil.Y"},
+        "attn_implementation": "evil/kernel",
+        "_attn_implementation": "evil/kernel",
+        "_experts_implementation": "evil/kernel",
+        "transformers_weights": "other.safetensors",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "_implementation": "e/k"},
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
+    model = load_adapter(folder, OPTIONS)
+    assert model.body.model.config._attn_implementation == "outrider"
+
+
 def test_without_transformers_the_way_to_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -13,11 +14,11 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
+from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import (
     ALIASES,
     LoadOptions,
-    is_native,
     load_model,
     pick_device,
     resolve,
@@ -160,15 +161,20 @@ def test_the_family_decides_which_decoder_it_is(
     name: str, kind: type[Decoder], tmp_path: Path
 ) -> None:
     folder = write_checkpoint(tmp_path, variant(name))
-    assert is_native(folder)
     model = load(folder)
     assert type(model) is kind
     assert model.config.family == name
 
 
-def test_a_folder_may_be_no_business_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert not is_native(tmp_path)
+def test_without_transformers_another_family_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for read in (load, read_config):
+        with pytest.raises(CheckpointError, match="'gpt_neox' has no decoder") as caught:
+            read(tmp_path)
+        assert caught.value.hint == "pip install 'outrider[hf]'"
 
 
 def test_a_dtype_that_no_kernel_takes_is_named(tmp_path: Path) -> None:

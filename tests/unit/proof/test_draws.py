@@ -1,4 +1,4 @@
-"""Texts by chi-square: walked and on tensors they are one and the same, and wrong ones are found."""
+"""Texts by chi-square: walked and on tensors they are the same, and wrong ones are found."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
@@ -74,11 +75,15 @@ class OneTokenOnly:
         return [Verdict((), 5) for _ in rows]
 
 
+def beyond_the_vocabulary(law_V: Tensor, *_: object) -> int:
+    return len(law_V)
+
+
 def test_an_impossible_text_and_a_defect_have_p_zero() -> None:
     disjoint = next(pair for pair in PAIRS if pair.name == "certain target")
     sampler = replace(exact_samplers()[0], rule=OneTokenOnly())
     assert walked_trial(sampler, disjoint, seed=0, num_texts=20).p_value == 0
-    broken = replace(sampler, draw=lambda law_V, noise, node: len(law_V))
+    broken = replace(sampler, draw=beyond_the_vocabulary)
     trial = walked_trial(broken, PAIRS[0], seed=0, num_texts=20)
     assert trial.p_value == 0
     assert trial.defect is not None

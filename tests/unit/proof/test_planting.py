@@ -37,9 +37,8 @@ def test_whoever_imported_it_runs_the_bug_and_then_not() -> None:
 
 
 def test_it_goes_when_the_block_raises() -> None:
-    with pytest.raises(ZeroDivisionError), planted(MUTANT):
-        assert is_planted()
-        raise ZeroDivisionError
+    with pytest.raises(AssertionError, match="it was planted"), planted(MUTANT):
+        assert not is_planted(), "it was planted"
     assert not is_planted()
 
 
@@ -102,6 +101,10 @@ def test_a_source_that_is_not_what_runs_is_refused(monkeypatch: pytest.MonkeyPat
     source = inspect.getsource(token)
     edited = source.replace("total > 0 else law", "total >= 0 else law")
     assert edited != source
-    monkeypatch.setattr(inspect, "getsource", lambda module: edited)
+
+    def source_on_disk(_: ModuleType) -> str:
+        return edited
+
+    monkeypatch.setattr(inspect, "getsource", source_on_disk)
     with pytest.raises(CannotPlantError, match="not the source on disk"), planted(MUTANT):
         pytest.fail("it was planted")
