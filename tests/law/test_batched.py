@@ -27,6 +27,7 @@ from outrider.core.host import host_ints
 from outrider.core.laws import Laws
 from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.kernels.accept.torch import verify_prefix
 from outrider.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (
     ChainNumbers,
@@ -36,7 +37,6 @@ from outrider.verify.batched import (
     keyed_numbers,
     leftover,
     ratios,
-    verify_prefix,
 )
 from outrider.verify.block import BlockRule
 from outrider.verify.token import TokenRule

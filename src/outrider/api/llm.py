@@ -22,7 +22,7 @@ from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.sequence import LiveSequence
 from outrider.core.shaping import AllowedTokens, Shaper
 from outrider.core.spec import ModelSpec
@@ -144,8 +144,10 @@ class LLM:
         if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
         groups: list[list[Reader]] = []
-        for prompt, wanted in zip(batch, _one_each(params, len(batch)), strict=True):
-            ids, live = self._ids(prompt), bool(wanted.stop)
+        texts = iter(self.tokenizer.encode_batch([p for p in batch if isinstance(p, str)]))
+        for prompt, wanted in zip(batch, params_for_each(params, len(batch)), strict=True):
+            ids = self._checked(next(texts) if isinstance(prompt, str) else prompt)
+            live = bool(wanted.stop)
             reader = (self._reader(ids, wanted, allowed, sample=i, live=live) for i in count())
             groups.append(list(islice(reader, wanted.n)))
         self._run(groups)
@@ -179,9 +181,7 @@ class LLM:
         return self._limit(len(self._ids(prompt)), params)
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_ids(ids)
-        return ids
+        return self._checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     def _follow(self, reader: Reader) -> TextStream:
         self._submit(reader)
@@ -260,7 +260,7 @@ class LLM:
         window, reason = self._pair.window, self._pair.window_reason
         return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _checked(self, ids: Sequence[int]) -> list[int]:
         if not ids:
             raise ConfigError("the prompt is empty.", hint="give at least one token of text")
         foreign = [i for i in ids if not 0 <= i < self.spec.vocab_size]
@@ -269,6 +269,7 @@ class LLM:
                 f"the prompt has ids outside the vocabulary of {self.spec.vocab_size}: "
                 f"{foreign[:5]}."
             )
+        return list(ids)
 
     def _limit(self, num_prompt: int, params: SamplingParams) -> int:
         """How many tokens may be emitted: a whole draft must fit the window after the last."""
@@ -290,13 +291,3 @@ class LLM:
             memory=self._memory,
         )
         return self._last
-
-
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{len(params)} sampling params for {count} prompts.")
-    return params

@@ -18,6 +18,7 @@ from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.pairs.catalog import draft_of
 from outrider.state.capacity import arena_slots
+from outrider.verify.table import rule_for
 
 _WITH_MODEL = ("model", "bridge")
 
@@ -51,6 +52,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         torch.use_deterministic_algorithms(True)
     if config.threads:
         torch.set_num_threads(config.threads)
+    rule_for(config.sampler, config.leniency)
     draft = draft or draft_of(model)
     drafter = resolve_drafter(config, has_draft=draft is not None)
     folder = resolve(model)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.kernels.accept.torch import agreed_prefix
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
@@ -174,6 +175,10 @@ class NativeOps:
             self._team, logits_MV.data_ptr(), ctypes.addressof(chosen), num_rows, vocab_size
         )
         return chosen[:]
+
+    def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
+        choices = self.argmax(logits_BKV.flatten(0, 1))
+        return agreed_prefix(torch.tensor(choices).view(draft_ids_BK.shape), draft_ids_BK)
 
     def rope_append(
         self,

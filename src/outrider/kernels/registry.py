@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
+from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.build import built_kernels
 from outrider.kernels.cpu import num_physical_cores
@@ -31,7 +32,7 @@ from outrider.kernels.pointwise import torch as pointwise
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "argmax",
+    "gelu", "argmax", "verify_prefix",
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Kernels:
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
     argmax(logits_MV)                                 the first largest of each row; a host sync
+    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
 
     `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
     """
@@ -82,6 +84,7 @@ class Kernels:
     silu_mul: Callable[[Tensor, Tensor], None]
     gelu: Callable[[Tensor, Tensor], None]
     argmax: Callable[[Tensor], list[int]]
+    verify_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     choices: tuple[Choice, ...]
     exact: bool
 
@@ -134,6 +137,7 @@ def _native(ops: NativeOps) -> Kernels:
         silu_mul=ops.silu_mul,
         gelu=ops.gelu,
         argmax=ops.argmax,
+        verify_prefix=ops.verify_prefix,
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
     )
@@ -152,6 +156,7 @@ def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernel
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         argmax=pointwise.argmax,
+        verify_prefix=verify_prefix,
         choices=tuple(Choice(op, "reference", (refusal,)) for op in OPS),
         exact=exact,
     )

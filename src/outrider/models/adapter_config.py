@@ -14,7 +14,7 @@ from typing import Any, cast
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
 from outrider.models.adapter_hf import read_hf_config, transformers
-from outrider.models.adapter_survey import survey
+from outrider.models.adapter_survey import Anatomy, survey
 from outrider.models.config_keys import OTHER_CHECKPOINT, stop_ids
 from outrider.models.json_object import JsonObject
 
@@ -70,7 +70,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     raw = JsonObject.read(folder / "config.json")
     hf = read_hf_config(raw)
     text = hf.get_text_config(decoder=True)
-    anatomy = survey(hf)
+    anatomy = _survey(raw, hf)
     max_tokens, notes = _window(raw.where, text, anatomy.local)
     family = raw.text("model_type")
     version = transformers(family).__version__
@@ -91,6 +91,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         dtype=str(text.dtype or "").removeprefix("torch."),
         notes=(f"{family} runs through transformers {version}, over Outrider's arena", *notes),
     )
+
+
+def _survey(raw: JsonObject, hf: Any) -> Anatomy:
+    try:
+        return survey(hf)
+    except CheckpointError as error:
+        raise CheckpointError(f"{raw.where}: {error}", hint=error.hint) from error
 
 
 def _window(where: str, text: Any, local: int | None) -> tuple[int, tuple[str, ...]]:

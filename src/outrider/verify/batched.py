@@ -53,15 +53,6 @@ def keyed_uniforms(seed: Word, sample: Word, start: Word, node: int, role: Role)
     return torch.as_tensor(philox_uniforms(seed, (node + 1, start, sample, int(role))))
 
 
-def verify_prefix(logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy: (accept_len_B, mask_BK) of the drafts that are each row's first largest logit.
-
-    `logits_BKV[:, i]` are those before draft i, so the target's own token is not among them.
-    """
-    mask_BK = (logits_BKV.argmax(-1) == draft_ids_BK).cumprod(-1).bool()
-    return mask_BK.sum(-1), mask_BK
-
-
 def judge_chains(
     tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor, numbers: ChainNumbers
 ) -> ChainVerdicts:

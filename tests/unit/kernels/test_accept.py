@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.host import host_ints, host_rows
 from outrider.core.laws import Laws
 from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import JudgeRow
-from outrider.kernels.accept.torch import verify_prefix
+from outrider.kernels import registry
 from outrider.kernels.pointwise.torch import argmax
 from outrider.verify.token import TokenRule
 
 VOCAB = 5
+Form = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def forms() -> dict[str, Form]:
+    """As the registry hands them out: native where there is a compiler, else the reference."""
+    cpu = torch.device("cpu")
+    found = [
+        registry.choose(device=cpu, dtype=torch.float32, force_reference=forced)
+        for forced in (True, False)
+    ]
+    return {kernels.choices[-1].name: kernels.verify_prefix for kernels in found}
+
+
+every_form = pytest.mark.parametrize("verify_prefix", forms().values(), ids=forms())
 
 
 @st.composite
@@ -30,9 +48,10 @@ def batches(draw: st.DrawFn) -> tuple[list[list[list[float]]], list[list[int]]]:
     return logits, drafts
 
 
-@given(batches())
+@every_form
+@given(batch=batches())
 def test_a_chain_is_accepted_as_far_as_the_walk_goes(
-    batch: tuple[list[list[list[float]]], list[list[int]]],
+    verify_prefix: Form, batch: tuple[list[list[list[float]]], list[list[int]]]
 ) -> None:
     logits, drafts = batch
     lengths_B, mask_BK = verify_prefix(torch.tensor(logits), torch.tensor(drafts))
@@ -47,13 +66,15 @@ def test_a_chain_is_accepted_as_far_as_the_walk_goes(
         assert mask == [place < length for place in range(len(draft))]
 
 
-def test_the_first_of_equal_logits_wins() -> None:
+@every_form
+def test_the_first_of_equal_logits_wins(verify_prefix: Form) -> None:
     logits_BKV = torch.zeros(2, 1, 1000)
     lengths_B, _ = verify_prefix(logits_BKV, torch.tensor([[0], [999]]))
     assert host_ints(lengths_B) == [1, 0]
 
 
-def test_padding_ends_a_draft() -> None:
+@every_form
+def test_padding_ends_a_draft(verify_prefix: Form) -> None:
     logits_BKV = torch.nn.functional.one_hot(torch.tensor([[3, 1, 2]] * 3), VOCAB).float()
     drafts_BK = torch.tensor([[3, 1, 2], [3, -1, 2], [-1, -1, -1]])
     lengths_B, mask_BK = verify_prefix(logits_BKV, drafts_BK)
@@ -62,7 +83,8 @@ def test_padding_ends_a_draft() -> None:
     assert host_ints(mask_BK.sum(-1)) == [3, 1, 0]
 
 
-def test_no_drafts_are_no_tokens() -> None:
+@every_form
+def test_no_drafts_are_no_tokens(verify_prefix: Form) -> None:
     lengths_B, mask_BK = verify_prefix(torch.zeros(2, 0, VOCAB), torch.zeros(2, 0).long())
     assert host_ints(lengths_B) == [0, 0]
     assert mask_BK.shape == (2, 0)

@@ -18,7 +18,12 @@ from torch import Tensor
 def verify_prefix(logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
     """(accept_len_B, mask_BK): int64 lengths, and which draft tokens are accepted."""
     assert logits_BKV.shape[:2] == draft_ids_BK.shape
-    agrees_BK = logits_BKV.argmax(-1) == draft_ids_BK
+    return agreed_prefix(logits_BKV.argmax(-1), draft_ids_BK)
+
+
+def agreed_prefix(choices_BK: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """As `verify_prefix`, from the target's choices."""
+    agrees_BK = choices_BK == draft_ids_BK
     accept_len_B = agrees_BK.cumprod(-1).sum(-1)
     place_K = torch.arange(draft_ids_BK.shape[1], device=draft_ids_BK.device)
     return accept_len_B, place_K < accept_len_B[:, None]
