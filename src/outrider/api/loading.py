@@ -14,7 +14,7 @@ from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import VocabularyError
 from outrider.engine.build import resolve_drafter, resolve_window
 from outrider.models.decoder import Decoder, Room
-from outrider.models.hf_config import read_config
+from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.pairs.catalog import draft_of
 from outrider.state.capacity import arena_slots
@@ -72,7 +72,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     k = 0 if drafter == "none" else config.k
     window = resolve_window(config, target_tokens, draft_tokens, k=k)
     # Whole pages: that is what the arena allocates and what a sequence is charged for.
-    wanted = config.arena_tokens or _default_slots(folder, config, window)
+    wanted = config.arena_tokens or _default_slots(target_config, config, window)
     num_slots = _whole_pages(wanted, config.page_size)
     rows = config.batch_size * (k + 1)
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
@@ -149,9 +149,9 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
     )
 
 
-def _default_slots(folder: Path, config: EngineConfig, window: int) -> int:
+def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> int:
     size = DTYPES.get(config.dtype, torch.float32).itemsize
-    spec = read_config(folder).spec(folder.name, bytes_per_weight=size, bytes_per_kv=size)
+    spec = model.spec("", bytes_per_weight=size, bytes_per_kv=size)
     room = _whole_pages(window, config.page_size)
     return arena_slots(
         spec, sequences=config.batch_size, window=room, device=pick_device(config.device)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from outrider.kernels.cpu import num_physical_cores
+
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -22,13 +24,13 @@ def provenance() -> dict[str, object]:
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_sources(),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "physical_cores": num_physical_cores(),
+        "torch_threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
@@ -48,10 +50,23 @@ def write_text(path: Path, text: str) -> None:
     Path(file.name).replace(path)
 
 
+def _sources() -> dict[str, object]:
+    """The commit that this file belongs to; None where it is of no repository, as if installed."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"commit": None, "dirty": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no", ":/")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changed)}
+
+
 def _git(*arguments: str) -> str | None:
+    """The answer of git about the folder of this file; None if it has none."""
     try:
         done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return None

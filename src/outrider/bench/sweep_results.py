@@ -133,8 +133,8 @@ class Circumstances:
     prompt_sets: Mapping[str, str]
 
     def difference(self, run: Mapping[str, Any]) -> str | None:
-        """What `run` has otherwise, in words, or None. A value that one side lacks is no
-        difference: plain decoding has no draft."""
+        """What `run` has otherwise, in words, or None. What one side lacks is no difference, since
+        plain decoding has no draft and no drafter; but another setting is then at its default."""
         parts = [
             (self.machine, "machine", "{}"),
             (self.prompt_sets, "prompt_sets", "prompts of {}"),
@@ -142,10 +142,17 @@ class Circumstances:
         if run["pair"] == self.pair:
             parts += [(self.settings, "settings", "{}"), (self.weights, "weights", "weights of {}")]
         for ours, group, words in parts:
-            for name in sorted(ours.keys() & run[group].keys()):
-                if ours[name] != run[group][name]:
-                    what = words.format(name)
-                    return f"results with {what} {run[group][name]!r}, not {ours[name]!r}"
+            theirs: Mapping[str, Any] = run[group]
+            both = ours.keys() & theirs.keys()
+            if group == "settings":
+                both = (ours.keys() | theirs.keys()) - ({"drafter"} - both)
+            for name in sorted(both):
+                if name not in ours or name not in theirs or ours[name] != theirs[name]:
+                    values = [
+                        repr(side[name]) if name in side else "the default"
+                        for side in (theirs, ours)
+                    ]
+                    return f"results with {words.format(name)} {values[0]}, not {values[1]}"
         return None
 
 

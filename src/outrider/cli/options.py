@@ -125,7 +125,7 @@ class PromptsOptions(JsonOption):
 class VerifyOptions(JsonOption):
     """Of `verify`."""
 
-    deep: bool = setting(False, "Ten times the effort, and a million texts a test.")
+    deep: bool = setting(False, "More of everything: a million texts a test (many minutes).")
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 

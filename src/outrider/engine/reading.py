@@ -45,7 +45,7 @@ def read_pass(
     """One processed law a draft node and one for the root, of each sequence of `batch`.
 
     Shaped logits are written over the model's own. Greedy rows share one argmax over the whole
-    pass, which is the round's only host sync. A rule that is not `exact` also gets soft laws.
+    pass, a greedy round's only host sync. A rule that is not `exact` also gets soft laws.
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []

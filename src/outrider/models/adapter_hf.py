@@ -1,6 +1,6 @@
 """All that Outrider asks of transformers: configurations, model classes, weights.
 
-The only module of the program that imports it, and only when a model needs it: transformers is an
+The only module that a model runs through, and imported only when one needs it: transformers is an
 optional dependency. No code of a checkpoint is run, no pickle is opened, no network is used.
 """
 

@@ -141,9 +141,11 @@ class Task:
 
 
 def _generate(llm: LLM, prompts: Sequence[Ids], cell: Cell) -> list[GenerationResult]:
+    guess = cell.params.prediction if cell.drafter == "prediction" else ""
+    params = replace(cell.params, prediction=guess)
     if cell.together == BATCH:
-        return llm.generate(prompts, cell.params)
-    return [llm.generate([prompt], cell.params)[0] for prompt in prompts]
+        return llm.generate(prompts, params)
+    return [llm.generate([prompt], params)[0] for prompt in prompts]
 
 
 def task(subject: Subject, *, max_tokens: int) -> Task:

@@ -13,6 +13,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.drafters.prediction import check_prediction
 from outrider.engine.build import resolve_drafter
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
@@ -58,6 +59,7 @@ def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingPa
             "speculation is off, so there is nothing to certify.",
             hint="leave out --drafter none and --k 0",
         )
+    check_prediction(params.prediction, drafter=found.drafter)
     return found
 
 

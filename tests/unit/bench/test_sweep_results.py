@@ -65,6 +65,7 @@ def test_the_newest_sample_counts(tmp_path: Path) -> None:
     [
         ({"machine": {"cpu": "loom"}}, "cpu 'abacus', not 'loom'"),
         ({"settings": SETTINGS | {"max_tokens": 9}}, "max_tokens 8, not 9"),
+        ({"settings": SETTINGS | {"top_k": 4}}, "top_k the default, not 4"),
         ({"weights": {"target": "zz"}}, "weights of target 'aa', not 'zz'"),
         ({"prompt_sets": {"code": "zz"}}, "prompts of code 'cc', not 'zz'"),
     ],
