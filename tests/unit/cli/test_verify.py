@@ -240,7 +240,7 @@ def test_a_lossy_sampler_is_refused(outrider: Command, script: Script, sampler: 
         (("outrider/embedded", "no-such-draft"), 3, "no model 'no-such-draft'"),
         (("outrider/embedded", "--target", "outrider/embedded"), 2, "two models"),
         (("outrider/embedded", "none", "--draft", "none"), 2, "--draft 'none'"),
-        (("--seed", "-1"), 2, "--seed"),
+        (("--drafter", "prediction"), 2, "--prediction TEXT"),
         (("--depp",), 2, "'--deep'"),
     ],
 )
