@@ -167,6 +167,8 @@ class LLM:
                         for reader in waiting.pop(id(group[0]), []):
                             self._submit(reader)
                 self._advance()
+                for reader in readers:
+                    reader.check()
         finally:
             for reader in readers:
                 self._retire(reader)
@@ -189,6 +191,7 @@ class LLM:
             while reader.seq.finish is None:
                 self._advance()
                 yield from reader.events()
+                reader.check()
         finally:
             self._retire(reader)
             self._result(reader)
@@ -236,22 +239,24 @@ class LLM:
             prediction=tuple(i for i in guess if i < self.spec.vocab_size),
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
-        return Reader(seq, StopMatcher(self.tokenizer, params.stop), live, notes)
+        return Reader(seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes)
 
     def _shaper(
         self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
     ) -> Shaper | None:
-        foreign = [i for i in params.logit_bias or () if i >= self.spec.vocab_size]
+        size = self.spec.vocab_size
+        foreign = [i for i in params.logit_bias or () if i >= size]
         if foreign:
             raise ConfigError(
-                f"logit_bias names ids outside the vocabulary of {self.spec.vocab_size}: "
-                f"{foreign[:5]}."
+                f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
             )
         shaper = Shaper(
             params,
             prompt_length,
-            stop_ids=frozenset(i for i in self._pair.stop_ids if i < self.spec.vocab_size),
-            bad_words=spellings(self.tokenizer, params.bad_words),
+            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
+            bad_words=tuple(
+                word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
+            ),
             allowed=allowed,
         )
         return shaper if shaper.active else None
@@ -263,7 +268,7 @@ class LLM:
     def _checked(self, ids: Sequence[int]) -> list[int]:
         if not ids:
             raise ConfigError("the prompt is empty.", hint="give at least one token of text")
-        foreign = [i for i in ids if not 0 <= i < self.spec.vocab_size]
+        foreign = [i for i in ids if type(i) is not int or not 0 <= i < self.spec.vocab_size]
         if foreign:
             raise ConfigError(
                 f"the prompt has ids outside the vocabulary of {self.spec.vocab_size}: "

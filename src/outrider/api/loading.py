@@ -86,7 +86,11 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         target=target,
         draft=draft_model,
         tokenizer=tokenizer,
-        stop_ids=frozenset(target.spec.stop_ids) | frozenset(tokenizer.stop_ids),
+        stop_ids=frozenset(
+            token_id
+            for token_id in (*target.spec.stop_ids, *tokenizer.stop_ids)
+            if token_id < target_config.vocab_size
+        ),
         window=window,
         window_reason=f"target {target_tokens}, draft {draft_tokens or 'none'}, "
         f"context {config.context or 'auto'}",

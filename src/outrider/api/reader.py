@@ -59,6 +59,11 @@ class Reader:
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
         self._events.append(event)
 
+    def check(self) -> None:
+        """Raise what the engine gave the sequence up for, if it did."""
+        if self.seq.error is not None:
+            raise self.seq.error
+
     def events(self) -> Iterator[TextEvent]:
         """Yield and forget what has been read so far."""
         while self._events:

@@ -101,16 +101,18 @@ class _Reading:
 
 
 class StopMatcher:
-    """The text of one sequence, ended before the first stop string that completes.
+    """The text of one sequence, ended before the first stop string that completes in token number
+    `min_tokens` or later.
 
     Raises ConfigError for an empty stop string, which would end every text.
     """
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: Decoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         if "" in stops:
             raise ConfigError("stop: an empty string would end every text.")
         self._detokenizer = Detokenizer(decoder)
         self._stops = tuple(stops)
+        self._min_tokens = min_tokens
         self._held: str = ""
         self._pieces: list[str] = []
         self._stopped = False
@@ -134,8 +136,8 @@ class StopMatcher:
         assert not self._stopped
         self._before = self._mark()
         for index, token_id in enumerate(ids):
-            self._pieces.append(self._admit(self._detokenizer.push(token_id)))
             self._num_read += 1
+            self._pieces.append(self._admit(self._detokenizer.push(token_id)))
             if self._stopped:
                 return index + 1
         return None
@@ -172,7 +174,7 @@ class StopMatcher:
             return text
         text = self._held + text
         found = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
-        if found:
+        if found and self._num_read >= self._min_tokens:
             end, negative_length = min(found)
             self._stopped, self._held = True, ""
             return text[: end + negative_length]

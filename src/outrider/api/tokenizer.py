@@ -222,7 +222,7 @@ def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tupl
     for name in ("generation_config.json", "config.json"):
         entry: object = _read_json(folder / name).get("eos_token_id")
         entries = cast("list[object]", entry) if isinstance(entry, list) else [entry]
-        found = tuple(item for item in entries if isinstance(item, int))
+        found = tuple(item for item in entries if isinstance(item, int) and item >= 0)
         if found:
             return found
     token = _token_text(config.get("eos_token"))

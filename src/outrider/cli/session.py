@@ -48,9 +48,9 @@ def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
 
 def _without_draft(engine: EngineConfig) -> EngineConfig:
     """No draft model: plain decoding, unless another drafter was asked for by name."""
-    if engine.drafter == "model":
+    if engine.drafter in ("model", "bridge"):
         raise ConfigError(
-            "--drafter model needs a draft model, and --draft is none.",
+            f"--drafter {engine.drafter} needs a draft model, and --draft is none.",
             hint="name a model with --draft, or use --drafter ngram",
         )
     return replace(engine, drafter="none") if engine.drafter == "auto" else engine

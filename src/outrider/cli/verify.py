@@ -36,21 +36,21 @@ def verify(call: Call[VerifyOptions]) -> int:
         check_writable(output)
     program = _named(resolved.program(), resolved, call.arguments)
     subject = subject_of(program.target, program.draft, resolved.engine(), resolved.sampling())
-    progress = _Progress()
-    progress.show("opening the pair")
-    header = about(subject, resolved.decided())
-    progress.clear()
-    if not shown.json:
-        print(_header(header))
-    checks: list[Check] = []
-    for event in certify(subject, _effort(shown, resolved)):
-        if isinstance(event, Step):
-            progress.step(event)
-            continue
-        checks.append(event)
+    with _Progress() as progress:
+        progress.show("opening the pair")
+        header = about(subject, resolved.decided())
         progress.clear()
         if not shown.json:
-            print(_line(event), flush=True)
+            print(_header(header))
+        checks: list[Check] = []
+        for event in certify(subject, _effort(shown, resolved)):
+            if isinstance(event, Step):
+                progress.step(event)
+                continue
+            checks.append(event)
+            progress.clear()
+            if not shown.json:
+                print(_line(event), flush=True)
     certificate = Certificate(header, tuple(checks))
     print(json_line(certificate.to_dict()) if shown.json else _box(certificate))
     if output is not None:
@@ -84,6 +84,12 @@ class _Progress:
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()
         self._started = perf_counter()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def step(self, step: Step) -> None:
         from outrider.proof.certificate import PARTS

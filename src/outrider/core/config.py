@@ -42,7 +42,9 @@ class EngineConfig:
         "What chooses the draft length up to k: band follows acceptance, slo latency too.",
         choices=CONTROLLERS,
     )
-    min_k: int = setting(1, "Shortest draft that band and slo choose.", minimum=0, maximum=64)
+    min_k: int = setting(
+        1, "Shortest draft that band chooses; slo, from 2 on.", minimum=0, maximum=64
+    )
     target_acceptance: float = setting(
         0.7, "Acceptance that band holds by changing the draft length.", minimum=0, maximum=1
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 
 class OutriderError(Exception):
     """Base of every error raised on purpose.
@@ -46,6 +49,36 @@ class MachineError(OutriderError):
 
 class DrafterError(OutriderError):
     """A drafter broke its contract: too many tokens, or ids outside the vocabulary."""
+
+
+class NumericsError(OutriderError):
+    """A model's logits are not numbers: damaged weights, or an overflow of a narrow dtype."""
+
+    exit_code = 3
+
+    def __init__(self, whose: str) -> None:
+        super().__init__(
+            f"{whose} gave logits that are not numbers (NaN), so no token can be chosen.",
+            hint="try --dtype float32; if that fails too, download the weights again",
+        )
+
+
+class SequenceError(Exception):
+    """One sequence of a batch failed, for the reason that is this error's cause. Engines take it
+    from the batch; its reader raises the cause. Users never see this error itself."""
+
+    def __init__(self, seq_id: int) -> None:
+        super().__init__(f"sequence {seq_id} failed")
+        self.seq_id = seq_id
+
+
+@contextmanager
+def blaming(seq_id: int) -> Generator[None]:
+    """Whatever is raised within becomes a SequenceError."""
+    try:
+        yield
+    except Exception as error:
+        raise SequenceError(seq_id) from error
 
 
 class TimerError(OutriderError):

@@ -71,6 +71,10 @@ def check_type(name: str, value: object, default: object) -> None:
     if lies or not isinstance(value, kinds):
         wanted = "a number" if isinstance(default, float) else f"of type {type(default).__name__}"
         raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+    if isinstance(value, tuple):
+        strange = [item for item in cast("tuple[object, ...]", value) if not isinstance(item, str)]
+        if strange:
+            raise ConfigError(f"{name} must hold texts, got {strange[0]!r}.")
 
 
 def check_mapping(name: str, value: object, meta: Meta) -> None:

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.errors import NumericsError
 from outrider.core.philox import philox_exponentials, philox_uniform
 
 ROOT = -1
@@ -96,6 +97,7 @@ class KeyedNoise:
     def race_at(self, weights_V: Tensor, depth: int) -> int:
         """A pure function of the weights and the key, bit for bit. Waits for the device."""
         weights = weights_V.double().cpu().numpy()
+        _check_total(float(weights.sum()))
         ids = np.flatnonzero(weights)
         parts = [ids[at : at + _IN_CACHE] for at in range(0, len(ids), _IN_CACHE)]
         times = np.concatenate([self._race_numbers(part, self.start + depth) for part in parts])
@@ -114,10 +116,17 @@ class KeyedNoise:
 def inverse_cdf(weights_V: Tensor, uniform: float) -> int:
     """The index at which the running sum of `weights_V` first exceeds `uniform` of its total.
 
-    Sums in float64. An index of weight zero is never returned.
+    Sums in float64. An index of weight zero is never returned. Raises NumericsError if the weights
+    are no law.
     """
     cdf_V = weights_V.cumsum(0, dtype=torch.float64)
     total = float(cdf_V[-1])
+    _check_total(total)
     # Rounding of uniform * total may reach total itself; step back to the last real increase.
     threshold = min(uniform * total, math.nextafter(total, 0.0))
     return int(torch.searchsorted(cdf_V, cdf_V.new_tensor(threshold), right=True))
+
+
+def _check_total(total: float) -> None:
+    if not 0 < total < math.inf:
+        raise NumericsError("the model")

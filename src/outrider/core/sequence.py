@@ -22,7 +22,8 @@ class LiveSequence:
     Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
     how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
-    `prediction` is the caller's own guess of the text after the prompt.
+    `prediction` is the caller's own guess of the text after the prompt. `error` is why the engine
+    gave it up, if it did; it is then neither live nor finished.
     """
 
     seq_id: int
@@ -40,6 +41,7 @@ class LiveSequence:
     num_rounds: int = 0
     draft_seconds: float = 0.0
     finish: FinishReason | None = None
+    error: Exception | None = None
 
     @property
     def num_emitted(self) -> int:

@@ -107,13 +107,16 @@ class Shaper:
         if bool((rest_V > _BANNED).any()):
             shaped_V.copy_(rest_V)
 
-    def _checked(self, mask_V: Tensor, shaped_V: Tensor) -> Tensor:
-        if mask_V.shape != shaped_V.shape or mask_V.dtype != torch.bool:
+    def _checked(self, given: object, shaped_V: Tensor) -> Tensor:
+        if not isinstance(given, Tensor) or (given.shape, given.dtype) != (
+            shaped_V.shape,
+            torch.bool,
+        ):
             raise ConfigError(
-                f"an allowed-token mask must be {shaped_V.shape[0]} booleans, got shape "
-                f"{list(mask_V.shape)} of {mask_V.dtype}."
+                f"an allowed-token mask must be a tensor of {shaped_V.shape[0]} booleans, got "
+                f"{_described(given)}."
             )
-        mask_V = mask_V.to(shaped_V.device)
+        mask_V = given.to(shaped_V.device)
         if bool((mask_V & (shaped_V > _BANNED)).any()):
             return mask_V
         ends_V = torch.zeros_like(mask_V)
@@ -153,6 +156,12 @@ class _Counts:
         text = new[max(self._prompt_length - self._num_counted, 0) :]
         self._text_V.index_add_(0, text, torch.ones_like(text, dtype=self._text_V.dtype))
         self._num_counted = len(tokens)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {list(value.shape)} of {value.dtype}"
+    return f"a {type(value).__name__}"
 
 
 def _ends_with(text: Sequence[int], head: Sequence[int]) -> bool:

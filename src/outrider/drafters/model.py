@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import NumericsError, blaming
 from outrider.core.laws import processed_probs
 from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
@@ -83,6 +84,8 @@ class ModelDrafter:
         while True:
             _shape(live, logits_MV)
             best = self._argmax(logits_MV)
+            if -1 in best:
+                raise NumericsError("the draft model")
             for index, chain in enumerate(live):
                 chain.grow(logits_MV[index], best[index])
             live = [chain for chain in live if not chain.complete]
@@ -145,7 +148,7 @@ def _shape(chains: Sequence[_Chain], logits_MV: Tensor) -> None:
     for chain, logits_V in zip(chains, logits_MV, strict=True):
         row = chain.row
         if row.shaper is not None:
-            with torch.inference_mode():
+            with blaming(row.seq_id), torch.inference_mode():
                 logits_V.copy_(row.shaper.shape(logits_V[None], row.tokens, [chain.tokens])[0])
 
 

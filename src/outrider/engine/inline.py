@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Outcome
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, SequenceError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Chunk, Round
@@ -76,9 +76,16 @@ class InlineEngine:
             self._open(self._waiting.popleft())
 
     def _open(self, seq: LiveSequence) -> None:
-        self._live[seq.seq_id] = seq
         reused = self.target.state.open(seq.seq_id, seq.tokens[:-1])
-        self.drafter.open(seq.seq_id, seq.tokens)
+        try:
+            self.drafter.open(seq.seq_id, seq.tokens)
+        except BaseException as error:
+            self.target.state.close(seq.seq_id)
+            if not isinstance(error, Exception):
+                raise
+            seq.error = error
+            return
+        self._live[seq.seq_id] = seq
         self.ledger.add(seq.seq_id, len(seq.tokens) - reused)
 
     def _run(self, job: Job) -> list[Outcome]:
@@ -87,6 +94,10 @@ class InlineEngine:
         batch = self._sequences(job, Stage.VERIFY)
         try:
             outcomes = self.round.run(batch, chunks, num_waiting=len(self._waiting))
+        except SequenceError as error:
+            self._undo(job)
+            self._give_up(error)
+            return []
         except BaseException:
             self._undo(job)
             raise
@@ -95,6 +106,13 @@ class InlineEngine:
             if seq.finish is not None:
                 self._close(seq.seq_id)
         return outcomes
+
+    def _give_up(self, error: SequenceError) -> None:
+        """The others of its batch go on with the next job."""
+        seq = self._live[error.seq_id]
+        assert isinstance(error.__cause__, Exception)
+        seq.error = error.__cause__
+        self.cancel(seq.seq_id)
 
     def _undo(self, job: Job) -> None:
         """Leave every sequence as it was before `job`, so that others can go on after an error."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Outcome
+from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.laws import Laws, processed_probs
 from outrider.core.logprobs import log_law, token_logprobs
 from outrider.core.protocols import JudgeRow
@@ -44,11 +45,14 @@ def read_pass(
 ) -> list[Reading]:
     """One processed law a draft node and one for the root, of each sequence of `batch`.
 
-    Shaped logits are written over the model's own. Greedy rows share one argmax over the whole
+    Raises SequenceError for a sequence whose shaping fails or whose logits are not numbers. Shaped
+    logits are written over the model's own. Greedy rows share one argmax over the whole
     pass, a greedy round's only host sync. A rule that is not `exact` also gets soft laws.
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
+    if -1 in best:
+        raise _not_numbers(batch, best)
     readings: list[Reading] = []
     start = 0
     for seq in batch:
@@ -64,9 +68,18 @@ def _shape(batch: Sequence[LiveSequence], logits_MV: Tensor) -> None:
         logits_NV = logits_MV[start : start + 1 + len(seq.draft)]
         if seq.shaper is not None:
             suffixes = suffixes_of(seq.draft.tokens, seq.draft.parents)
-            with torch.inference_mode():
+            with blaming(seq.seq_id), torch.inference_mode():
                 logits_NV.copy_(seq.shaper.shape(logits_NV, seq.tokens, suffixes))
         start += logits_NV.shape[0]
+
+
+def _not_numbers(batch: Sequence[LiveSequence], best: Sequence[int]) -> SequenceError:
+    """The first sequence with a row that has no largest logit."""
+    rows = iter(best)
+    seq = next(s for s in batch if -1 in [next(rows) for _ in range(1 + len(s.draft))])
+    error = SequenceError(seq.seq_id)
+    error.__cause__ = NumericsError("the target")
+    return error
 
 
 def _read(seq: LiveSequence, logits_NV: Tensor, best: Sequence[int], *, exact: bool) -> Reading:

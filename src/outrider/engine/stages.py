@@ -17,8 +17,8 @@ from time import perf_counter
 from torch import Tensor
 
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.draft import Draft, Outcome
-from outrider.core.errors import DrafterError
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.errors import DrafterError, NumericsError, blaming
 from outrider.core.noise import ROOT
 from outrider.core.protocols import (
     AcceptanceRule,
@@ -111,7 +111,7 @@ class Stages:
         self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
     ) -> tuple[list[Outcome], list[FinishReason | None]]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
-        verdicts = self.rule([reading.row for reading in readings])
+        verdicts = self._judge(batch, readings)
         outcomes: list[Outcome] = []
         endings: list[FinishReason | None] = []
         for seq, reading, verdict in zip(batch, readings, verdicts, strict=True):
@@ -119,6 +119,18 @@ class Stages:
             outcomes.append(reading.tell(outcome, seq.params.top_logprobs))
             endings.append(reason)
         return outcomes, endings
+
+    def _judge(
+        self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
+    ) -> Sequence[Verdict]:
+        """Raises SequenceError for the sequence whose laws are no laws."""
+        try:
+            return self.rule([reading.row for reading in readings])
+        except NumericsError:
+            for seq, reading in zip(batch, readings, strict=True):
+                with blaming(seq.seq_id):
+                    self.rule([reading.row])
+            raise
 
     def _report(self, trace: RoundTrace) -> None:
         self.controller.observe(trace)

@@ -68,7 +68,8 @@ class Kernels:
     attention(qkv_NE, k_GSD, v_GSD, plan, scale, out_NO)
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
-    argmax(logits_MV)                                 the first largest of each row; a host sync
+    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
+                                                      a host sync
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
 
     `exact` says that every operator is row-invariant: a row's bits depend on that row alone.

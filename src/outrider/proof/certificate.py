@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from outrider.proof.algebra import algebra
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.ensemble import ensemble
 from outrider.proof.mutants import mutants
+from outrider.proof.parity import task
 from outrider.proof.parity_part import parity
 from outrider.proof.subject import Subject, fingerprint
 
@@ -67,8 +69,9 @@ class Certificate:
         if facts["num_differences"]:
             return (
                 "Speculation changes nothing here but rounding: every exact rule keeps the "
-                f"target's law, and the {facts['num_differences']} texts that differ do so at "
-                "near-ties, because these kernels are not row-invariant."
+                f"target's law. {facts['num_differences']} texts differ, because these kernels are "
+                f"not row-invariant; {facts['num_near_ties']} were looked into, and all differ at "
+                "near-ties."
             )
         return (
             "Speculation changes nothing here: every exact rule keeps the target's law, and this "
@@ -80,7 +83,8 @@ class Certificate:
         """What to try after a failure."""
         names = {check.name for check in (*self.failed, *self.unchecked)}
         models = [self.about[role] for role in ("target", "draft")]
-        again = " ".join(["outrider verify", *(str(m["name"]) for m in models if m)])
+        named = [str(model["name"]) for model in models if model]
+        again = " ".join(["outrider verify", *named, *_flags(self.about["settings"])])
         if names & {"algebra", "ensemble"}:
             return "pip install --force-reinstall outrider, then the same command again"
         if names & {"parity", "acceptance"}:
@@ -97,6 +101,18 @@ class Certificate:
             "about": dict(self.about),
             "checks": [check.to_dict() for check in self.checks],
         }
+
+
+def _flags(settings: Mapping[str, object]) -> list[str]:
+    """As words of a command line; the models have been named."""
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif name not in ("target", "draft"):
+            words.append(f"--{flag} {shlex.quote(str(value))}")
+    return words
 
 
 def check_certifiable(subject: Subject) -> None:
@@ -144,10 +160,12 @@ def about(subject: Subject, settings: Mapping[str, object]) -> dict[str, Any]:
 def certify(subject: Subject, effort: Effort) -> Iterator[Step | Check]:
     """Run the parts; each check comes as soon as it is known."""
     seed = subject.params.seed
+    # Made first: prompts that fit no window are an error before the work, not after half of it.
+    job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (
         algebra(effort, seed=seed),
         ensemble(effort, seed=seed, own=subject.config.sampler),
-        parity(subject, effort),
+        parity(job),
         mutants(seed=seed),
     )
     for number, part in enumerate(parts, start=1):

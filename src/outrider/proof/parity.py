@@ -45,16 +45,19 @@ class Cell:
     together: int
     params: SamplingParams
     sampler: str
+    controller: str = "fixed"
 
     @property
     def name(self) -> str:
         how = "greedy" if self.params.greedy else f"{self.sampler} at {self.params.temperature:g}"
-        return f"{how}, {self.drafter} K={self.k}, batch {self.together}, chunks of {self.chunk}"
+        where = f"batch {self.together}, chunks of {self.chunk}"
+        length = f"K={self.k}" if self.controller == "fixed" else f"{self.controller} to {self.k}"
+        return f"{how}, {self.drafter} {length}, {where}"
 
     @property
-    def same_drafts(self) -> tuple[str, int, str, bool]:
+    def same_drafts(self) -> tuple[str, int, str, bool, str]:
         """Cells that agree here must draft and accept alike."""
-        return self.drafter, self.k, self.sampler, self.params.greedy
+        return self.drafter, self.k, self.sampler, self.params.greedy, self.controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Task:
         first = self._both(self.subject.drafter, self.largest_k, self.greedy, config.sampler)[0]
         for chunk in CHUNKS:
             yield [replace(first, chunk=chunk)]
+        if config.controller != first.controller:
+            yield [replace(first, controller=config.controller)]
 
     def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[Cell]:
         chunk = self.subject.config.prefill_chunk
@@ -136,7 +141,7 @@ class Task:
             prefill_chunk=cell.chunk,
             batch_size=BATCH,
             arena_tokens=BATCH * pages * config.page_size,
-            controller="fixed",
+            controller=cell.controller,
         )
 
 

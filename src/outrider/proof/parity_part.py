@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.api.tokenizer import spellings
-from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.core.shaping import Shaper
@@ -16,9 +15,8 @@ from outrider.engine.reading import read_pass
 from outrider.kernels.pointwise.torch import argmax
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, resolve
-from outrider.proof.check import Check, Effort, Part
-from outrider.proof.parity import BATCH, Difference, Ids, Task, Written, differences, task
-from outrider.proof.subject import Subject
+from outrider.proof.check import Check, Part
+from outrider.proof.parity import BATCH, Difference, Ids, Task, Written, differences
 from outrider.proof.triage import Decide, Finding, Place, look_into
 from outrider.verify.table import rule_for
 
@@ -40,36 +38,37 @@ class _Seen:
         return f"{where}: {self.finding}" if self.finding else where
 
 
-def parity(subject: Subject, effort: Effort) -> Part:
+def parity(job: Task) -> Part:
     """Two checks: texts, and acceptance."""
     yield "plain decoding, the reference"
-    job = task(subject, max_tokens=effort.greedy_tokens)
+    # By whether it is greedy: parameters may hold a mapping, so they are no keys.
     plain = {
-        job.greedy: job.plain(job.greedy, subject.config.sampler),
-        job.seeded: job.plain(job.seeded, job.seeded_sampler),
+        True: job.plain(job.greedy, job.subject.config.sampler),
+        False: job.plain(job.seeded, job.seeded_sampler),
     }
     written: list[Written] = []
     for group in job.groups():
         yield group[0].name
         written += job.write(group)
-    found = [d for one in written for d in differences(one, plain[one.cell.params])]
+    found = [d for one in written for d in differences(one, plain[one.cell.params.greedy])]
     seen: list[_Seen] = []
     if found:
         yield f"looking into {len(found)} differences"
         seen = list(_looked_into(job, found, plain))
-    return _texts(job, written, seen, plain), _acceptance(written)
+    return _texts(job, written, seen, plain), _acceptance(written, job.subject.drafters)
 
 
 def _texts(
     job: Task,
     written: Sequence[Written],
     seen: Sequence[_Seen],
-    plain: dict[SamplingParams, Written],
+    plain: Mapping[bool, Written],
 ) -> Check:
     exact_kernels = all(one.exact_kernels for one in written)
-    num_tokens = sum(len(t) for one in written for t in plain[one.cell.params].texts)
+    num_tokens = sum(len(t) for one in written for t in plain[one.cell.params.greedy].texts)
     num_equal = num_tokens - sum(
-        len(plain[s.difference.cell.params].texts[s.difference.prompt]) - s.difference.position
+        len(plain[s.difference.cell.params.greedy].texts[s.difference.prompt])
+        - s.difference.position
         for s in seen
     )
     excused = [s for s in seen if s.finding and s.finding.near_tie and not exact_kernels]
@@ -106,8 +105,8 @@ def _shown(notes: Sequence[str]) -> tuple[str, ...]:
     return (*notes[:_MAX_SHOWN], *([f"and {rest} more like these"] if rest > 0 else []))
 
 
-def _acceptance(written: Sequence[Written]) -> Check:
-    """Cells that must draft alike did so, prompt by prompt."""
+def _acceptance(written: Sequence[Written], drafters: Sequence[str]) -> Check:
+    """Cells that must draft alike did so, prompt by prompt, and each drafter drafted."""
     groups: dict[object, list[Written]] = {}
     for one in written:
         groups.setdefault(one.cell.same_drafts, []).append(one)
@@ -123,11 +122,17 @@ def _acceptance(written: Sequence[Written]) -> Check:
     ]
     num_alike = len(groups) - len({first.cell.name for _, first in unlike})
     exact_kernels = all(one.exact_kernels for one in written)
+    holds = not (problems and exact_kernels)
+    summary = f"alike in {num_alike} of {len(groups)} settings, at every batch and chunk size"
+    idle = [drafter for drafter in drafters if not _drafted_by(drafter, written)]
+    if holds and idle:
+        # Equal texts say nothing about drafts that were never made.
+        holds, summary = None, f"{' and '.join(idle)} drafted nothing, so nothing was compared"
     return Check(
         name="acceptance",
         title="same acceptance",
-        holds=not (problems and exact_kernels),
-        summary=f"alike in {num_alike} of {len(groups)} settings, at every batch and chunk size",
+        holds=holds,
+        summary=summary,
         facts={
             "num_settings": len(groups),
             "accepted_of_drafted": {
@@ -140,6 +145,10 @@ def _acceptance(written: Sequence[Written]) -> Check:
     )
 
 
+def _drafted_by(drafter: str, written: Sequence[Written]) -> int:
+    return sum(_drafted(one) for one in written if one.cell.drafter == drafter)
+
+
 def _drafted(one: Written) -> int:
     return sum(drafted for drafted, _ in one.acceptance)
 
@@ -149,16 +158,16 @@ def _rate(one: Written) -> str:
 
 
 def _looked_into(
-    job: Task, found: Sequence[Difference], plain: Mapping[SamplingParams, Written]
+    job: Task, found: Sequence[Difference], plain: Mapping[bool, Written]
 ) -> Iterator[_Seen]:
     """Load the target once more, alone, and replay differences; equal ones are replayed once."""
     model = load_model(resolve(job.subject.target), _options(job))
     findings: dict[object, Finding] = {}
     for difference in found:
-        params, turn = difference.cell.params, (difference.plain, difference.speculative)
-        key = (params, difference.prompt, difference.position, turn)
+        greedy, turn = difference.cell.params.greedy, (difference.plain, difference.speculative)
+        key = (greedy, difference.prompt, difference.position, turn)
         if key not in findings and len(findings) < _MAX_LOOKED_INTO:
-            text = plain[params].texts[difference.prompt]
+            text = plain[greedy].texts[difference.prompt]
             findings[key] = _found(model, job, difference, text)
         yield _Seen(difference, findings.get(key))
 

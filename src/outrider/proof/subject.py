@@ -57,7 +57,7 @@ def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingPa
     if found.drafter == "none":
         raise ConfigError(
             "speculation is off, so there is nothing to certify.",
-            hint="leave out --drafter none and --k 0",
+            hint="choose a drafter (--drafter auto) and a draft length (--k 4)",
         )
     check_prediction(params.prediction, drafter=found.drafter)
     return found

@@ -171,3 +171,45 @@ def test_a_lossy_sampler_is_labelled_in_every_result() -> None:
     assert "LOSSY" in result.summary()
     assert LLM(config=EngineConfig(sampler="typical", drafter="none")).exact
     assert "LOSSY" not in LLM().generate(PROMPTS[0], GREEDY)[0].summary()
+
+
+def test_a_stop_string_waits_for_min_tokens(plain: LLM, drafting: LLM) -> None:
+    params = replace(GREEDY, max_tokens=40)
+    whole = plain.generate(PROMPTS[0], params)[0]
+    stop = next(word for word in whole.text.split() if whole.text.count(word) > 1)
+    early = plain.generate(PROMPTS[0], replace(params, stop=(stop,)))[0]
+    for llm in (plain, drafting):
+        late = llm.generate(
+            PROMPTS[0], replace(params, stop=(stop,), min_tokens=early.num_tokens + 1)
+        )[0]
+        assert late.num_tokens > early.num_tokens
+        assert late.text.startswith(early.text + stop)
+        assert whole.text.startswith(late.text)
+
+
+def test_without_an_end_nothing_is_held_back_as_one(plain: LLM) -> None:
+    """`ignore_eos` makes the end an ordinary token: neither banned early nor left by a mask."""
+    (end,) = plain.tokenizer.stop_ids
+    liked = replace(GREEDY, max_tokens=6, ignore_eos=True, logit_bias={end: 100.0})
+    assert plain.generate("x", liked)[0].token_ids == (end,) * 6
+    assert plain.generate("x", replace(liked, min_tokens=4))[0].token_ids == (end,) * 6
+    free = replace(GREEDY, max_tokens=6, ignore_eos=True)
+    nothing = torch.zeros(plain.spec.vocab_size, dtype=torch.bool)
+    masked = plain.generate("x", free, allowed=lambda _: nothing)[0]
+    assert masked.token_ids == plain.generate("x", free)[0].token_ids
+
+
+@pytest.mark.parametrize("changes", [{"stop": (1,)}, {"bad_words": ("a", None)}])
+def test_texts_are_texts(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="must hold texts"):
+        replace(GREEDY, **changes)
+
+
+def test_a_mask_that_is_no_tensor_is_named(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match="got a list"):
+        plain.generate("x", GREEDY, allowed=lambda _: [True])  # pyright: ignore
+
+
+def test_ids_are_whole_numbers(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match=r"\[1\.5\]"):
+        plain.generate([[3, 1.5]])  # pyright: ignore

@@ -161,14 +161,15 @@ def test_one_part_that_does_not_hold_decides_verdict_and_code(
 
 
 def test_near_ties_are_named_and_do_not_fail(outrider: Command, script: Script) -> None:
-    facts = {"num_tokens": 4321, "num_differences": 7}
+    facts = {"num_tokens": 4321, "num_differences": 7, "num_near_ties": 5}
     note = "greedy, model K=4: prompt 2, token 9: near-tie"
     script.checks["parity"] = found("parity", facts=facts, warnings=(note,))
     shown = outrider("verify")
     assert shown.code == 0
     assert f"warning: {note}" in shown.out
     assert "changes nothing here but rounding" in boxed(shown)
-    assert "the 7 texts that differ" in boxed(shown)
+    assert "7 texts differ" in boxed(shown)
+    assert "5 were looked into" in boxed(shown)
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -262,21 +263,22 @@ def test_users_settings_reach_the_parts(outrider: Command, script: Script) -> No
     assert script.calls["algebra"] == {"Effort": effort, "seed": 7}
     assert script.calls["ensemble"] == {"Effort": effort, "seed": 7, "own": "match"}
     assert script.calls["mutants"] == {"seed": 7}
-    subject = script.calls["parity"]["Subject"]
+    subject = script.calls["parity"]["Task"].subject
     assert (subject.config.k, subject.params.temperature) == (2, 0.5)
     assert "sampler=match, " in shown.out
     assert outrider("verify", "--deep").code == 0
-    assert script.calls["parity"]["Effort"] == DEEP
+    assert script.calls["algebra"]["Effort"] == DEEP
+    assert script.calls["parity"]["Task"].greedy.max_tokens == DEEP.greedy_tokens
 
 
 def test_models_are_words_or_flags(outrider: Command, script: Script) -> None:
     pair = ("outrider/embedded-draft", "outrider/embedded")
     for words in (pair, ("--target", pair[0], "--draft", pair[1])):
         assert outrider("verify", *words).code == 0
-        subject = script.calls["parity"]["Subject"]
+        subject = script.calls["parity"]["Task"].subject
         assert (subject.target, subject.draft) == pair
     shown = outrider("verify", "outrider/embedded", "none")
-    assert script.calls["parity"]["Subject"].drafters == ("ngram",)
+    assert script.calls["parity"]["Task"].subject.drafters == ("ngram",)
     assert re.search(r"^  draft +none$", shown.out, flags=re.MULTILINE)
 
 

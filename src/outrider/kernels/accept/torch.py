@@ -23,7 +23,7 @@ def verify_prefix(logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Ten
 
 def agreed_prefix(choices_BK: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
     """As `verify_prefix`, from the target's choices."""
-    agrees_BK = choices_BK == draft_ids_BK
+    agrees_BK = (choices_BK == draft_ids_BK) & (draft_ids_BK >= 0)
     accept_len_B = agrees_BK.cumprod(-1).sum(-1)
     place_K = torch.arange(draft_ids_BK.shape[1], device=draft_ids_BK.device)
     return accept_len_B, place_K < accept_len_B[:, None]

@@ -74,22 +74,32 @@ void silu_mul_row(const float* gate, const float* up, float* out, int size) {
     }
 }
 
-// The first largest of a row. NaN never wins; a row of nothing else gives 0.
+// The first largest of a row; -1 if it has a NaN.
 int64_t argmax_row(const float* logits, int64_t size) {
     constexpr int64_t CHUNK = 64 * LANES;
     float best = -std::numeric_limits<float>::infinity();
     int64_t best_chunk = 0;
+    IntVec is_nan = {};
     for (int64_t chunk = 0; chunk < size; chunk += CHUNK) {
         const int64_t end = std::min(chunk + CHUNK, size);
         Vec most[4] = {splat(best), splat(best), splat(best), splat(best)};
         int64_t i = chunk;
         for (; i + 4 * LANES <= end; i += 4 * LANES)
-            for (int v = 0; v < 4; ++v) most[v] = larger(load(logits + i + v * LANES), most[v]);
+            for (int v = 0; v < 4; ++v) {
+                const Vec logit = load(logits + i + v * LANES);
+                most[v] = larger(logit, most[v]);
+                is_nan |= logit != logit;
+            }
         float largest =
             largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
-        for (; i < end; ++i) largest = logits[i] > largest ? logits[i] : largest;
+        for (; i < end; ++i) {
+            largest = logits[i] > largest ? logits[i] : largest;
+            is_nan[0] |= logits[i] != logits[i];
+        }
         if (largest > best) best = largest, best_chunk = chunk;
     }
+    for (int lane = 0; lane < LANES; ++lane)
+        if (is_nan[lane]) return -1;
     for (int64_t i = best_chunk; i < std::min(best_chunk + CHUNK, size); ++i)
         if (logits[i] == best) return i;
     return 0;

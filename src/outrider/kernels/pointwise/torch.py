@@ -93,5 +93,8 @@ def rope_append(
 
 
 def argmax(logits_MV: Tensor) -> list[int]:
-    """The first largest of each row, none of which is NaN. A host sync."""
-    return host_ints(logits_MV.argmax(-1))
+    """The first largest of each row; -1 where a row has a NaN, which PyTorch takes for the largest.
+    A host sync."""
+    best_M = logits_MV.argmax(-1)
+    is_nan_M = logits_MV.gather(-1, best_M[:, None])[:, 0].isnan()
+    return host_ints(best_M.masked_fill(is_nan_M, -1))
