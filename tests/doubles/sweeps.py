@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.bench.config import BenchmarkConfig
-from outrider.bench.sweep_results import Circumstances, Numbers, ResultsFolder, Sample
+from outrider.bench.sweep_results import Circumstances, ResultsFolder
+from outrider.bench.sweep_samples import Numbers, Sample
 
 SETTINGS = {"temperature": 0.0, "max_tokens": 8, "batch_size": 1, "sampler": "block"}
 
@@ -65,6 +66,7 @@ def sample(
     visit: int | None = None,
     reason: str | None = None,
 ) -> Sample:
+    """Of the piece that is one prompt, number `piece` of its domain."""
     return Sample(
         run=1,
         visit=piece + 1 if visit is None else visit,
@@ -87,13 +89,13 @@ def folder_of(path: Path, *samples: Sample) -> ResultsFolder:
 
 
 def small_sweep(path: Path) -> ResultsFolder:
-    """Two domains of three pieces; K=2 wins by a half in code, K=4 loses in maths."""
+    """Two domains of five pieces; K=2 wins by a half in code, K=4 loses in maths."""
     seconds = {("code", 2): 0.5, ("code", 4): 0.8, ("maths", 2): 1.0, ("maths", 4): 2.0}
     found: list[Sample] = []
     for number, domain in enumerate(("code", "maths")):
-        for piece in range(3):
+        for piece in range(5):
             for k in (0, 2, 4):
                 took = (1 + piece / 10) * seconds.get((domain, k), 1.0)
-                visit = 3 * number + piece + 1
+                visit = 5 * number + piece + 1
                 found.append(sample(k, piece, numbers(k, took), domain=domain, visit=visit))
     return folder_of(path, *found)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.provenance import write_json
+from outrider.bench.records import RecordError, made, parse
 from outrider.core.errors import ConfigError
 from outrider.core.nearest import did_you_mean
 
@@ -77,17 +78,12 @@ class PromptDataset:
         """Raises ConfigError for a file that `save` did not write."""
         hint = f"write it with `outrider prompts --output {path}`"
         try:
-            record: Any = json.loads(path.read_text("utf-8"))
-            if record["schema"] != _SCHEMA:
-                raise ConfigError(f"{path} is of schema {record['schema']!r}.", hint=hint)
-            prompts = tuple(Prompt(**row) for row in record["prompts"])
-            return cls(prompts, record["tokenizer"], record["sources"])
+            return _dataset(parse(path.read_text("utf-8")))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}.", hint=hint) from None
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"{path} is not a saved set of prompts.", hint=hint) from None
+        except (RecordError, UnicodeDecodeError) as error:
+            found = f"{path} is not a saved set of prompts: {error}."
+            raise ConfigError(found, hint=hint) from None
 
     def save(self, path: Path) -> None:
         rows = [asdict(prompt) for prompt in self.prompts]
@@ -135,6 +131,37 @@ class PromptDataset:
     def fingerprint(self, domain: str) -> str:
         """12 hexadecimal digits that change with any text of `domain`."""
         return fingerprint([prompt.raw_text for prompt in self.get_by_domain(domain)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """The fields of a file."""
+
+    schema: int
+    tokenizer: str
+    sources: Mapping[str, str]
+    prompts: Sequence[Mapping[str, Any]]
+
+
+def _dataset(record: Mapping[str, Any]) -> PromptDataset:
+    """Raises RecordError for what `save` would not write."""
+    if record.get("schema") != _SCHEMA:
+        raise RecordError(f"its schema is {record.get('schema')!r:.40}")
+    saved = made(_Saved, record)
+    prompts = tuple(_prompt(i, row) for i, row in enumerate(saved.prompts, start=1))
+    if len({prompt.prompt_id for prompt in prompts}) < len(prompts):
+        raise RecordError("two prompts have one name")
+    for domain in {prompt.domain for prompt in prompts} - saved.sources.keys():
+        raise RecordError(f"nothing says where {domain!r:.40} is from")
+    return PromptDataset(prompts, saved.tokenizer, saved.sources)
+
+
+def _prompt(number: int, row: Mapping[str, Any]) -> Prompt:
+    """Entry `number` of a file, counted from 1."""
+    try:
+        return made(Prompt, row)
+    except RecordError as error:
+        raise RecordError(f"in prompt {number}, {error}") from None
 
 
 def fingerprint(texts: Sequence[str]) -> str:

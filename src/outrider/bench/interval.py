@@ -5,6 +5,9 @@ of work. Its 95 % interval comes from drawing as many pieces again, with replace
 (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile interval). A piece
 keeps its two sides together, and its repetitions are first reduced to their median: they are not
 independent pieces. The draws have a fixed seed, so the same samples give the same interval.
+
+Few pieces drawn again are too much alike: intervals from two pieces hold the truth about half of
+the time and from three 75 %, from five on the 95 % that they say. Below that there is none.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MIN_PAIRS = 5
 _NUM_DRAWS = 4000
 _PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`low` and `high` bound the 95 % interval; they are None for a single pair."""
+    """`low` and `high` bound the 95 % interval; they are None below MIN_PAIRS."""
 
     value: float
     low: float | None
@@ -33,7 +37,7 @@ def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
     above, below = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)
     value = float(np.median(above) / np.median(below))
     num = len(above)
-    if num < 2:
+    if num < MIN_PAIRS:
         return Ratio(value, None, None, num)
     picks = np.random.default_rng(0).integers(num, size=(_NUM_DRAWS, num))
     drawn = np.median(above[picks], axis=1) / np.median(below[picks], axis=1)

@@ -119,9 +119,10 @@ def circumstances(sweep: Sweep, pair: SweepPair) -> Circumstances:
 
 
 def outstanding(sweep: Sweep, pair: SweepPair, folder: ResultsFolder) -> list[Visit]:
-    """Visits of which the folder lacks a sample. They are measured again at every K, because a
-    ratio is only of samples that were measured in turns."""
-    done = folder.current().keys()
+    """Visits of which the folder lacks a sample, or has one that failed: what it failed for may be
+    over. They are measured again at every K, because a ratio is only of samples that were measured
+    in turns."""
+    done = {key for key, sample in folder.current().items() if sample.ok}
     hashes = {
         (domain, k): sweep.config(pair, domain, k).config_hash()
         for domain in sweep.prompts

@@ -13,112 +13,25 @@ weights or prompts is an error, and nothing is overwritten.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from outrider import __version__
-from outrider.bench.config import BenchmarkConfig, Plain
+from outrider.bench.config import Plain
+from outrider.bench.records import RecordError, made, parse
+from outrider.bench.sweep_samples import Key, Sample
 from outrider.core.errors import ConfigError, MachineError
 
 SCHEMA = "outrider-bench-k/1"
 FILE_NAME = "samples.jsonl"
 
-Key = tuple[str, str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """What one sample measured, over all prompts of its piece.
-
-    `seconds` is the wall clock of the whole call. Of a batch, the seconds of stages are those of
-    the passes that its last sequence to end took part in. `verify_ms` is the mean pass that read no
-    prompt, None if there was none. `accepted_histogram[n]` counts rounds that kept n drafts.
-    `token_ms` has every token's share of its round, without the first round's. `identical` says
-    whether the ids are those of plain decoding, None where that need not be so; `digest` is theirs.
-    """
-
-    num_prompt_tokens: int
-    num_tokens: int
-    seconds: float
-    first_token_seconds: float
-    prefill_seconds: float
-    draft_seconds: float
-    verify_seconds: float
-    accept_seconds: float
-    verify_ms: float | None
-    num_rounds: int
-    num_drafted: int
-    num_accepted: int
-    accepted_histogram: Sequence[int]
-    token_ms: Sequence[float]
-    identical: bool | None
-    digest: str
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
-
-    @property
-    def seconds_per_token(self) -> float:
-        return self.seconds / self.num_tokens
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """None when nothing was drafted."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
-
-    @property
-    def other_seconds(self) -> float:
-        """Outside drafting, target passes and acceptance: text, bookkeeping, waiting."""
-        named = self.prefill_seconds + self.draft_seconds + self.verify_seconds
-        return max(self.seconds - named - self.accept_seconds, 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One cell, piece and repetition. `reason` says why it failed, None if it did not; a failed
-    sample may have numbers all the same. Samples of one `visit` were measured in turns."""
-
-    run: int
-    visit: int
-    config: BenchmarkConfig
-    piece: str
-    prompt_ids: Sequence[str]
-    iteration: int
-    reason: str | None
-    numbers: Numbers | None
-    foreign_cpu_share: float | None
-
-    @property
-    def ok(self) -> bool:
-        return self.reason is None
-
-    @property
-    def key(self) -> Key:
-        return self.config.config_hash(), self.piece, self.iteration
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "record": "sample",
-            **asdict(self),
-            "config": self.config.to_dict(),
-            "config_hash": self.config.config_hash(),
-            "label": self.config.label,
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Sample:
-        """Raises TypeError or KeyError for a record of another form."""
-        derived = ("record", "config_hash", "label", "config", "numbers")
-        given = {name: value for name, value in record.items() if name not in derived}
-        numbers = record["numbers"]
-        return cls(
-            **given,
-            config=BenchmarkConfig.from_dict(record["config"]),
-            numbers=None if numbers is None else Numbers(**numbers),
-        )
+# What every line of ours begins with.
+_START = b'{"record": "'
+# A pair's figures are kept in a folder of its name.
+_PAIR_NAME = re.compile(r"\w[\w.+-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +44,17 @@ class Circumstances:
     settings: Mapping[str, Plain]
     weights: Mapping[str, str]
     prompt_sets: Mapping[str, str]
+
+    @classmethod
+    def of_run(cls, run: Mapping[str, Any]) -> Circumstances:
+        """Those that a line of kind "run" states. Raises RecordError."""
+        names = [item.name for item in fields(cls)]
+        found = made(cls, {name: run[name] for name in names if name in run})
+        if not _PAIR_NAME.fullmatch(found.pair):
+            raise RecordError(f"pair is {found.pair!r:.40}")
+        made(_Settings, {item.name: found.settings.get(item.name) for item in fields(_Settings)})
+        made(_Machine, {item.name: found.machine.get(item.name) for item in fields(_Machine)})
+        return found
 
     def difference(self, run: Mapping[str, Any]) -> str | None:
         """What `run` has otherwise, in words, or None. What one side lacks is no difference, since
@@ -156,46 +80,76 @@ class Circumstances:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What tables say of a run's settings."""
+
+    temperature: float
+    max_tokens: int
+    batch_size: int
+    sampler: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What figures say of its machine."""
+
+    cpu: str
+    gpu: str | None
+
+
 @dataclass(slots=True)
 class ResultsFolder:
-    """Runs and samples read so far, and the file that new ones are appended to."""
+    """Runs and samples read so far, and the file that new ones are appended to. If it is `torn`, it
+    ends in half a line, which the next record takes the place of."""
 
     path: Path
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     samples: list[Sample] = field(default_factory=list[Sample])
+    torn: bool = False
 
     @classmethod
     def open(cls, path: Path) -> ResultsFolder:
-        """Read the folder, to go on in it; a last line that was cut off is dropped from the file.
-
-        It is made with the first record. Raises ConfigError if it is of another version.
-        """
-        if (path / FILE_NAME).exists():
-            try:
-                _drop_cut_line(path / FILE_NAME)
-            except OSError as error:
-                raise _unusable(path, error) from None
-        elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        """Read the folder, to go on in it; it is made with the first record. Raises ConfigError if
+        it holds anything else, or is of another version."""
+        if not (path / FILE_NAME).exists() and path.exists() and not _is_empty_folder(path):
             raise _refusal(path, f"other files and no {FILE_NAME}")
         return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> ResultsFolder:
-        """What the folder holds; nothing is made or changed."""
+        """What the folder holds; nothing is made or changed. Raises ConfigError, with the number of
+        the line, for one that this version did not write."""
         folder = cls(path)
-        for number, line in enumerate(_lines(path / FILE_NAME), start=1):
+        lines, end = _lines(path / FILE_NAME)
+        for number, line in enumerate(lines, start=1):
             try:
-                record: Any = json.loads(line)
-                if record["record"] == "run":
-                    _check_version(record, path)
-                    folder.runs.append(record)
-                else:
-                    folder.samples.append(Sample.from_dict(record))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                if isinstance(error, ConfigError):
-                    raise
-                raise _refusal(path, f"a line {number} that this version did not write") from None
+                folder._take(parse(line))
+            except RecordError as error:
+                found = f"a line {number} that this version did not write ({error})"
+                raise _refusal(path, found) from None
+        if not end.startswith(_START[: len(end)]):
+            raise _refusal(path, f"a line {len(lines) + 1} that this version did not write")
+        folder.torn = bool(end)
         return folder
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        """One line that was read."""
+        kind = record.get("record")
+        if kind == "run":
+            _check_version(record, self.path)
+            Circumstances.of_run(record)
+            if record.get("run") != len(self.runs) + 1:
+                raise RecordError(f"run is {record.get('run')!r:.40}, not {len(self.runs) + 1}")
+            self.runs.append(dict(record))
+        elif kind == "sample":
+            sample = Sample.from_dict(record)
+            pair = sample.config.model_pair_name
+            if pair not in [run["pair"] for run in self.runs if run["run"] == sample.run]:
+                raise RecordError(f"no line before it is of run {sample.run} of {pair!r:.40}")
+            self.samples.append(sample)
+        else:
+            raise RecordError(f"record is {kind!r:.40}")
 
     def check(self, ours: Circumstances) -> None:
         """Raises ConfigError if any run here was measured under other circumstances."""
@@ -205,8 +159,17 @@ class ResultsFolder:
                 raise _refusal(self.path, found)
 
     def current(self) -> dict[Key, Sample]:
-        """The newest sample of each cell, piece and repetition."""
-        return {sample.key: sample for sample in self.samples}
+        """The newest sample of each cell, piece and repetition. A prompt counts in one piece of a
+        cell: one that was cut otherwise, before prompts were added to its batch, gives way."""
+        keys = [sample.key for sample in self.samples]
+        newest: dict[tuple[str, str], str] = {}
+        for (cell, piece, _), sample in zip(keys, self.samples, strict=True):
+            newest.update(((cell, prompt), piece) for prompt in sample.prompt_ids)
+        return {
+            key: sample
+            for key, sample in zip(keys, self.samples, strict=True)
+            if all(newest[key[0], prompt] == sample.piece for prompt in sample.prompt_ids)
+        }
 
     def add_run(self, ours: Circumstances, facts: Mapping[str, object]) -> int:
         """Append what is said of a run; its number."""
@@ -228,33 +191,45 @@ class ResultsFolder:
 
     def _append(self, records: Iterable[Mapping[str, object]]) -> None:
         text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        file = self.path / FILE_NAME
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / FILE_NAME).open("a", encoding="utf-8") as file:
-                file.write(text)
+            if self.torn and file.exists():
+                _drop_end(file)
+            self.torn = True
+            _write(file, text)
+            self.torn = False
         except OSError as error:
             raise _unusable(self.path, error) from None
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines only: the end of a file that was cut off is not one."""
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _lines(path: Path) -> tuple[list[str], bytes]:
+    """Whole lines, and what follows the last of them: one that was cut off, or nothing."""
     if not path.exists():
-        return []
+        return [], b""
     try:
-        text = path.read_text("utf-8")
+        data = path.read_bytes()
+        num_whole = data.rfind(b"\n") + 1
+        return data[:num_whole].decode("utf-8").split("\n")[:-1], data[num_whole:]
     except OSError as error:
         raise _unusable(path.parent, error) from None
     except UnicodeDecodeError:
         raise _refusal(path.parent, "a file that is not text") from None
-    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
 
 
-def _drop_cut_line(path: Path) -> None:
+def _write(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _drop_end(path: Path) -> None:
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+    with path.open("r+b") as file:
+        file.truncate(data.rfind(b"\n") + 1)
 
 
 def _check_version(run: Mapping[str, Any], folder: Path) -> None:

@@ -17,7 +17,8 @@ from itertools import zip_longest
 
 from outrider.bench.interval import Ratio, ratio_of_medians
 from outrider.bench.provenance import write_json, write_text
-from outrider.bench.sweep_results import SCHEMA, Numbers, ResultsFolder, Sample
+from outrider.bench.sweep_results import SCHEMA, ResultsFolder
+from outrider.bench.sweep_samples import Numbers, Sample
 
 STAGES = ("draft", "target", "accept", "other")
 
@@ -123,26 +124,27 @@ def flat_rows(found: Sequence[Cell]) -> list[dict[str, object]]:
 
 
 def verdicts(found: Sequence[Cell]) -> list[str]:
-    """A sentence for each cell where speculation lost, or may have, and one if it never did."""
-    speculative = [cell for cell in found if cell.k and cell.speedup]
-    lost = [words for cell in speculative if (words := _loss(cell))]
-    if speculative and not lost:
-        return ["Speculation lost in no cell of this sweep."]
+    """A sentence for each cell where speculation lost, or may have, and one if it never did. Cells
+    without an interval are not judged."""
+    speculative = [cell for cell in found if cell.k]
+    judged = [cell for cell in speculative if cell.speedup and cell.speedup.low is not None]
+    lost = [words for cell in judged if (words := _loss(cell))]
+    if judged and not lost:
+        which = "of this sweep" if len(judged) == len(speculative) else "that has an interval"
+        return [f"Speculation lost in no cell {which}."]
     return lost
 
 
 def _loss(cell: Cell) -> str | None:
     ratio = cell.speedup
-    if ratio is None or (ratio.value if ratio.low is None else ratio.low) > 1:
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.low > 1:
         return None
-    sure = ratio.high is not None and ratio.high < 1
-    verb = "loses" if sure or ratio.high is None else "does not measurably win"
-    interval = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    verb = "loses" if ratio.high < 1 else "does not measurably win"
     acceptance = f", {100 * cell.acceptance.mean:.0f} % accepted" if cell.acceptance else ""
     return (
         f"{cell.pair}, {cell.domain}, K={cell.k}: speculation {verb}: "
-        f"{ratio.value:.2f}×{interval}{acceptance}, slower on {cell.num_slower} of "
-        f"{ratio.num_pairs} pieces."
+        f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f}){acceptance}, "
+        f"slower on {cell.num_slower} of {ratio.num_pairs} pieces."
     )
 
 
@@ -166,7 +168,6 @@ def _cell(samples: Sequence[Sample], plain: Mapping[tuple[object, ...], Sample])
     identical = [s.numbers.identical for s in samples if s.numbers is not None]
     acceptance = [rate for n in good if (rate := n.acceptance_rate) is not None]
     num_rounds = sum(n.num_rounds for n in good)
-    histograms = [n.accepted_histogram for n in good]
     return Cell(
         pair=config.model_pair_name,
         domain=config.prompt_domain,
@@ -185,7 +186,7 @@ def _cell(samples: Sequence[Sample], plain: Mapping[tuple[object, ...], Sample])
         num_accepted=_spread(good, lambda n: n.num_accepted),
         tokens_per_round=_rate(sum(n.num_tokens for n in good), num_rounds),
         drafted_per_round=_rate(sum(n.num_drafted for n in good), num_rounds),
-        accepted_histogram=[sum(counts) for counts in zip_longest(*histograms, fillvalue=0)],
+        accepted_histogram=_histogram(good),
         stage_ms=_stage_ms(good),
         verify_ms=Spread.of([n.verify_ms for n in good if n.verify_ms is not None]),
         identical=None if None in identical or not identical else all(identical),
@@ -226,6 +227,13 @@ def _stage_ms(good: Sequence[Numbers]) -> dict[str, float]:
         "other": sum(n.other_seconds for n in good),
     }
     return {name: round(1000 * seconds[name] / num_tokens, 6) for name in STAGES}
+
+
+def _histogram(good: Sequence[Numbers]) -> list[int]:
+    """Empty if no round drafted, which is so where a drafter found nothing to propose."""
+    histograms = [n.accepted_histogram for n in good]
+    counts = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+    return counts if any(counts) else []
 
 
 def _rate(part: float, whole: float) -> float | None:

@@ -53,7 +53,8 @@ def compare_with_off(llm: LLM, prompt: str, resolved: Resolved) -> Comparison:
     """Race `llm` against the same target without a drafter."""
     params = resolved.sampling()
     # The window leaves room for a draft on one side only; both stop at the shorter length.
-    params = replace(params, max_tokens=llm.fitting_tokens(prompt, params))
+    limit = llm.fitting_tokens(prompt, params)
+    params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     plain = open_llm(resolved, drafter="none")
     texts: dict[str, set[tuple[int, ...]]] = {"on": set(), "off": set()}
     contestants = {

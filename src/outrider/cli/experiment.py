@@ -1,7 +1,8 @@
 """An experiment as a YAML file: options of a sweep and settings, one `name: value` a line.
 
 The file fills in what flags and the environment leave open, and goes before `outrider.toml`. Its
-names are those of the flags with `_` for `-`; a list may stand for values between commas.
+names are those of the flags with `_` for `-`. A list may stand for an option's values between
+commas; a setting that is a list is written as one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def with_experiment(options: KSweepOptions, resolved: Resolved) -> tuple[KSweepO
         if name not in known:
             hint = nearest(name, known, "`outrider bench k --help` lists options and settings.")
             raise ConfigError(f"{path}: unknown key {name!r}.", hint=hint)
-    given = {name: Given(value, f"{path}:{name}") for name, value in data.items()}
+    given = {
+        name: Given(_joined(value) if name in own else value, f"{path}:{name}")
+        for name, value in data.items()
+    }
     taken = {name: typed(own[name], item) for name, item in given.items() if name in own}
     open_options = {item.name for item in fields(options) if _is_default(options, item)}
     chosen = dict(resolved.chosen)
@@ -69,7 +73,7 @@ def _read(path: Path) -> Mapping[str, object]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected `name: value` lines.")
     entries = cast("dict[object, object]", data)
-    return {str(name): _joined(value) for name, value in entries.items()}
+    return {str(name): value for name, value in entries.items()}
 
 
 def _joined(value: object) -> object:

@@ -15,13 +15,15 @@ from outrider.bench.workloads import builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.options import PromptsOptions
 from outrider.cli.output import check_writable, json_line, table
-from outrider.core.errors import MachineError
+from outrider.core.errors import ConfigError, MachineError
 from outrider.models.loading import resolve
 
 
 def prompts(call: Call[PromptsOptions]) -> int:
     options = call.options
     outputs = [Path(name) for name in (options.output, options.tiny_output) if name]
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise ConfigError("--output and --tiny-output name one file.", hint="name two files")
     for path in outputs:
         check_writable(path)
     tokenizer = Tokenizer.load(resolve(options.tokenizer))

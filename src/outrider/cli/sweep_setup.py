@@ -169,9 +169,7 @@ def _prompts(
     """Works and fingerprints by domain. A fingerprint is of all prompts of the domain, so that a
     later run may take more of them."""
     if options.single_prompt is not None:
-        if not options.single_prompt:
-            raise ConfigError("--single-prompt is empty.", hint="give at least one token of text")
-        work = Work(f"{SINGLE}_000", options.single_prompt)
+        work = Work(f"{SINGLE}_000", _single(options, options.single_prompt))
         return {SINGLE: [work]}, {SINGLE: fingerprint([work.text])}
     num = _first(options.prompts, recipe and recipe.prompts, NUM_PROMPTS)
     saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
@@ -187,6 +185,22 @@ def _prompts(
         works[domain] = found[:num]
         prints[domain] = fingerprint([work.text for work in found])
     return works, prints
+
+
+def _single(options: KSweepOptions, prompt: str) -> str:
+    others = {
+        "--domains": options.domains,
+        "--prompts": options.prompts,
+        "--prompt-set": options.prompt_set,
+    }
+    for flag, value in others.items():
+        if value is not None:
+            raise ConfigError(
+                f"--single-prompt and {flag} both say which prompts.", hint="drop one of them"
+            )
+    if not prompt:
+        raise ConfigError("--single-prompt is empty.", hint="give at least one token of text")
+    return prompt
 
 
 def _ks(options: KSweepOptions, recipe: Preset | None) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.presets import REFERENCES
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Cell, Spread, cells
@@ -105,6 +106,9 @@ def _sentences(found: list[Cell], record: Mapping[str, Any]) -> Iterator[str]:
         verb = "are" if same else "are NOT"
         yield f"Greedy tokens at every K {verb} those of plain decoding, in this same run."
     yield from record["verdicts"]
+    if any(cell.speedup and cell.speedup.low is None for cell in found):
+        num = MIN_PAIRS * max(run["settings"]["batch_size"] for run in record["runs"])
+        yield f"An interval and a verdict need {MIN_PAIRS} pieces (--prompts {num})."
     reasons: Counter[str] = Counter()
     for cell in found:
         reasons.update(cell.failures)

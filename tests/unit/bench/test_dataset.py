@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,41 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
         PromptDataset.load(path)
     assert caught.value.hint is not None
     assert "outrider prompts" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"raw_text": 5}, "in prompt 2, raw_text is 5"),
+        ({"raw_text": None}, "in prompt 2, raw_text is None"),
+        ({"token_count": "3"}, "in prompt 2, token_count is '3'"),
+        ({"more": 1}, "in prompt 2, more is unknown"),
+        ({"prompt_id": "code_000"}, "two prompts have one name"),
+        ({"domain": "poetry"}, "'poetry'"),
+    ],
+)
+def test_a_prompt_that_was_changed_is_refused_by_its_number(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    path = tmp_path / "prompts.json"
+    dataset().save(path)
+    record = json.loads(path.read_text())
+    record["prompts"][1] |= changes
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=said):
+        PromptDataset.load(path)
+
+
+@pytest.mark.parametrize("field", ["schema", "tokenizer", "sources", "prompts"])
+@pytest.mark.parametrize("value", [None, 5, "x", ["x"], {"x": 1}])
+def test_a_field_of_another_type_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "prompts.json"
+    dataset().save(path)
+    if field == "tokenizer" and isinstance(value, str):
+        return
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ConfigError, match="not a saved set"):
+        PromptDataset.load(path)
 
 
 def test_a_missing_file_is_a_mistake_of_the_user(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from outrider.bench import sweep as sweep_module
 from outrider.bench.sweep import Lineup, run_pair
 from outrider.bench.sweep_plan import Sweep, SweepPair, Work, outstanding, visits
 from outrider.bench.sweep_results import ResultsFolder
+from outrider.bench.sweep_summary import cells
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
@@ -38,9 +40,13 @@ class ScriptedLLM:
         self.exact = True
         self.notes = ("one note",)
         self.kernels = SimpleNamespace(choices=(), exact=True)
-        self.tokenizer = SimpleNamespace(encode=list)
+        self.tokenizer = SimpleNamespace(encode=self._encode)
+
+    def _encode(self, prompt: str) -> bytes:
+        return prompt.encode()
 
     def fitting_tokens(self, prompt: str, params: SamplingParams) -> int:
+        self._encode(prompt)
         if prompt == "too long":
             raise ConfigError("does not fit")
         return min(params.max_tokens, 20 - self.k)
@@ -51,7 +57,7 @@ class ScriptedLLM:
 
     def _result(self, prompt: str) -> GenerationResult:
         wrong = self.wrong.get((self.k, prompt))
-        if isinstance(wrong, Exception):
+        if isinstance(wrong, BaseException):
             raise wrong
         ids = (1, 2, 3) if wrong is None else (1, 9, 3)
         seconds = {"prefill": 0.1, "draft": 0.1, "verify": 0.2, "accept": 0.1, "total": 0.5}
@@ -146,15 +152,46 @@ def test_an_error_is_recorded_and_the_sweep_goes_on(
 ) -> None:
     scripted.wrong[1, "code 0"] = CapacityError("no room")
     scripted.wrong[0, "maths 1"] = torch.OutOfMemoryError("device full")
+    scripted.wrong[2, "maths 0"] = RuntimeError("a defect")
     folder = run(sweep(), tmp_path)
     failed = {(one.config.k, one.piece): one for one in folder.samples if not one.ok}
     assert {key: one.reason for key, one in failed.items()} == {
         (1, "code_000"): "CapacityError: no room",
         (0, "maths_001"): "OutOfMemoryError: device full",
+        (2, "maths_000"): "RuntimeError: a defect",
     }
     assert all(one.numbers is None for one in failed.values())
     beside = [one.numbers for one in folder.samples if one.piece == "maths_001" and one.ok]
     assert [one.identical for one in beside if one] == [None, None]
+
+
+def test_a_prompt_that_is_no_text_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    prompts = {"code": [Work("code_000", "\ud800"), Work("code_001", "code 1")]}
+    folder = run(sweep(prompts=prompts, prompt_sets={"code": "p"}, warmup=1), tmp_path)
+    assert [one.ok for one in folder.samples] == [False] * 3 + [True] * 3
+    assert str(folder.samples[0].reason).startswith("UnicodeEncodeError: ")
+    assert not ResultsFolder.read(tmp_path).samples[0].ok
+
+
+def test_an_interrupt_ends_the_sweep(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
+    scripted.wrong[1, "maths 0"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(sweep(), tmp_path)
+    assert {one.piece for one in ResultsFolder.read(tmp_path).samples} == {"code_000"}
+
+
+def test_what_failed_is_measured_again_at_every_k(
+    tmp_path: Path, scripted: type[ScriptedLLM]
+) -> None:
+    scripted.wrong[2, "code 1"] = CapacityError("no room")
+    run(sweep(), tmp_path)
+    scripted.calls.clear()
+    scripted.wrong.clear()
+    folder = run(sweep(), tmp_path)
+    assert [prompt for _, prompt, _, _ in scripted.calls] == ["code 1"] * 3
+    assert len(folder.samples) == 15
+    assert all(one.ok for one in folder.current().values())
+    assert outstanding(sweep(), PAIR, folder) == []
 
 
 def test_other_tokens_than_plain_decodings_are_a_failure_with_numbers(
@@ -202,6 +239,33 @@ def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> No
     assert numbers.verify_ms == pytest.approx(100.0)
     assert first.numbers is not None
     assert first.numbers.accepted_histogram == [6, 0]
+
+
+@pytest.mark.parametrize("nums", [(3, 4), (4, 3), (3, 4, 3), (1, 4, 5)])
+def test_a_prompt_counts_once_however_its_batch_was_cut(
+    tmp_path: Path, nums: Sequence[int]
+) -> None:
+    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    for num in nums:
+        folder = run(sweep(num), tmp_path, pair)
+        assert outstanding(sweep(num), pair, folder) == []
+        counted = Counter(
+            (key[0], id_) for key, s in folder.current().items() for id_ in s.prompt_ids
+        )
+        assert set(counted.values()) == {1}
+        measured = {id_ for _, id_ in counted}
+        assert {f"{d}_{i:03d}" for d in ("code", "maths") for i in range(num)} <= measured
+        assert {one.num_samples for one in cells(folder)} == {(len(measured) // 2 + 1) // 2}
+
+
+def test_repetitions_of_a_piece_that_was_cut_anew_do_not_count(tmp_path: Path) -> None:
+    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    run(sweep(1, iterations=2), tmp_path, pair)
+    folder = run(sweep(2), tmp_path, pair)
+    assert {one.piece for one in folder.current().values()} == {
+        "code_000..code_001",
+        "maths_000..maths_001",
+    }
 
 
 def test_without_a_drafter_there_is_only_plain_decoding(

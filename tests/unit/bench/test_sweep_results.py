@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from doubles.sweeps import SETTINGS, circumstances, folder_of, numbers, sample
+from outrider.bench import sweep_results
 from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
+from outrider.bench.sweep_summary import write_summary
+from outrider.cli.sweep_tables import pages
 from outrider.core.errors import ConfigError, MachineError
 
 
@@ -46,8 +55,31 @@ def test_a_cut_off_line_is_dropped_and_written_over(tmp_path: Path) -> None:
     assert len(ResultsFolder.read(tmp_path).samples) == 1
     assert path.read_bytes() == whole[:-20]
     folder = ResultsFolder.open(tmp_path)
+    # Whether the folder will be gone on with is not known yet.
+    assert path.read_bytes() == whole[:-20]
     folder.add([sample(2, 0, numbers(2, 0.5))])
     assert path.read_bytes() == whole
+    folder.add([sample(2, 1, numbers(2, 0.5))])
+    assert path.read_bytes().startswith(whole)
+    assert len(ResultsFolder.read(tmp_path).samples) == 3
+
+
+def test_what_a_full_disk_left_of_a_line_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = two(tmp_path)
+    path = tmp_path / FILE_NAME
+
+    def full(_: object, text: str) -> None:
+        path.write_bytes(path.read_bytes() + text.encode()[:99])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_results, "_write", full)
+        with pytest.raises(MachineError, match="No space left"):
+            folder.add([sample(2, 1, numbers(2, 0.5))])
+    folder.add([sample(2, 2, numbers(2, 0.5))])
+    assert [one.piece[-1] for one in ResultsFolder.read(tmp_path).samples] == ["0", "0", "2"]
 
 
 def test_the_newest_sample_counts(tmp_path: Path) -> None:
@@ -99,18 +131,121 @@ def test_another_version_is_refused(tmp_path: Path, field: str) -> None:
     first, rest = path.read_text().split("\n", 1)
     record: dict[str, Any] = json.loads(first) | {field: "0.0.0"}
     path.write_text(json.dumps(record) + "\n" + rest)
+    torn = path.read_bytes()[:-20]
+    path.write_bytes(torn)
     with pytest.raises(ConfigError, match=r"0\.0\.0") as caught:
         ResultsFolder.open(tmp_path)
     assert "--output-dir" in str(caught.value.hint)
+    assert path.read_bytes() == torn
 
 
 @pytest.mark.parametrize(
-    "text", ["nonsense\n", "[]\n", "{}\n", '{"record": "sample"}\n', '{"record": "run"}\n']
+    "text",
+    [
+        *("nonsense\n", "nonsense", "[]\n", "{}\n", "\n", "[" * 100_000 + "\n"),
+        *('{"record": "sample"}\n', '{"record": "run"}\n', '{"record": "other"}\n'),
+    ],
 )
 def test_foreign_lines_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(ConfigError, match="holds"):
         ResultsFolder.open(tmp_path)
+    assert (tmp_path / FILE_NAME).read_text() == text
+
+
+def changed(path: Path, number: int, place: Sequence[str], value: object) -> None:
+    """Put `value` at `place` of line `number`; MISSING takes out what is there."""
+    lines = (path / FILE_NAME).read_text().splitlines()
+    record: dict[str, Any] = json.loads(lines[number - 1])
+    inner = record
+    for name in place[:-1]:
+        inner = inner[name]
+    if value is MISSING:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    lines[number - 1] = json.dumps(record)
+    (path / FILE_NAME).write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "value", "said"),
+    [
+        (1, ["pair"], MISSING, "pair is missing"),
+        (1, ["pair"], "../elsewhere", "pair is '../elsewhere'"),
+        (1, ["run"], 2, "run is 2, not 1"),
+        (1, ["settings"], "x", "settings is 'x'"),
+        (1, ["settings", "temperature"], "hot", "temperature is 'hot'"),
+        (1, ["settings", "sampler"], MISSING, "sampler is None"),
+        (1, ["machine", "cpu"], 5, "cpu is 5"),
+        (2, ["run"], 2, "no line before it is of run 2 of 'toy'"),
+        (2, ["config", "model_pair_name"], "other", "no line before it is of run 1 of 'other'"),
+        (2, ["config"], [], "config is "),
+        (2, ["config", "k"], "2", "k is '2'"),
+        (2, ["config", "drafter"], MISSING, "drafter is missing"),
+        (2, ["config", "others"], 5, "others is 5"),
+        (2, ["prompt_ids"], [1], "prompt_ids is "),
+        (2, ["numbers"], None, "neither numbers nor a reason"),
+        (3, ["numbers", "seconds"], "fast", "seconds is 'fast'"),
+        (3, ["numbers", "seconds"], float("nan"), "not JSON"),
+        (3, ["numbers", "seconds"], 10**30, "seconds is 1000"),
+        (3, ["numbers", "seconds"], -1.0, "seconds is -1"),
+        (3, ["numbers", "seconds"], 0, "seconds is 0"),
+        (3, ["numbers", "num_tokens"], 0, "num_tokens is 0"),
+        (3, ["numbers", "num_tokens"], True, "num_tokens is True"),
+        (3, ["numbers", "token_ms"], [None], "token_ms is "),
+        (3, ["numbers", "more"], 1, "more is unknown"),
+    ],
+)
+def test_a_line_that_was_changed_is_refused_by_its_number(
+    tmp_path: Path, number: int, place: Sequence[str], value: object, said: str
+) -> None:
+    two(tmp_path)
+    changed(tmp_path, number, place, value)
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        ResultsFolder.open(tmp_path)
+    assert f"a line {number} that this version did not write" in str(caught.value)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_samples_without_their_run_are_refused(tmp_path: Path) -> None:
+    two(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_text(path.read_text().split("\n", 1)[1])
+    with pytest.raises(ConfigError, match=r"a line 1 .*no line before it is of run 1"):
+        ResultsFolder.open(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.slow
+@given(data=st.data(), value=JSON)
+@settings(max_examples=150)
+def test_whatever_a_field_becomes_it_is_refused_or_summed_up(
+    data: st.DataObject, value: object
+) -> None:
+    with TemporaryDirectory() as name:
+        path = Path(name)
+        two(path)
+        number = data.draw(st.integers(1, 3))
+        record = json.loads((path / FILE_NAME).read_text().splitlines()[number - 1])
+        place = [data.draw(st.sampled_from(sorted(record)))]
+        if isinstance(record[place[0]], dict) and data.draw(st.booleans()):
+            place.append(data.draw(st.sampled_from(sorted(record[place[0]]))))
+        changed(path, number, place, value)
+        try:
+            folder = ResultsFolder.open(path)
+        except ConfigError:
+            return
+        assert len(list(pages(folder, write_summary(folder)))) > 1
 
 
 def test_a_folder_or_file_of_something_else_is_left_alone(tmp_path: Path) -> None:

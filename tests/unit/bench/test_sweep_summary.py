@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.bench.interval import ratio_of_medians
+from outrider.bench.interval import MIN_PAIRS, ratio_of_medians
+from outrider.bench.sweep_samples import Sample
 from outrider.bench.sweep_summary import Cell, Spread, cells, summary, verdicts, write_summary
+from outrider.cli.sweep_tables import pages
+
+
+def pieces(num: int, seconds: float) -> list[Sample]:
+    """`num` pieces at K = 2 that took `seconds`, where plain decoding took one."""
+    return [
+        sample(k, i, numbers(k, took)) for i in range(num) for k, took in ((0, 1.0), (2, seconds))
+    ]
 
 
 def cell(found: list[Cell], domain: str, k: int) -> Cell:
@@ -20,20 +30,20 @@ def cell(found: list[Cell], domain: str, k: int) -> Cell:
 
 def test_a_cell_has_means_and_deviations(tmp_path: Path) -> None:
     found = cell(cells(small_sweep(tmp_path)), "code", 2)
-    assert (found.label, found.num_samples, found.success_rate) == ("SD-K2", 3, 1.0)
-    assert found.latency_ms == Spread(550.0, 50.0)
+    assert (found.label, found.num_samples, found.success_rate) == ("SD-K2", 5, 1.0)
+    assert found.latency_ms == Spread(600.0, 79.056942)
     assert found.acceptance == Spread(0.5, 0.0)
     assert found.tokens_per_round == 2.0
     assert found.drafted_per_round == 2.0
-    assert found.accepted_histogram == [0, 12, 0]
+    assert found.accepted_histogram == [0, 20, 0]
     assert found.identical is True
 
 
 def test_stages_add_up_to_the_time_of_a_token(tmp_path: Path) -> None:
     found = cell(cells(small_sweep(tmp_path)), "code", 2)
-    assert sum(found.stage_ms.values()) == pytest.approx(550 / 8, abs=1e-4)
-    assert found.stage_ms["target"] == pytest.approx(550 / 8 * 5 / 8, abs=1e-4)
-    assert found.stage_ms["draft"] == pytest.approx(550 / 8 / 4, abs=1e-4)
+    assert sum(found.stage_ms.values()) == pytest.approx(600 / 8, abs=1e-4)
+    assert found.stage_ms["target"] == pytest.approx(600 / 8 * 5 / 8, abs=1e-4)
+    assert found.stage_ms["draft"] == pytest.approx(600 / 8 / 4, abs=1e-4)
 
 
 def test_speed_up_is_over_plain_decoding_of_the_same_visit(tmp_path: Path) -> None:
@@ -83,15 +93,17 @@ def test_a_cell_without_any_success_has_no_numbers(tmp_path: Path) -> None:
 def test_losses_are_said_in_words(tmp_path: Path) -> None:
     assert verdicts(cells(small_sweep(tmp_path))) == [
         "toy, maths, K=2: speculation does not measurably win: 1.00× (1.00 to 1.00), "
-        "50 % accepted, slower on 0 of 3 pieces.",
+        "50 % accepted, slower on 0 of 5 pieces.",
         "toy, maths, K=4: speculation loses: 0.50× (0.50 to 0.50), 25 % accepted, "
-        "slower on 3 of 3 pieces.",
+        "slower on 5 of 5 pieces.",
     ]
 
 
 def test_winning_everywhere_is_said_too(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, sample(0, 0, numbers(0, 1.0)), sample(2, 0, numbers(2, 0.5)))
+    folder = folder_of(tmp_path, *pieces(5, 0.5))
     assert verdicts(cells(folder)) == ["Speculation lost in no cell of this sweep."]
+    folder.add([sample(0, 0, numbers(0, 1.0), visit=9), sample(4, 0, numbers(4, 0.5), visit=9)])
+    assert verdicts(cells(folder)) == ["Speculation lost in no cell that has an interval."]
     plain = folder_of(tmp_path / "plain", sample(0, 0, numbers(0, 1.0)))
     assert verdicts(cells(plain)) == []
 
@@ -111,20 +123,55 @@ def test_summary_files(tmp_path: Path) -> None:
 
 
 def test_a_ratio_of_equal_sides_is_one_without_doubt() -> None:
-    ratio = ratio_of_medians([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    assert (ratio.value, ratio.num_pairs) == (1.0, 3)
-    assert ratio_of_medians([2.0, 4.0], [1.0, 2.0]).low == pytest.approx(2.0)
+    sides = [1.0, 2.0, 3.0, 4.0, 5.0]
+    ratio = ratio_of_medians(sides, sides)
+    assert (ratio.value, ratio.num_pairs) == (1.0, 5)
+    assert ratio_of_medians([2 * one for one in sides], sides).low == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+@pytest.mark.parametrize("num", range(1, MIN_PAIRS))
+def test_few_pieces_have_a_ratio_and_neither_interval_nor_verdict(
+    tmp_path: Path, num: int, seconds: float
+) -> None:
+    folder = folder_of(tmp_path, *pieces(num, seconds))
+    record = json.loads(json.dumps(write_summary(folder)))
+    speedup = record["cells"][1]["speedup"]
+    assert speedup == {"value": 1 / seconds, "low": None, "high": None, "num_pairs": num}
+    assert record["verdicts"] == []
+    with (tmp_path / "summary.csv").open() as file:
+        row = list(csv.DictReader(file))[1]
+    assert (row["speedup"], row["speedup_low"]) == (str(1 / seconds), "")
+
+
+def test_the_tables_say_how_many_pieces_an_interval_needs(tmp_path: Path) -> None:
+    few = folder_of(tmp_path / "few", *pieces(MIN_PAIRS - 1, 0.5))
+    table, sentences = pages(few, summary(few))
+    assert "2.00  " in table
+    assert " to " not in table
+    assert sentences.count("need 5 pieces (--prompts 5)") == 1
+    enough = folder_of(tmp_path / "enough", *pieces(MIN_PAIRS, 0.5))
+    table, sentences = pages(enough, summary(enough))
+    assert "2.00 (2.00 to 2.00)" in table
+    assert "need 5 pieces" not in sentences
+
+
+def test_drafters_that_found_nothing_have_no_histogram(tmp_path: Path) -> None:
+    found = replace(numbers(2, 1.0), num_drafted=0, num_accepted=0, accepted_histogram=[0, 0, 0])
+    folder = folder_of(tmp_path, sample(0, 0, numbers(0, 1.0)), sample(2, 0, found))
+    assert [list(one.accepted_histogram) for one in cells(folder)] == [[], []]
 
 
 @pytest.mark.slow
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """Thirty pieces whose cost varies widely, sped up by 1.5 with 10 % noise."""
+@pytest.mark.parametrize("num", [MIN_PAIRS, 30])
+def test_the_interval_covers_the_truth_about_as_often_as_it_says(num: int) -> None:
+    """Pieces whose cost varies widely, sped up by 1.5 with 10 % noise."""
     rng = np.random.default_rng(7)
     covered = 0
     for _ in range(100):
-        cost = rng.lognormal(0, 0.5, size=30)
-        plain = cost * rng.lognormal(0, 0.1, size=30)
-        fast = cost / 1.5 * rng.lognormal(0, 0.1, size=30)
+        cost = rng.lognormal(0, 0.5, size=num)
+        plain = cost * rng.lognormal(0, 0.1, size=num)
+        fast = cost / 1.5 * rng.lognormal(0, 0.1, size=num)
         ratio = ratio_of_medians(plain.tolist(), fast.tolist())
         assert ratio.low is not None
         assert ratio.high is not None

@@ -124,6 +124,39 @@ def test_a_failing_sample_is_counted_and_the_rest_goes_on(
     cells = json.loads(Path("out/summary.json").read_text())["cells"]
     assert [cell["num_failures"] for cell in cells] == [0, 0, 2]
     assert [cell["success_rate"] for cell in cells] == [1, 1, 0]
+    # What made them fail is over, so the same command measures them again.
+    monkeypatch.setattr(LLM, "generate", generate)
+    shown = sweep(outrider)
+    assert shown.code == 0
+    assert keys() == ALL_KEYS * 2
+    cells = json.loads(Path("out/summary.json").read_text())["cells"]
+    assert [(cell["num_samples"], cell["num_failures"]) for cell in cells] == [(2, 0)] * 3
+
+
+@pytest.mark.slow
+def test_a_prompt_that_is_no_text_fails_alone(outrider: Command) -> None:
+    assert outrider("prompts", "--domains", "code", "--tiny-output", "tiny.json").code == 0
+    record = json.loads(Path("tiny.json").read_text())
+    record["prompts"][0]["raw_text"] = "\ud800"
+    Path("tiny.json").write_text(json.dumps(record))
+    shown = sweep(outrider, "--prompt-set", "tiny.json")
+    assert shown.code == 1, shown.err
+    assert keys() == ALL_KEYS
+    cells = json.loads(Path("out/summary.json").read_text())["cells"]
+    assert [cell["num_failures"] for cell in cells] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_more_prompts_of_a_batch_count_once(outrider: Command) -> None:
+    for num in ("3", "4"):
+        shown = outrider(
+            *("bench", "k", "--domains", "code", "--prompts", num, "--batch-size", "2"),
+            *("--ks", "1,2", "--max-tokens", "2", "--output-dir", "out", "--no-plots"),
+        )
+        assert shown.code == 0, shown.err
+        assert "An interval and a verdict need 5 pieces (--prompts 10)." in shown.out
+    cells = json.loads(Path("out/summary.json").read_text())["cells"]
+    assert [cell["num_samples"] for cell in cells] == [2, 2, 2]
 
 
 @pytest.mark.slow
@@ -171,6 +204,19 @@ def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) ->
     assert (config["temperature"], config["drafter"], config["max_tokens"]) == (0.7, "ngram", 4)
 
 
+def test_lists_in_an_experiment_file_stay_lists_of_settings(outrider: Command) -> None:
+    Path("lists.yaml").write_text(
+        'stop: ["return", "\\n"]\nbad_words: [the, a]\nks: [1, 2]\nsingle_prompt: a\n'
+        "max_tokens: 1\nno_plots: true\nwarmup: 0\n"
+    )
+    shown = outrider("bench", "k", "--experiment", "lists.yaml", "--output-dir", "out")
+    assert shown.code == 0, shown.err
+    others = records()[-1]["config"]["others"]
+    assert json.loads(others["stop"]) == ["return", "\n"]
+    assert json.loads(others["bad_words"]) == ["the", "a"]
+    assert keys() == [("single_000", k) for k in (0, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -183,6 +229,9 @@ def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) ->
         (("--pairs", "embedded", "--target", "x"), "--pairs and --target"),
         (("--preset", "phase-9"), "'phase-9'"),
         (("--single-prompt", ""), "empty"),
+        (("--single-prompt", "a", "--domains", "code"), "--single-prompt and --domains"),
+        (("--single-prompt", "a", "--prompts", "1"), "--single-prompt and --prompts"),
+        (("--single-prompt", "a", "--prompt-set", "x.json"), "--single-prompt and --prompt-set"),
         (("--drafter", "model", "--draft", "none"), "needs a draft model"),
         (("--prompt-set", "none.json"), "none.json"),
         (("--experiment", "none.yaml"), "none.yaml"),
@@ -196,7 +245,9 @@ def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], s
     assert not Path("results").exists()
 
 
-@pytest.mark.parametrize("text", ["k: 3\n", "nonsense: 1\n", "- 1\n", "a: [\n", "prompts: many\n"])
+@pytest.mark.parametrize(
+    "text", ["k: 3\n", "nonsense: 1\n", "- 1\n", "a: [\n", "prompts: many\n", "top_k: [1]\n"]
+)
 def test_a_bad_experiment_file_is_named(outrider: Command, text: str) -> None:
     Path("bad.yaml").write_text(text)
     shown = outrider("bench", "k", "--experiment", "bad.yaml")

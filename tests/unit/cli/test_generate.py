@@ -134,6 +134,13 @@ def test_a_comparison_says_what_it_measured(outrider: Command) -> None:
     assert record["compare"]["speedup"] > 0
 
 
+def test_a_comparison_in_a_small_window_asks_for_no_more_than_fits(outrider: Command) -> None:
+    words = ("x", "--context", "20", "--max-tokens", "30", "--min-tokens", "30")
+    record = run_json(outrider, *words, "--compare")
+    assert record["compare"]["identical"] is True
+    assert record["token_ids"] == run_json(outrider, *words)["token_ids"]
+
+
 def test_a_comparison_needs_something_to_compare(outrider: Command) -> None:
     shown = outrider("generate", PROMPT, "--compare", "--drafter", "none")
     assert (shown.code, shown.out) == (2, "")

@@ -72,6 +72,7 @@ def test_a_set_that_cannot_be_fetched_is_replaced_and_said_so(
     [
         (("--domains", "poetry"), 2),
         (("--source", "shelf"), 2),
+        (("--output", "one.json", "--tiny-output", "./one.json"), 2),
         (("--output", "no/such/folder/all.json"), 3),
     ],
 )
@@ -79,3 +80,4 @@ def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], c
     shown = outrider("prompts", *words)
     assert shown.code == code
     assert shown.err.startswith("error: ")
+    assert not Path("one.json").exists()

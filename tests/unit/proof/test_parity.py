@@ -29,7 +29,7 @@ def embedded(config: EngineConfig | None = None, **params: object) -> Subject:
 
 
 def checks_of(subject: Subject) -> tuple[Check, ...]:
-    part = parity(subject, SMALL)
+    part = parity(task(subject, max_tokens=SMALL.greedy_tokens))
     while True:
         try:
             next(part)
