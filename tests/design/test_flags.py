@@ -12,7 +12,7 @@ ENGINE = (
     "--arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
     "--drafter --dtype --force-reference --k --leniency --max-ngram --min-k --min-ngram "
     "--no-batched-verify --no-deterministic --no-force-reference --no-profile --page-size "
-    "--prefill-chunk --profile --sampler --target-acceptance --target-ms --threads"
+    "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads"
 )
 SAMPLING = (
     "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p "
@@ -38,6 +38,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("models", "list"): "--json",
     ("models", "inspect"): "--json",
     ("models", "load"): "--dtype --json --n-tokens",
+    ("models", "inflate"): "--dtype --json --source",
     ("models", "ollama"): "--host --json --max-tokens --model --prompt",
     ("models", "ping"): "--json --max-tokens --model --prompt --retries --timeout --url",
     ("pairs",): "--json",

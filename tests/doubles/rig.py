@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
-from outrider.core.noise import DrawNode, Noise, pick_node
+from outrider.core.noise import DrawNode, Noise, Pick, pick_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.sequence import LiveSequence, StopMatch
@@ -152,8 +152,8 @@ class Rounds(Protocol):
 def walking(noise: Rounds) -> Generator[None]:
     """Sequences draw from `noise`, under the keys that they choose themselves."""
 
-    def keyed(seed: int, sample: int, start: int) -> Noise:
-        del seed, sample
+    def keyed(seed: int, sample: int, start: int, choose: Pick) -> Noise:
+        del seed, sample, choose
         return noise.at(start)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -20,7 +20,7 @@ from outrider.bench.workloads import load_prompts
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.models.loading import resolve
-from outrider.verify.table import EXACT
+from outrider.verify.table import EXACT, rule_for
 
 PARAMS = SamplingParams(max_tokens=32)
 
@@ -89,7 +89,7 @@ def test_the_law_stays_the_targets(rule: str, translator: Translator) -> None:
     model = ToyHybrid(vocab_size=VOCAB, seed=7)
     drafter = BridgeDrafter(model, first_maximum, translator, chunk=2, page_size=1)
     for params in FILTERS[:2]:
-        check_hybrid_engine_law(EXACT[rule](), drafter, params)
+        check_hybrid_engine_law(rule_for(rule), drafter, params)
 
 
 def test_the_errors_say_which_drafter_wants_what(tmp_path: Path) -> None:

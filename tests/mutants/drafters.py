@@ -14,8 +14,9 @@ MUTANTS = (
     Mutant(
         "reported law at another temperature",
         MODEL,
-        "self.laws.append(law_V)",
-        "self.laws.append(torch.softmax(logits_V, -1))",
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens))); "
+        "law_V.copy_(torch.softmax(logits_V, -1))",
         engine_law,
     ),
     Mutant(
@@ -28,8 +29,8 @@ MUTANTS = (
     Mutant(
         "draft ignores its filters",
         MODEL,
-        "processed_probs(logits_V[None], self.row.params)[0]",
-        "torch.softmax(logits_V, -1)",
+        "processed_probs(logits_V[None], self.row.params, self.softmax, law_1V)[0]",
+        "law_1V[0].copy_(torch.softmax(logits_V, -1))",
         drafting_law,
     ),
     Mutant(

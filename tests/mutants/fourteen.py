@@ -15,6 +15,7 @@ LAWS = "outrider.core.laws"
 MODEL = "outrider.drafters.model"
 NOISE = "outrider.core.noise"
 SHAPING = "outrider.core.shaping"
+SAMPLING = "outrider.core.sampling"
 TABLE = "outrider.verify.table"
 
 MUTANTS = (
@@ -35,29 +36,29 @@ MUTANTS = (
     Mutant(
         "acceptance x1.02",
         BLOCK,
-        "mass(p_WV[node], token) / drawn if",
-        "1.02 * mass(p_WV[node], token) / drawn if",
+        "wanted / drawn if",
+        "1.02 * wanted / drawn if",
         block_law,
     ),
     Mutant(
         "residual = p",
-        BLOCK,
-        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
         "share * p_V.double()",
         block_law,
     ),
     Mutant(
         "residual = |p-q|",
-        BLOCK,
-        "(share * p_V.double() - q_V.double()).clamp_min(0)",
-        "(share * p_V.double() - q_V.double()).abs()",
+        SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
+        "(share * p_V.double() - proposal.double()).abs()",
         block_law,
     ),
     Mutant(
         "soft q treated as one-hot",
         BLOCK,
-        "drawn = mass(q_NV[node], token)",
-        "drawn = 1.0",
+        "sampling.masses(q_NV, tokens)",
+        "[1.0] * len(tokens)",
         block_law,
     ),
     Mutant(
@@ -77,7 +78,7 @@ MUTANTS = (
     Mutant(
         "typical acceptance sold as exact",
         TABLE,
-        "return EXACT[sampler]()",
+        "return EXACT[sampler](sampling)",
         "return lossy.LossyRule(sampler, lossy.typical, 0.09, exact=True)",
         table_law,
     ),
@@ -91,8 +92,9 @@ MUTANTS = (
     Mutant(
         "q without its top-p",
         MODEL,
-        "self.laws.append(law_V)",
-        "self.laws.append(torch.softmax(logits_V / self.row.params.temperature, -1))",
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
+        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens))); "
+        "law_V.copy_(torch.softmax(logits_V / self.row.params.temperature, -1))",
         reported_law,
     ),
     Mutant(
@@ -105,9 +107,9 @@ MUTANTS = (
     Mutant(
         "a draft cut after it was drawn",
         MODEL,
-        "Draft.chain(self.tokens, torch.stack(self.laws) if self.laws else None)",
-        "Draft.chain(self.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(self.tokens, self.laws)))]"
-        ", torch.stack(self.laws[:n]) if n else None)",
+        "Draft.chain(self.tokens, self.laws_NV)",
+        "Draft.chain(self.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(self.tokens, "
+        "self.laws_NV)))], self.laws_NV[:n] if n else None)",
         engine_law,
     ),
     Mutant(

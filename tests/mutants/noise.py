@@ -50,15 +50,15 @@ MUTANTS = (
     Mutant(
         "rounds keyed by the prompt",
         SEQUENCE,
-        "self.sample, len(self.tokens))",
-        "self.sample, self.prompt_length)",
+        "self.sample, len(self.tokens), self.pick)",
+        "self.sample, self.prompt_length, self.pick)",
         check_no_number_is_used_twice,
     ),
     Mutant(
         "rounds of the engine keyed by the prompt",
         SEQUENCE,
-        "self.sample, len(self.tokens))",
-        "self.sample, self.prompt_length)",
+        "self.sample, len(self.tokens), self.pick)",
+        "self.sample, self.prompt_length, self.pick)",
         engine_law,
     ),
     Mutant(

@@ -22,19 +22,26 @@ MATCH = "outrider.verify.match"
 COUPLED = "outrider.verify.coupled"
 BATCHED = "outrider.verify.batched"
 LAWS = "outrider.core.laws"
+SAMPLING = "outrider.core.sampling"
 
 MUTANTS = (
-    Mutant("residual is p", EXACT, "(law - proposal).clamp_min(0)", "law.clone()", exact_law),
+    Mutant(
+        "residual is p",
+        SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
+        "share * p_V.double()",
+        exact_law,
+    ),
     Mutant(
         "residual is |p-q|",
-        EXACT,
-        "(law - proposal).clamp_min(0)",
-        "(law - proposal).abs()",
+        SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
+        "(share * p_V.double() - proposal.double()).abs()",
         exact_law,
     ),
     Mutant(
         "residual of a certain proposal is p",
-        EXACT,
+        SAMPLING,
         "left_V[proposal] = 0",
         "left_V[proposal] += 0",
         exact_law,
@@ -42,8 +49,8 @@ MUTANTS = (
     Mutant(
         "residual forgotten between siblings",
         EXACT,
-        "law = residual(law, proposal)",
-        "residual(law, proposal)",
+        "law = residual(law, proposal, leftover)",
+        "residual(law, proposal, leftover)",
         exact_law,
     ),
     Mutant(
@@ -84,8 +91,8 @@ MUTANTS = (
     Mutant(
         "soft q taken for certain in the residual",
         EXACT,
-        "law = residual(law, proposal)",
-        "law = residual(law, token)",
+        "law = residual(law, proposal, leftover)",
+        "law = residual(law, token, leftover)",
         exact_law,
     ),
     Mutant(
@@ -178,8 +185,8 @@ MUTANTS = (
     Mutant(
         "block: leftover of all of p",
         BLOCK,
-        "(share * p_V.double() - q_V.double())",
-        "(p_V.double() - q_V.double())",
+        "leftover(p_V, q_V, share)",
+        "leftover(p_V, q_V)",
         block_law,
     ),
     Mutant(
@@ -192,8 +199,8 @@ MUTANTS = (
     Mutant(
         "block: leftover with the share after it",
         BLOCK,
-        "_leftover(shares[length - 1], p",
-        "_leftover(shares[length], p",
+        "_refused(shares[length - 1], p",
+        "_refused(shares[length], p",
         block_law,
     ),
     Mutant(
@@ -279,8 +286,8 @@ MUTANTS = (
     Mutant(
         "min-p of all mass",
         LAWS,
-        "params.min_p * probs_NV.amax(-1, keepdim=True)",
-        "params.min_p * probs_NV.sum(-1, keepdim=True)",
+        "params.min_p * out_NV.amax(-1, keepdim=True)",
+        "params.min_p * out_NV.sum(-1, keepdim=True)",
         check_filter_cases,
     ),
     Mutant(

@@ -58,8 +58,8 @@ class LLM:
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
         self._memory.end_load()
         self._readers: dict[int, Reader] = {}
-        pair, argmax = self._pair, self.kernels.argmax
-        parts = Parts(pair.target, pair.draft, argmax, pair.translator)
+        pair, kernels = self._pair, self.kernels
+        parts = Parts(pair.target, pair.draft, kernels.argmax, pair.translator, kernels.sampling)
         self._engine = build_engine(
             self.config, parts, num_slots=self._pair.num_slots, sink=self._record
         )
@@ -237,6 +237,7 @@ class LLM:
             shaper=self._shaper(len(ids), params, allowed),
             sample=sample,
             prediction=tuple(i for i in guess if i < self.spec.vocab_size),
+            pick=self.kernels.sampling.pick,
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
         return Reader(seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -76,7 +76,8 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     num_slots = _whole_pages(wanted, config.page_size)
     rows = config.batch_size * (k + 1)
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
-    target = load_model(folder, _options(config, room), name=model)
+    options = replace(_options(config, room), quantise=config.quantise)
+    target = load_model(folder, options, name=model)
     draft_model = None
     if draft_folder is not None:
         largest = max(config.prefill_chunk, 2 * config.batch_size)

@@ -21,8 +21,9 @@ from outrider.kernels.registry import OPS, Kernels
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
 
-# The engine takes its argmax when it is built, so a run does not look it up again.
-TIMED_OPS = tuple(op for op in OPS if op != "argmax")
+# What the engine takes when it is built is not looked up again in a run.
+_TAKEN = ("argmax", "softmax", "pick", "leftover")
+TIMED_OPS = tuple(op for op in OPS if op not in _TAKEN)
 
 
 class HasKernels(Protocol):

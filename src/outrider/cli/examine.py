@@ -7,7 +7,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,16 @@ def examine(resolved: Resolved) -> Report:
         dtype=DTYPES.get(engine.dtype, torch.bfloat16),
         force_reference=engine.force_reference,
         threads=engine.threads,
+        quantise=engine.quantise,
     ).choices
     named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
     fits: list[Mapping[str, Any]] = []
     for name in named:
+        # The target alone is quantised.
+        scheme = engine.quantise if name == program.target else "none"
         try:
-            fits.append(memory_fit(read_spec(name, engine.dtype), device))
+            spec = replace(read_spec(name, engine.dtype), quantise=scheme)
+            fits.append(memory_fit(spec, device))
         except OutriderError as error:
             problems.append(str(error))
     return Report(_facts(device), chosen, fits, problems)

@@ -43,6 +43,16 @@ class LoadOptions(JsonOption):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InflateOptions(JsonOption):
+    """Of `models inflate`."""
+
+    source: str = setting("outrider/embedded", "The Llama-shaped model to inflate.")
+    dtype: str = setting(
+        "bfloat16", "Type of the new weights.", choices=("bfloat16", "float16", "float32")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaOptions(JsonOption):
     """Of `models ollama`."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.options import (
     ChatOptions,
     GenerateOptions,
+    InflateOptions,
     JsonOption,
     KSweepOptions,
     LoadOptions,
@@ -114,7 +115,7 @@ VERBS = (
     ),
     Verb(
         name="models",
-        text="List, inspect and load models; look at other servers.",
+        text="List, inspect, load and inflate models; look at other servers.",
         example="outrider models list",
         parts=(
             Verb(
@@ -139,6 +140,22 @@ VERBS = (
                 example="outrider models load outrider/embedded --n-tokens 8",
                 arguments=(MODEL,),
                 options=LoadOptions,
+            ),
+            Verb(
+                name="inflate",
+                target="outrider.cli.inflate:inflate",
+                text="Write a bigger model that computes the same as a small one, to measure "
+                "speed at real cost with real acceptance.",
+                example="outrider models inflate 0.4b inflated-0.4b",
+                arguments=(
+                    Argument(
+                        name="SHAPE",
+                        text="Its sizes.",
+                        choices=("0.4b", "1b", "8b", "70b-layer"),
+                    ),
+                    Argument(name="FOLDER", text="Where to write it; a new folder."),
+                ),
+                options=InflateOptions,
             ),
             Verb(
                 name="ollama",

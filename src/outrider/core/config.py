@@ -13,6 +13,7 @@ from outrider.core.fields import check_fields, setting
 DRAFTERS = ("auto", "none", "model", "bridge", "ngram", "prediction")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+QUANTISE = ("none", "int8", "int4")
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
 CONTROLLERS = ("fixed", "band", "slo")
@@ -53,6 +54,11 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto", "Precision of weights and KV; auto is the checkpoint's own.", choices=DTYPES
+    )
+    quantise: str = setting(
+        "none",
+        "Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text.",
+        choices=QUANTISE,
     )
     device: str = setting(
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES

@@ -12,6 +12,11 @@ def host_ints(tensor: Tensor) -> list[int]:
     return cast("list[int]", cast("Any", tensor).tolist())
 
 
+def host_floats(tensor: Tensor) -> list[float]:
+    """The numbers of a one-dimensional tensor. Waits for the device."""
+    return cast("list[float]", cast("Any", tensor).tolist())
+
+
 def host_rows(tensor: Tensor) -> list[list[int]]:
     """The rows of a two-dimensional tensor. Waits for the device."""
     return cast("list[list[int]]", cast("Any", tensor).tolist())

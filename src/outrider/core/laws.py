@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.core.noise import Noise, Role
 from outrider.core.params import SamplingParams
+from outrider.core.sampling import PLAIN, Softmax
 
 # A quotient by less would overflow to infinity, and its law would not be numbers.
 _MIN_TEMPERATURE = 1e-20
@@ -39,26 +40,46 @@ class Laws:
         return self.probs_NV[index]
 
 
-def processed_probs(logits_NV: Tensor, params: SamplingParams) -> Tensor:
+def empty_laws(count: int, logits_V: Tensor) -> Tensor:
+    """Room for `count` laws made of logits like these, in their dtype."""
+    # MPS lacks float64, in which sums are made and draws fall.
+    device = "cpu" if logits_V.device.type == "mps" else logits_V.device
+    return logits_V.new_empty((count, logits_V.shape[-1]), device=device)
+
+
+def processed_probs(
+    logits_NV: Tensor,
+    params: SamplingParams,
+    softmax: Softmax = PLAIN.softmax,
+    out_NV: Tensor | None = None,
+) -> Tensor:
     """Probabilities under `params`, temperature > 0; the dtype of `logits_NV` is kept.
 
     Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
-    top-k edge are all kept, so the law does not depend on the order of a sort.
+    top-k edge are all kept, so the law does not depend on the order of a sort. `out_NV`, if given,
+    is what is returned: room from `empty_laws`, or the logits themselves on a CPU.
     """
-    if logits_NV.device.type == "mps":  # it lacks float64, in which sums are made and draws fall
-        logits_NV = logits_NV.cpu()
-    scaled_NV = logits_NV / max(params.temperature, _MIN_TEMPERATURE)
-    vocab_size = scaled_NV.shape[-1]
-    if 0 < params.top_k < vocab_size:
+    if out_NV is None:
+        out_NV = empty_laws(len(logits_NV), logits_NV)
+    temperature = max(params.temperature, _MIN_TEMPERATURE)
+    if 0 < params.top_k < logits_NV.shape[-1]:
+        scaled_NV = logits_NV / temperature
         edge_N1 = torch.topk(scaled_NV, params.top_k, dim=-1).values[:, -1:]
-        scaled_NV = scaled_NV.masked_fill(scaled_NV < edge_N1, float("-inf"))
-    probs_NV = torch.softmax(scaled_NV, dim=-1)
+        logits_NV = scaled_NV.masked_fill(scaled_NV < edge_N1, float("-inf"))
+        temperature = 1.0
+    softmax(logits_NV, temperature, out_NV)
     if params.top_p < 1:
-        probs_NV = _nucleus(probs_NV, params.top_p)
+        _replace(out_NV, _nucleus(out_NV, params.top_p))
     if params.min_p > 0:
-        floor_N1 = params.min_p * probs_NV.amax(-1, keepdim=True)
-        probs_NV = _renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0))
-    return probs_NV
+        floor_N1 = params.min_p * out_NV.amax(-1, keepdim=True)
+        _replace(out_NV, _renormalised(out_NV.masked_fill(out_NV < floor_N1, 0)))
+    return out_NV
+
+
+def _replace(old_NV: Tensor, new_NV: Tensor) -> None:
+    # Logits come from an inference mode, and only within one may they be written over.
+    with torch.inference_mode():
+        old_NV.copy_(new_NV)
 
 
 def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:

@@ -63,6 +63,8 @@ class Noise(Protocol):
         ...
 
 
+# (weights_V, uniform) -> index: `inverse_cdf`, or a kernel of the same meaning.
+Pick: TypeAlias = Callable[[Tensor, float], int]
 # How a drafter draws node `node` of a chain from its law: (law_V, noise, node) -> token.
 DrawNode: TypeAlias = Callable[[Tensor, Noise, int], int]
 
@@ -75,42 +77,6 @@ def pick_node(law_V: Tensor, noise: Noise, node: int) -> int:
 def race_node(law_V: Tensor, noise: Noise, node: int) -> int:
     """With the numbers that the coupled rule will draw with at the node's position."""
     return noise.race_at(law_V, node)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedNoise:
-    """The production `Noise` of one round of one sample of one request."""
-
-    seed: int
-    sample: int
-    start: int
-
-    def coin(self, probability: float, node: int, role: Role) -> bool:
-        return probability >= 1 or self._uniform(self.start, node, role) < probability
-
-    def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
-        return inverse_cdf(weights_V, self._uniform(self.start, node, role))
-
-    def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        return inverse_cdf(weights_V, self._uniform(self.start + depth, ROOT, Role.POSITION))
-
-    def race_at(self, weights_V: Tensor, depth: int) -> int:
-        """A pure function of the weights and the key, bit for bit. Waits for the device."""
-        weights = weights_V.double().cpu().numpy()
-        _check_total(float(weights.sum()))
-        ids = np.flatnonzero(weights)
-        parts = [ids[at : at + _IN_CACHE] for at in range(0, len(ids), _IN_CACHE)]
-        times = np.concatenate([self._race_numbers(part, self.start + depth) for part in parts])
-        with np.errstate(over="ignore"):  # a weight too small to divide by cannot win
-            return int(ids[np.argmin(times / weights[ids])])
-
-    def _race_numbers(self, ids: NDArray[np.intp], position: int) -> NDArray[np.float64]:
-        counter = (ids.astype(np.uint64), position, self.sample, int(Role.RACE))
-        return philox_exponentials(self.seed, counter)
-
-    def _uniform(self, start: int, node: int, role: Role) -> float:
-        counter = (node + 1, start, self.sample, int(role))
-        return philox_uniform(self.seed, counter)
 
 
 def inverse_cdf(weights_V: Tensor, uniform: float) -> int:
@@ -130,3 +96,41 @@ def inverse_cdf(weights_V: Tensor, uniform: float) -> int:
 def _check_total(total: float) -> None:
     if not 0 < total < math.inf:
         raise NumericsError("the model")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedNoise:
+    """The production `Noise` of one round of one sample of one request. `choose` finds the index
+    that a uniform number stands for."""
+
+    seed: int
+    sample: int
+    start: int
+    choose: Pick = inverse_cdf
+
+    def coin(self, probability: float, node: int, role: Role) -> bool:
+        return probability >= 1 or self._uniform(self.start, node, role) < probability
+
+    def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
+        return self.choose(weights_V, self._uniform(self.start, node, role))
+
+    def pick_at(self, weights_V: Tensor, depth: int) -> int:
+        return self.choose(weights_V, self._uniform(self.start + depth, ROOT, Role.POSITION))
+
+    def race_at(self, weights_V: Tensor, depth: int) -> int:
+        """A pure function of the weights and the key, bit for bit. Waits for the device."""
+        weights = weights_V.double().cpu().numpy()
+        _check_total(float(weights.sum()))
+        ids = np.flatnonzero(weights)
+        parts = [ids[at : at + _IN_CACHE] for at in range(0, len(ids), _IN_CACHE)]
+        times = np.concatenate([self._race_numbers(part, self.start + depth) for part in parts])
+        with np.errstate(over="ignore"):  # a weight too small to divide by cannot win
+            return int(ids[np.argmin(times / weights[ids])])
+
+    def _race_numbers(self, ids: NDArray[np.intp], position: int) -> NDArray[np.float64]:
+        counter = (ids.astype(np.uint64), position, self.sample, int(Role.RACE))
+        return philox_exponentials(self.seed, counter)
+
+    def _uniform(self, start: int, node: int, role: Role) -> float:
+        counter = (node + 1, start, self.sample, int(role))
+        return philox_uniform(self.seed, counter)

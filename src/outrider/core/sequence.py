@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outrider.core.draft import Draft, Outcome
-from outrider.core.noise import KeyedNoise
+from outrider.core.noise import KeyedNoise, Pick, inverse_cdf
 from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaper
 
@@ -22,8 +22,9 @@ class LiveSequence:
     Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
     how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
-    `prediction` is the caller's own guess of the text after the prompt. `error` is why the engine
-    gave it up, if it did; it is then neither live nor finished.
+    `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
+    draws with. `error` is why the engine gave it up, if it did; it is then neither live nor
+    finished.
     """
 
     seq_id: int
@@ -36,6 +37,7 @@ class LiveSequence:
     shaper: Shaper | None = None
     sample: int = 0
     prediction: tuple[int, ...] = ()
+    pick: Pick = inverse_cdf
     draft: Draft = field(default_factory=Draft.empty)
     last: Outcome | None = None
     num_rounds: int = 0
@@ -55,4 +57,4 @@ class LiveSequence:
     @property
     def noise(self) -> KeyedNoise:
         """The random numbers of the round that starts now."""
-        return KeyedNoise(self.params.seed, self.sample, len(self.tokens))
+        return KeyedNoise(self.params.seed, self.sample, len(self.tokens), self.pick)

@@ -5,7 +5,7 @@ draft model's memory until the next proposal. Then those tokens that turned out 
 committed and the rest is dead space: nothing that was kept is ever fed twice, and a round that did
 not ask for a draft needs no message.
 
-Shapes:  V = vocabulary, M = rows that draft at this depth.
+Shapes:  V = vocabulary, M = rows that draft at this depth, N = nodes of a chain.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.laws import processed_probs
+from outrider.core.laws import empty_laws, processed_probs
 from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
+from outrider.core.sampling import PLAIN, Softmax
 
 
 @dataclass(slots=True)
 class _Chain:
-    """A draft under construction."""
+    """A draft under construction. Laws are made in the place where they are reported."""
 
     row: DraftRow
     draw: DrawNode
+    softmax: Softmax
     tokens: list[int] = field(default_factory=list[int])
-    laws: list[Tensor] = field(default_factory=list[Tensor])
+    laws_NV: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -40,18 +42,24 @@ class _Chain:
         if self.row.params.greedy:
             self.tokens.append(argmax)
             return
-        law_V = processed_probs(logits_V[None], self.row.params)[0]
+        law_V = self._law(logits_V)
         self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))
-        self.laws.append(law_V)
+
+    def _law(self, logits_V: Tensor) -> Tensor:
+        """The law of the next node, a view of `laws_NV`."""
+        if self.laws_NV is None:
+            self.laws_NV = empty_laws(self.row.budget.depth, logits_V)
+        law_1V = self.laws_NV[len(self.tokens)][None]
+        return processed_probs(logits_V[None], self.row.params, self.softmax, law_1V)[0]
 
     def draft(self) -> Draft:
-        return Draft.chain(self.tokens, torch.stack(self.laws) if self.laws else None)
+        return Draft.chain(self.tokens, self.laws_NV)
 
 
 class ModelDrafter:
     """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass.
 
-    `draw` takes each token from its law at temperature > 0.
+    `draw` takes each token from its law at temperature > 0, which `softmax` makes.
     """
 
     name = "model"
@@ -64,11 +72,13 @@ class ModelDrafter:
         *,
         chunk: int,
         draw: DrawNode = pick_node,
+        softmax: Softmax = PLAIN.softmax,
     ) -> None:
         self._model = model
         self._argmax = argmax
         self._chunk = chunk
         self._draw = draw
+        self._softmax = softmax
         self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -76,7 +86,7 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [_Chain(row, self._draw) for row in rows]
+        chains = [_Chain(row, self._draw, self._softmax) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]

@@ -15,6 +15,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import CausalLM, Controller, Drafter
+from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -35,12 +36,14 @@ DRAFT_CONTEXT = 4096
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What loading provides. `argmax` is the greedy choice: the first maximum wins. `translator` is
-    for a draft model with a vocabulary of its own."""
+    for a draft model with a vocabulary of its own. `sampling` makes laws and judges by them; what
+    draws from them comes with each sequence."""
 
     target: CausalLM
     draft: CausalLM | None
     argmax: Callable[[Tensor], list[int]]
     translator: Translator | None = None
+    sampling: Sampling = PLAIN
 
 
 def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
@@ -91,10 +94,11 @@ def build_engine(
     stages = Stages(
         target=target,
         drafter=drafter,
-        rule=rule_for(config.sampler, config.leniency),
+        rule=rule_for(config.sampler, config.leniency, parts.sampling),
         controller=_controller(config, k),
         argmax=parts.argmax,
         sink=sink,
+        softmax=parts.sampling.softmax,
     )
     return InlineEngine(
         target=target,
@@ -114,7 +118,13 @@ def _drafter(config: EngineConfig, parts: Parts) -> Drafter:
             assert parts.draft is not None
             # Drafts agree most with the coupled rule's draws when both race with the same numbers.
             draw = race_node if config.sampler == "coupled" else pick_node
-            return ModelDrafter(parts.draft, parts.argmax, chunk=config.prefill_chunk, draw=draw)
+            return ModelDrafter(
+                parts.draft,
+                parts.argmax,
+                chunk=config.prefill_chunk,
+                draw=draw,
+                softmax=parts.sampling.softmax,
+            )
         case "bridge":
             assert parts.draft is not None
             assert parts.translator is not None

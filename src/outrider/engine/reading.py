@@ -16,6 +16,7 @@ from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.laws import Laws, processed_probs
 from outrider.core.logprobs import log_law, token_logprobs
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import PLAIN, Softmax
 from outrider.core.sequence import LiveSequence
 from outrider.core.shaping import suffixes_of
 
@@ -42,12 +43,14 @@ def read_pass(
     argmax: Callable[[Tensor], list[int]],
     *,
     exact: bool,
+    softmax: Softmax = PLAIN.softmax,
 ) -> list[Reading]:
     """One processed law a draft node and one for the root, of each sequence of `batch`.
 
     Raises SequenceError for a sequence whose shaping fails or whose logits are not numbers. Shaped
-    logits are written over the model's own. Greedy rows share one argmax over the whole
-    pass, a greedy round's only host sync. A rule that is not `exact` also gets soft laws.
+    logits are written over the model's own, and on a CPU so are the laws made of them. Greedy rows
+    share one argmax over the whole pass, a greedy round's only host sync. A rule that is not
+    `exact` also gets soft laws.
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
@@ -57,7 +60,12 @@ def read_pass(
     start = 0
     for seq in batch:
         end = start + 1 + len(seq.draft)
-        readings.append(_read(seq, logits_MV[start:end], best[start:end], exact=exact))
+        logits_NV = logits_MV[start:end]
+        if seq.params.greedy:
+            laws = Laws(tokens=tuple(best[start:end]))
+        else:
+            laws = _laws(seq, logits_NV, softmax)
+        readings.append(_read(seq, logits_NV, laws, exact=exact))
         start = end
     return readings
 
@@ -65,12 +73,13 @@ def read_pass(
 def _shape(batch: Sequence[LiveSequence], logits_MV: Tensor) -> None:
     start = 0
     for seq in batch:
-        logits_NV = logits_MV[start : start + 1 + len(seq.draft)]
+        num_rows = 1 + len(seq.draft)
         if seq.shaper is not None:
+            logits_NV = logits_MV[start : start + num_rows]
             suffixes = suffixes_of(seq.draft.tokens, seq.draft.parents)
             with blaming(seq.seq_id), torch.inference_mode():
                 logits_NV.copy_(seq.shaper.shape(logits_NV, seq.tokens, suffixes))
-        start += logits_NV.shape[0]
+        start += num_rows
 
 
 def _not_numbers(batch: Sequence[LiveSequence], best: Sequence[int]) -> SequenceError:
@@ -82,11 +91,13 @@ def _not_numbers(batch: Sequence[LiveSequence], best: Sequence[int]) -> Sequence
     return error
 
 
-def _read(seq: LiveSequence, logits_NV: Tensor, best: Sequence[int], *, exact: bool) -> Reading:
-    if seq.params.greedy:
-        laws = Laws(tokens=tuple(best))
-    else:
-        laws = Laws(probs_NV=processed_probs(logits_NV, seq.params))
+def _laws(seq: LiveSequence, logits_NV: Tensor, softmax: Softmax) -> Laws:
+    # Nobody reads these logits again, and room for new laws would have to be found every round.
+    out_NV = logits_NV if logits_NV.is_cpu else None
+    return Laws(probs_NV=processed_probs(logits_NV, seq.params, softmax, out_NV))
+
+
+def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> Reading:
     soft_NV = log_NV = None
     if not exact:
         soft_NV = logits_NV.softmax(-1) if laws.probs_NV is None else laws.probs_NV

@@ -28,6 +28,7 @@ from outrider.core.protocols import (
     DraftRow,
     StepRow,
 )
+from outrider.core.sampling import PLAIN, Softmax
 from outrider.core.sequence import FinishReason, LiveSequence
 from outrider.engine.clamp import clamp
 from outrider.engine.reading import Reading, read_pass
@@ -37,7 +38,8 @@ from outrider.engine.round import Chunk
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
-    decoding: the first maximum wins. `sink` receives one trace a sequence and round."""
+    decoding: the first maximum wins. `softmax` makes laws of logits. `sink` receives one trace a
+    sequence and round."""
 
     target: CausalLM
     drafter: Drafter
@@ -45,6 +47,7 @@ class Stages:
     controller: Controller
     argmax: Callable[[Tensor], list[int]]
     sink: Callable[[RoundTrace], None]
+    softmax: Softmax = PLAIN.softmax
     passes: Iterator[int] = field(default_factory=count)
 
     def run(
@@ -80,7 +83,9 @@ class Stages:
         offers = [self._offer(seq) for seq in batch]
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
-        readings = read_pass(batch, out.logits_MV, self.argmax, exact=self.rule.exact)
+        readings = read_pass(
+            batch, out.logits_MV, self.argmax, exact=self.rule.exact, softmax=self.softmax
+        )
         judged = perf_counter()
         outcomes, endings = self._outcomes(batch, readings)
         paths: dict[int, Sequence[int]] = {r.seq_id: range(len(r.tokens)) for r in reads}

@@ -81,6 +81,13 @@ def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., N
     return native
 
 
+def address(native: Callable[..., None]) -> int:
+    """Where the machine code of `native` begins."""
+    found = ctypes.cast(native, c_void_p).value  # pyright: ignore[reportArgumentType]
+    assert found is not None
+    return found
+
+
 @functools.cache
 def team(library: ctypes.CDLL, num_threads: int) -> int:
     """The address of the team of this size; models share it. Its threads live with the process."""
@@ -98,7 +105,7 @@ class NativeOps:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int) -> None:
         suffix = f"_{SUFFIXES[dtype]}"
         self._dtype = dtype
-        self._team = team(library, num_threads)
+        self.team = team(library, num_threads)
         self._block: int = library.outrider_block()
         self._pack = function(library, "pack", suffix)
         self._linear = function(library, "linear", suffix)
@@ -112,6 +119,7 @@ class NativeOps:
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
+        self._linear_address = address(self._linear)
         self._pass = _Pass()
         self._pass_address = ctypes.addressof(self._pass)
 
@@ -122,9 +130,16 @@ class NativeOps:
         num_out, num_in = weight_OI.shape
         padded = -(-num_out // self._block) * self._block
         data = torch.empty(padded * num_in, dtype=self._dtype)
-        self._pack(self._team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
-        weights = _Weights(self._team, data.data_ptr(), num_in, num_out)
-        return PackedLinear(num_out, num_in, data, ctypes.addressof(weights), weights)
+        self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
+        weights = _Weights(self.team, data.data_ptr(), num_in, num_out)
+        return PackedLinear(
+            num_out,
+            num_in,
+            data,
+            ctypes.addressof(weights),
+            weights,
+            call=self._linear_address,
+        )
 
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
@@ -136,7 +151,7 @@ class NativeOps:
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
         num_rows, size = x_ND.shape
         self._rms_norm(
-            self._team, x_ND.data_ptr(), weight_D.data_ptr(), eps, out_ND.data_ptr(), num_rows, size
+            self.team, x_ND.data_ptr(), weight_D.data_ptr(), eps, out_ND.data_ptr(), num_rows, size
         )
 
     def layer_norm(
@@ -144,7 +159,7 @@ class NativeOps:
     ) -> None:
         num_rows, size = x_ND.shape
         x, weight, bias = x_ND.data_ptr(), weight_D.data_ptr(), bias_D.data_ptr()
-        self._layer_norm(self._team, x, weight, bias, eps, out_ND.data_ptr(), num_rows, size)
+        self._layer_norm(self.team, x, weight, bias, eps, out_ND.data_ptr(), num_rows, size)
 
     def head_norm(
         self,
@@ -158,21 +173,21 @@ class NativeOps:
         dim = q_weight_D.shape[0]
         qkv, q, k = qkv_NE.data_ptr(), q_weight_D.data_ptr(), k_weight_D.data_ptr()
         num_heads = row_size // dim - 2 * num_kv_heads
-        self._head_norm(self._team, qkv, q, k, eps, num_rows, num_heads, num_kv_heads, dim)
+        self._head_norm(self.team, qkv, q, k, eps, num_rows, num_heads, num_kv_heads, dim)
 
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
         num_rows, size = out_NF.shape
-        self._silu_mul(self._team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+        self._silu_mul(self.team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
 
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
         num_rows, size = x_NF.shape
-        self._gelu(self._team, x_NF.data_ptr(), out_NF.data_ptr(), num_rows, size)
+        self._gelu(self.team, x_NF.data_ptr(), out_NF.data_ptr(), num_rows, size)
 
     def argmax(self, logits_MV: Tensor) -> list[int]:
         num_rows, vocab_size = logits_MV.shape
         chosen = (c_int64 * num_rows)()
         self._argmax(
-            self._team, logits_MV.data_ptr(), ctypes.addressof(chosen), num_rows, vocab_size
+            self.team, logits_MV.data_ptr(), ctypes.addressof(chosen), num_rows, vocab_size
         )
         return chosen[:]
 
@@ -189,7 +204,8 @@ class NativeOps:
         k_GSD: Tensor,
         v_GSD: Tensor,
     ) -> None:
-        self._describe(plan, qkv_NE, k_GSD)
+        assert qkv_NE.shape[0] == plan.num_tokens
+        self.describe(plan, qkv_NE.shape[1], k_GSD)
         self._rope_append(
             self._pass_address,
             qkv_NE.data_ptr(),
@@ -208,7 +224,8 @@ class NativeOps:
         scale: float,
         out_NO: Tensor,
     ) -> None:
-        self._describe(plan, qkv_NE, k_GSD)
+        assert qkv_NE.shape[0] == plan.num_tokens
+        self.describe(plan, qkv_NE.shape[1], k_GSD)
         self._attention(
             self._pass_address,
             qkv_NE.data_ptr(),
@@ -218,20 +235,19 @@ class NativeOps:
             out_NO.data_ptr(),
         )
 
-    def _describe(self, plan: PackedPlan, qkv_NE: Tensor, k_GSD: Tensor) -> None:
-        """Point `_pass` at this plan unless it was the last; its layers have one shape."""
+    def describe(self, plan: PackedPlan, row_size: int, k_GSD: Tensor) -> int:
+        """The address of what native code is told of `plan`, valid until the next call; the layers
+        of a model have one shape. `row_size` is that of fused queries, keys and values."""
         strides = k_GSD.stride()
         if plan is self._plan and strides == self._strides:
-            return
+            return self._pass_address
         num_kv_heads, _, head_dim = k_GSD.shape
         head_stride, slot_stride, inner = strides
         assert inner == 1
         assert k_GSD.dtype == self._dtype
-        num_tokens, row_size = qkv_NE.shape
-        assert num_tokens == plan.num_tokens
         num_heads = row_size // head_dim - 2 * num_kv_heads
         self._pass = _Pass(
-            self._team,
+            self.team,
             head_stride,
             slot_stride,
             row_size,
@@ -239,7 +255,7 @@ class NativeOps:
             num_kv_heads,
             head_dim,
             plan.page_size,
-            num_tokens,
+            plan.num_tokens,
             plan.pages_BP.shape[1],
             0,
             *map(
@@ -257,6 +273,11 @@ class NativeOps:
         )
         self._pass_address = ctypes.addressof(self._pass)
         self._plan, self._strides = plan, strides
+        return self._pass_address
+
+    def functions(self) -> tuple[int, int]:
+        """The addresses of `rope_append` and `attention`."""
+        return address(self._rope_append), address(self._attention)
 
 
 def _address(tensor: Tensor | None) -> int | None:

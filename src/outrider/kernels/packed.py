@@ -13,7 +13,9 @@ class PackedLinear:
     """Made by a `pack` and read by the `linear` chosen with it, by nobody else.
 
     `pointer` is the address of `descriptor`, which tells the native kernel of `data`. `tile` is the
-    number of rows that one call of the reference takes; None is all of them.
+    number of rows that one call of the reference takes; None is all of them. `scales` are those of
+    quantised weights that are not within `data`. `call` is the address of the native function that
+    multiplies by it, 0 if there is none.
     """
 
     num_out: int
@@ -22,7 +24,9 @@ class PackedLinear:
     pointer: int = 0
     descriptor: ctypes.Structure | None = None
     tile: int | None = None
+    scales: Tensor | None = None
+    call: int = 0
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)

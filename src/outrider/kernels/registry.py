@@ -10,29 +10,35 @@ Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head o
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core import env
+from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.build import built_kernels
 from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.forward import Forward, ForwardParts, NativeForward
+from outrider.kernels.linear.quantised import TorchQuantised
+from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
 from outrider.kernels.native import SUFFIXES, NativeOps
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.pointwise import torch as pointwise
+from outrider.kernels.sampling.native import native_sampling
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "argmax", "verify_prefix",
+    "gelu", "argmax", "verify_prefix", "softmax", "pick", "leftover",
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -71,8 +77,10 @@ class Kernels:
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
                                                       a host sync
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
+    sampling                                          softmax, pick and leftover: core/sampling.py
 
-    `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
+    `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
+    bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
     """
 
     pack: Callable[[Tensor], PackedLinear]
@@ -86,8 +94,10 @@ class Kernels:
     gelu: Callable[[Tensor, Tensor], None]
     argmax: Callable[[Tensor], list[int]]
     verify_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    sampling: Sampling
     choices: tuple[Choice, ...]
     exact: bool
+    forward: Callable[[ForwardParts], Forward] | None = None
 
 
 def choose(
@@ -97,21 +107,32 @@ def choose(
     force_reference: bool = False,
     threads: int = 0,
     compiler: str | None = None,
-    cache_dir: Path | None = None,
+    quantise: str = "none",
 ) -> Kernels:
     """Native kernels where they are willing, else the reference. May compile (some seconds, once).
 
-    `dtype` is that of weights and arena; 0 threads are the physical cores. `compiler` and
-    `cache_dir` override the environment's.
+    `dtype` is that of weights and arena; 0 threads are the physical cores. `compiler` overrides the
+    environment's. With `quantise`, int8 or int4, `pack` quantises and `linear` multiplies integers.
     """
     refusal = _why_not(device, dtype, force_reference)
     if refusal is None:
-        built = built_kernels(compiler or env.compiler(), cache_dir or env.cache_folder())
+        built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
-            return _native(NativeOps(built.library, dtype, threads or num_physical_cores()))
+            threads = threads or num_physical_cores()
+            kernels = _native(NativeOps(built.library, dtype, threads), built.library)
+            if quantise == "none":
+                return kernels
+            return _quantised(kernels, NativeQuantised(built.library, quantise, threads))
         refusal = built.refusal
     _log.info("Using the reference kernels: %s.", refusal)
-    return _reference(device, dtype, f"native: {refusal}")
+    kernels = _reference(device, dtype, f"native: {refusal}")
+    return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
+
+
+def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kernels:
+    linear, *others = kernels.choices
+    linear = replace(linear, name=f"{linear.name} {side.scheme}")
+    return replace(kernels, pack=side.pack, linear=side.linear, choices=(linear, *others))
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
@@ -126,7 +147,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
     return None
 
 
-def _native(ops: NativeOps) -> Kernels:
+def _native(ops: NativeOps, library: ctypes.CDLL) -> Kernels:
     return Kernels(
         pack=ops.pack,
         linear=ops.linear,
@@ -139,8 +160,10 @@ def _native(ops: NativeOps) -> Kernels:
         gelu=ops.gelu,
         argmax=ops.argmax,
         verify_prefix=ops.verify_prefix,
+        sampling=native_sampling(library, ops.team),
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
+        forward=partial(NativeForward, ops, library),
     )
 
 
@@ -158,6 +181,7 @@ def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernel
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         argmax=pointwise.argmax,
         verify_prefix=verify_prefix,
+        sampling=PLAIN,
         choices=tuple(Choice(op, "reference", (refusal,)) for op in OPS),
         exact=exact,
     )

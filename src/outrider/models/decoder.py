@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.kernels.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
@@ -84,6 +85,10 @@ class Stack(Protocol):
         """From last residuals to logits; `norm_MD` is room for what the last norm gives."""
         ...
 
+    def forward(self) -> Forward | None:
+        """All of the above as one call, where the kernels have it."""
+        ...
+
 
 class Passes:
     """Runs a stack of a model's size over a PagedKV that it owns."""
@@ -97,7 +102,7 @@ class Passes:
             num_slots=room.num_slots,
             page_size=room.page_size,
         )
-        self._scratch = _allocate(spec, up_size, place, room.max_rows)
+        self.scratch = _allocate(spec, up_size, place, room.max_rows)
         self._views: dict[int, Scratch] = {}
         self._logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
 
@@ -106,6 +111,11 @@ class Passes:
         assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
         with torch.inference_mode():
             plan = self.kv.plan(rows)
+            forward = stack.forward()
+            if forward is not None and not needs.hidden_layers:
+                wanted_M, logits_MV = self._place(rows)
+                forward(plan, wanted_M, logits_MV)
+                return StepOutput(logits_MV, None)
             scratch = self._view(plan.num_tokens)
             hidden_NKD = self._forward(stack, plan, scratch, needs.hidden_layers)
             return StepOutput(self._logits(stack, scratch, rows), hidden_NKD)
@@ -127,24 +137,29 @@ class Passes:
 
     def _logits(self, stack: Stack, scratch: Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them. Overwrites the residual unless all do."""
-        wanted = _wanted(rows)
-        assert len(wanted) <= self._room.max_logits
-        logits_MV = self._logits_MV[: len(wanted)]
-        if not wanted:
+        wanted_M, logits_MV = self._place(rows)
+        num_wanted = wanted_M.shape[0]
+        if not num_wanted:
             return logits_MV
         x_MD, norm_MD = scratch.x_ND, scratch.norm_ND
-        if len(wanted) < x_MD.shape[0]:
-            part = self._view(len(wanted))
-            index_M = torch.tensor(wanted, dtype=torch.int32, device=x_MD.device)
-            torch.index_select(x_MD, 0, index_M, out=part.norm_ND)
+        if num_wanted < x_MD.shape[0]:
+            part = self._view(num_wanted)
+            torch.index_select(x_MD, 0, wanted_M, out=part.norm_ND)
             x_MD, norm_MD = part.norm_ND, part.x_ND
         stack.head(x_MD, norm_MD, logits_MV)
         return logits_MV
 
+    def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
+        """Packed indices of the rows that want logits, int32, and the room for those."""
+        wanted = _wanted(rows)
+        assert len(wanted) <= self._room.max_logits
+        wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self._logits_MV.device)
+        return wanted_M, self._logits_MV[: len(wanted)]
+
     def _view(self, num_rows: int) -> Scratch:
         view = self._views.get(num_rows)
         if view is None:
-            view = self._views[num_rows] = self._scratch.first(num_rows)
+            view = self._views[num_rows] = self.scratch.first(num_rows)
         return view
 
 

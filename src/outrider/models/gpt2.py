@@ -85,6 +85,9 @@ class GPT2Model:
         self._norm(x_MD, self._tables.norm, norm_MD)
         self.kernels.linear(norm_MD, self._tables.head, logits_MV)
 
+    def forward(self) -> None:
+        """No kernel knows this family's order of operators."""
+
     def _attend(
         self, layer: Layer, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.kernels.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.llama_config import LlamaConfig
-from outrider.models.llama_weights import Layer, read_layer, read_tables
+from outrider.models.llama_weights import read_layer, read_tables
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
@@ -58,6 +59,7 @@ class LlamaModel:
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._scale = config.head_dim**-0.5
         self._passes = Passes(self._spec, up_size=2 * config.ffn_size, place=place, room=room)
+        self._made_by, self._forward = kernels, self._make_forward()
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,6 +68,13 @@ class LlamaModel:
     @property
     def state(self) -> PagedKV:
         return self._passes.kv
+
+    @property
+    def streamed(self) -> tuple[Tensor, ...]:
+        """The weights that every pass reads whole: all linears and the output head."""
+        packed = [self._tables.head]
+        packed += [p for w in self._layers for p in (w.qkv, w.out, w.gate_up, w.down)]
+        return tuple(one.data for one in packed)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
@@ -85,8 +94,43 @@ class LlamaModel:
         self.kernels.rms_norm(x_MD, self._tables.norm_D, self.config.rms_norm_eps, norm_MD)
         self.kernels.linear(norm_MD, self._tables.head, logits_MV)
 
+    def forward(self) -> Forward | None:
+        """None also while the kernels that it was made of are exchanged for others."""
+        return self._forward if self.kernels is self._made_by else None
+
+    def _make_forward(self) -> Forward | None:
+        if self.kernels.forward is None:
+            return None
+        config, tables = self.config, self._tables
+        return self.kernels.forward(
+            ForwardParts(
+                embedding_VD=tables.embedding_VD,
+                final_norm_D=tables.norm_D,
+                head=tables.head,
+                cos_TH=self._cos_TH,
+                sin_TH=self._sin_TH,
+                layers=self._layers,
+                kv=self._passes.kv.layers,
+                buffers=self._buffers(),
+                eps=config.rms_norm_eps,
+                scale=self._scale,
+                ffn_size=config.ffn_size,
+            )
+        )
+
+    def _buffers(self) -> ForwardBuffers:
+        scratch = self._passes.scratch
+        return ForwardBuffers(
+            x_ND=scratch.x_ND,
+            norm_ND=scratch.norm_ND,
+            qkv_NE=scratch.qkv_NE,
+            attended_NA=scratch.attended_NA,
+            up_NU=scratch.up_NU,
+            activated_NF=scratch.activated_NF,
+        )
+
     def _attend(
-        self, layer: Layer, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+        self, layer: LayerWeights, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
         kernels, config, qkv_NE = self.kernels, self.config, scratch.qkv_NE
         k_GSD, v_GSD = kv
@@ -104,7 +148,7 @@ class LlamaModel:
         if layer.out_bias_D is not None:
             scratch.x_ND.add_(layer.out_bias_D)
 
-    def _feed(self, layer: Layer, scratch: Scratch) -> None:
+    def _feed(self, layer: LayerWeights, scratch: Scratch) -> None:
         kernels = self.kernels
         kernels.rms_norm(scratch.x_ND, layer.ffn_norm_D, self.config.rms_norm_eps, scratch.norm_ND)
         kernels.linear(scratch.norm_ND, layer.gate_up, scratch.up_NU)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.forward import LayerWeights
 from outrider.kernels.packed import PackedLinear
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.rope import turning_order
@@ -27,24 +28,6 @@ class Tables:
     head: PackedLinear
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Norms and biases are float32; one that the family lacks is None."""
-
-    attention_norm_D: Tensor
-    qkv: PackedLinear
-    qkv_bias_E: Tensor | None
-    q_norm_H: Tensor | None
-    k_norm_H: Tensor | None
-    out: PackedLinear
-    out_bias_D: Tensor | None
-    ffn_norm_D: Tensor
-    gate_up: PackedLinear
-    gate_up_bias_2F: Tensor | None
-    down: PackedLinear
-    down_bias_D: Tensor | None
-
-
 def read_tables(reader: WeightReader, config: LlamaConfig) -> Tables:
     embedding_VD = reader.table(EMBEDDING, config.vocab_size, config.hidden_size)
     return Tables(
@@ -54,7 +37,7 @@ def read_tables(reader: WeightReader, config: LlamaConfig) -> Tables:
     )
 
 
-def read_layer(reader: WeightReader, config: LlamaConfig, index: int) -> Layer:
+def read_layer(reader: WeightReader, config: LlamaConfig, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}."
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     attended = config.num_heads * head
@@ -66,7 +49,7 @@ def read_layer(reader: WeightReader, config: LlamaConfig, index: int) -> Layer:
     def head_norm(name: str) -> Tensor | None:
         return reader.vector(f"{prefix}self_attn.{name}.weight", head) if config.qk_norm else None
 
-    return Layer(
+    return LayerWeights(
         attention_norm_D=reader.vector(f"{prefix}input_layernorm.weight", hidden),
         qkv=reader.linear(qkv, hidden, order_E),
         qkv_bias_E=reader.bias(qkv, present=config.qkv_bias, order_O=order_E),

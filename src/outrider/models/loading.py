@@ -35,13 +35,16 @@ _HUB_NOISE = ["consolidated*", "*/*"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu."""
+    """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu. `quantise`
+    is none, int8 or int4, for the matrices that are multiplied by; other weights keep their dtype.
+    """
 
     room: Room
     dtype: str = "auto"
     device: str = "auto"
     force_reference: bool = False
     threads: int = 0
+    quantise: str = "none"
 
 
 def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder:
@@ -50,7 +53,14 @@ def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder
 
     Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
     """
-    if read_model_type(folder) not in FAMILIES:
+    family = read_model_type(folder)
+    if family not in FAMILIES:
+        if options.quantise != "none":
+            raise ConfigError(
+                f"quantise: models of type {family} run through transformers, and only our own "
+                "decoders are quantised.",
+                hint=f"leave --quantise at none, or choose one of: {', '.join(FAMILIES)}",
+            )
         # Imported here: such a family alone needs transformers, an optional dependency.
         from outrider.models.adapter import load_adapter
 
@@ -64,6 +74,7 @@ def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder
             dtype=dtype,
             force_reference=options.force_reference,
             threads=options.threads,
+            quantise=options.quantise,
         )
         place = Placement(name or folder.name, dtype, device)
         match config:

@@ -27,6 +27,9 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
+# Bytes read of a file before it is mapped anew: pages once read count as memory of this process
+# while they are mapped, and the old mapping goes with the last tensor that was taken from it.
+_MAX_MAPPED = 1 << 25
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -45,6 +48,8 @@ class Weights:
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
         self._untaken = set(self._file_of)
+        self._last: Path | None = None
+        self._num_mapped = 0
 
     def __enter__(self) -> Weights:
         return self
@@ -102,9 +107,20 @@ class Weights:
 
     def _read(self, path: Path, name: str) -> Tensor:
         try:
-            return self._readers[path].get_tensor(name)
+            tensor = self._readers[path].get_tensor(name)
         except SafetensorError as error:
             raise _damaged(path, error) from error
+        self._let_go(path, tensor.nbytes)
+        return tensor
+
+    def _let_go(self, path: Path, num_bytes: int) -> None:
+        """Map a file anew when much of it has been read, or another's turn has come."""
+        last, self._last = self._last, path
+        if last is not None and last != path:
+            self._readers[last], self._num_mapped = _open(last), 0
+        self._num_mapped += num_bytes
+        if self._num_mapped > _MAX_MAPPED:
+            self._readers[path], self._num_mapped = _open(path), 0
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._file_of, n=1)

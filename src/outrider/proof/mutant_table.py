@@ -10,17 +10,23 @@ _MATCH = "outrider.verify.match"
 _COUPLED = "outrider.verify.coupled"
 _LAWS = "outrider.core.laws"
 _NOISE = "outrider.core.noise"
+_SAMPLING = "outrider.core.sampling"
 _SHAPING = "outrider.core.shaping"
 _STAGES = "outrider.engine.stages"
 
 # What a round decides, and the laws that it decides by.
 DECISIONS = (
-    Mutant("token: residual is p", _TOKEN, "(law - proposal).clamp_min(0)", "law.clone()"),
     Mutant(
-        "token: residual is |p - q|",
+        "token: residual is p",
         _TOKEN,
-        "(law - proposal).clamp_min(0)",
-        "(law - proposal).abs()",
+        "law = residual(law, proposal, leftover)",
+        "residual(law, proposal, leftover)",
+    ),
+    Mutant(
+        "token: a refused point mass stays",
+        _SAMPLING,
+        "left_V[proposal] = 0",
+        "left_V[proposal] += 0",
     ),
     Mutant(
         "token: acceptance times 1.02",
@@ -31,8 +37,8 @@ DECISIONS = (
     Mutant(
         "token: soft q taken for one-hot",
         _TOKEN,
-        "law = residual(law, proposal)",
-        "law = residual(law, token)",
+        "law = residual(law, proposal, leftover)",
+        "law = residual(law, token, leftover)",
     ),
     Mutant(
         "token: the draft's number used again",
@@ -47,22 +53,22 @@ DECISIONS = (
         "law = row.laws.law(max(node, 0))",
     ),
     Mutant(
-        "block: residual is p",
-        _BLOCK,
-        "(share * p_V.double() - q_V.double()).clamp_min(0)",
+        "residual is p",
+        _SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
         "share * p_V.double()",
     ),
     Mutant(
-        "block: residual is |p - q|",
-        _BLOCK,
-        "(share * p_V.double() - q_V.double()).clamp_min(0)",
-        "(share * p_V.double() - q_V.double()).abs()",
+        "residual is |p - q|",
+        _SAMPLING,
+        "(share * p_V.double() - proposal.double()).clamp_min(0)",
+        "(share * p_V.double() - proposal.double()).abs()",
     ),
     Mutant(
         "block: acceptance times 1.02",
         _BLOCK,
-        "mass(p_WV[node], token) / drawn if",
-        "1.02 * mass(p_WV[node], token) / drawn if",
+        "wanted / drawn if",
+        "1.02 * wanted / drawn if",
     ),
     Mutant(
         "block: bonus from the wrong row",

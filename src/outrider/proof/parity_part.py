@@ -187,6 +187,7 @@ def _options(job: Task) -> LoadOptions:
         device=config.device,
         force_reference=config.force_reference,
         threads=config.threads,
+        quantise=config.quantise,
     )
 
 

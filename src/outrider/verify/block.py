@@ -23,16 +23,19 @@ Shapes:  K = drafted tokens, N = K, W = K + 1, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw, mass
+from outrider.core.laws import draw
 from outrider.core.noise import ROOT, Noise, Role
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import PLAIN, Leftover, Sampling
 from outrider.verify.token import walk
 
 
+@dataclass(frozen=True, slots=True)
 class BlockRule:
     """Keeps the target's law; of chains drawn at random it keeps more than the token rule.
 
@@ -41,45 +44,47 @@ class BlockRule:
     number of tokens with the same probability.
     """
 
+    sampling: Sampling = PLAIN
     name = "block"
     exact = True
 
     def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
-        return [_judge(row) for row in rows]
+        return [_judge(row, self.sampling) for row in rows]
 
 
-def _judge(row: JudgeRow) -> Verdict:
+def _judge(row: JudgeRow, sampling: Sampling) -> Verdict:
     draft, p_WV = row.draft, row.laws.probs_NV
     if p_WV is None or draft.probs_NV is None or draft.max_depth < len(draft):
-        return walk(row)
-    return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.noise)
+        return walk(row, sampling.leftover)
+    return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.noise, sampling)
 
 
-def _judge_chain(tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Noise) -> Verdict:
-    shares = _shares(tokens, q_NV, p_WV)
+def _judge_chain(
+    tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Noise, sampling: Sampling
+) -> Verdict:
+    shares = _shares(sampling.masses(p_WV, tokens), sampling.masses(q_NV, tokens))
     law_V, chance = p_WV[len(tokens)], shares[-1]
     for length in range(len(tokens), 0, -1):
         if noise.coin(chance, length - 1, Role.ACCEPT):
             return Verdict(tuple(range(length)), draw(law_V, noise, length - 1))
-        law_V, chance = _leftover(shares[length - 1], p_WV[length - 1], q_NV[length - 1])
+        p_V, q_V = p_WV[length - 1], q_NV[length - 1]
+        law_V, chance = _refused(shares[length - 1], p_V, q_V, sampling.leftover)
     return Verdict((), draw(law_V, noise, ROOT))
 
 
-def _shares(tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor) -> list[float]:
-    """p_0 to p_K."""
+def _shares(p: Sequence[float], q: Sequence[float]) -> list[float]:
+    """p_0 to p_K, of the probabilities that the drafted tokens have."""
     shares = [1.0]
-    for node, token in enumerate(tokens):
+    for wanted, drawn in zip(p, q, strict=True):
         # A token that its own law gives no mass cannot have been drawn; nothing of it is kept.
-        drawn = mass(q_NV[node], token)
-        ratio = mass(p_WV[node], token) / drawn if drawn > 0 else 0.0
+        ratio = wanted / drawn if drawn > 0 else 0.0
         shares.append(min(1.0, shares[-1] * ratio))
     return shares
 
 
-def _leftover(share: float, p_V: Tensor, q_V: Tensor) -> tuple[Tensor, float]:
+def _refused(share: float, p_V: Tensor, q_V: Tensor, leftover: Leftover) -> tuple[Tensor, float]:
     """What `q_V` leaves of `share` times `p_V` (all of it if nothing), and the coin h."""
-    left_V = (share * p_V.double() - q_V.double()).clamp_min(0)
-    left = float(left_V.sum())
+    left_V, left = leftover(p_V, q_V, share)
     if left == 0:
         return p_V, float(share == 1)
     return left_V, left / (left + 1 - share)

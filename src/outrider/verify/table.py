@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import AcceptanceRule
+from outrider.core.sampling import PLAIN, Sampling
 from outrider.verify import lossy
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
-EXACT: Mapping[str, Callable[[], AcceptanceRule]] = {
+# Each takes the operators that it judges with; the last two compare nothing, they draw.
+EXACT: Mapping[str, Callable[[Sampling], AcceptanceRule]] = {
     "block": BlockRule,
     "token": TokenRule,
-    "match": MatchRule,
-    "coupled": CoupledRule,
+    "match": lambda _: MatchRule(),
+    "coupled": lambda _: CoupledRule(),
 }
 
 
@@ -39,7 +41,7 @@ LOSSY: Mapping[str, _Lossy] = {
 }
 
 
-def rule_for(sampler: str, leniency: float = 0.0) -> AcceptanceRule:
+def rule_for(sampler: str, leniency: float = 0.0, sampling: Sampling = PLAIN) -> AcceptanceRule:
     """The rule called `sampler`; `leniency` is a lossy rule's threshold, 0 its usual one.
 
     Raises ConfigError if the rule has no such threshold.
@@ -50,7 +52,7 @@ def rule_for(sampler: str, leniency: float = 0.0) -> AcceptanceRule:
                 f"sampler {sampler!r} is exact and has no threshold, but leniency is {leniency:g}.",
                 hint=f"leave leniency out, or choose a lossy sampler: {', '.join(LOSSY)}",
             )
-        return EXACT[sampler]()
+        return EXACT[sampler](sampling)
     kind = LOSSY[sampler]
     if leniency > kind.largest:
         raise ConfigError(

@@ -12,6 +12,7 @@ Shapes:  V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,19 +20,22 @@ from outrider.core.draft import Verdict
 from outrider.core.laws import draw, mass
 from outrider.core.noise import ROOT, Role
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import PLAIN, Leftover, Sampling
 
 
+@dataclass(frozen=True, slots=True)
 class TokenRule:
     """Keeps the target's law, greedy and sampled, for chains and trees."""
 
+    sampling: Sampling = PLAIN
     name = "token"
     exact = True
 
     def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
-        return [walk(row) for row in rows]
+        return [walk(row, self.sampling.leftover) for row in rows]
 
 
-def walk(row: JudgeRow) -> Verdict:
+def walk(row: JudgeRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
     """The verdict on one row of any shape."""
     draft, noise = row.draft, row.noise
     path: list[int] = []
@@ -48,19 +52,16 @@ def walk(row: JudgeRow) -> Verdict:
                 path.append(child)
                 node = child
                 break
-            law = residual(law, proposal)
+            law = residual(law, proposal, leftover)
         else:
             return Verdict(tuple(path), draw(law, noise, node))
 
 
-def residual(law: int | Tensor, proposal: int | Tensor) -> int | Tensor:
+def residual(
+    law: int | Tensor, proposal: int | Tensor, leftover: Leftover = PLAIN.leftover
+) -> int | Tensor:
     """The mass of `law` that `proposal` did not cover, renormalised; `law` if nothing is left."""
     if isinstance(law, int):
         return law
-    if isinstance(proposal, int):
-        left_V = law.clone()
-        left_V[proposal] = 0
-    else:
-        left_V = (law - proposal).clamp_min(0)
-    total = left_V.sum()
-    return left_V / total if total > 0 else law
+    left_V, total = leftover(law, proposal)
+    return left_V.div_(total) if total > 0 else law

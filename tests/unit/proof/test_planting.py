@@ -15,7 +15,7 @@ from outrider.verify import token
 from outrider.verify.token import residual
 
 MUTANT = Mutant(
-    "residual is p", "outrider.verify.token", "(law - proposal).clamp_min(0)", "law.clone()"
+    "residual is p", "outrider.verify.token", "= leftover(law, proposal)", "= law.clone(), 1.0"
 )
 P_V = torch.tensor([0.5, 0.5])
 Q_V = torch.tensor([1.0, 0.0])

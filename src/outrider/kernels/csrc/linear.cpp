@@ -8,6 +8,7 @@
 // bfloat16 pairs column l with column l + LANES in one 32-bit lane, and rounds x as well.
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "team.h"
@@ -21,9 +22,11 @@ constexpr int BLOCK = LANES * BLOCK_VECS;
 // Inputs a pass over a block takes at once when several tiles of rows need it again: the slice
 // stays in the first-level cache. A chain's running sum is kept between slices, unrounded.
 constexpr int SLICE_BYTES = 16 * 1024;
-// Few rows wait for memory. Asking for bfloat16 weights ahead is worth 1.1 to 1.2 times the speed
-// at one row; float32 gains nothing from memory and loses a fifth from the second-level cache.
-constexpr int PREFETCH_ROWS = 2, PREFETCH_AHEAD = 512;
+// How many weights ahead of use memory is asked for them. Without it a pass of several rows takes
+// the time of its memory and of its arithmetic one after the other; with it, the longer of the two.
+// The more rows share a weight, the more time there is. float32 gains nothing from memory and loses
+// a fifth from the second-level cache.
+constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 1024, AHEAD_OF_MANY = 8192;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 
@@ -50,6 +53,7 @@ struct Slice {
     const float* x;
     int64_t row_stride;
     int first, last;  // inputs
+    int ahead;        // weights to prefetch by
 };
 
 // Adds a slice of inputs to the sums of ROWS rows by BLOCKS blocks, kept in registers meanwhile.
@@ -62,7 +66,7 @@ void add_slice(const Slice& slice, const W* weights, int64_t block_stride, Vec* 
     for (int i = slice.first; i < slice.last; ++i) {
         for (int b = 0; b < BLOCKS; ++b) {
             const W* from = weights + b * block_stride + static_cast<int64_t>(i) * BLOCK;
-            if (ROWS <= PREFETCH_ROWS && sizeof(W) < 4) __builtin_prefetch(from + PREFETCH_AHEAD);
+            if (sizeof(W) < 4) __builtin_prefetch(from + slice.ahead, 0, 2);
             Vec w[BLOCK_VECS];
             load_weights(from, w);
             for (int r = 0; r < ROWS; ++r)
@@ -105,6 +109,7 @@ struct Problem {
     float* out;
     int num_rows, num_in, num_out;
     bool accumulate;
+    int64_t row_stride = num_in;
 };
 
 void finish(const Problem& p, const Vec* sums, int row, int rows, int column, int vecs) {
@@ -123,7 +128,8 @@ void finish(const Problem& p, const Vec* sums, int row, int rows, int column, in
 template <class W>
 void one_tile(const Problem& p, const W* weights, int first, int last) {
     const int64_t block_stride = static_cast<int64_t>(p.num_in) * BLOCK;
-    const Slice slice{p.x, p.num_in, 0, p.num_in};
+    const int ahead = p.num_rows <= FEW_ROWS ? AHEAD_OF_FEW : AHEAD_OF_MANY;
+    const Slice slice{p.x, p.row_stride, 0, p.num_in, ahead};
     Vec sums[MAX_ROWS * BLOCK_VECS];
     for (int block = first, blocks; block < last; block += blocks) {
         blocks = blocks_at_once(p.num_rows);
@@ -150,7 +156,9 @@ void many_tiles(const Problem& p, const W* weights, int first, int last, Scratch
             const int end = std::min(i + slice_inputs, p.num_in);
             for (int t = 0; t < num_tiles; ++t) {
                 const int row = tile_row(t), rows = tile_row(t + 1) - row;
-                const Slice slice{p.x + static_cast<int64_t>(row) * p.num_in, p.num_in, i, end};
+                // The first tile asks for the next slice, while the others find this one in cache.
+                const int ahead = t == 0 ? slice_inputs * BLOCK : 0;
+                const Slice slice{p.x + row * p.row_stride, p.row_stride, i, end, ahead};
                 Vec* tile_sums = sums + t * TILE_VECS;
                 kernel_for<W>(rows, 1)(slice, from, 0, tile_sums, i == 0);
                 if (end == p.num_in) finish(p, tile_sums, row, rows, block * BLOCK, BLOCK_VECS);
@@ -159,22 +167,34 @@ void many_tiles(const Problem& p, const W* weights, int first, int last, Scratch
     }
 }
 
-const float* rounded(Scratch&, const float* x, int64_t, const float*) { return x; }
+// Inputs of a row and what keeps rows apart: an odd number of cache lines, since rows a multiple of
+// 4 KB apart would drive each other out of the first-level cache.
+inline int64_t padded_row(int num_in) { return (((num_in + 15) / 16) | 1) * 16; }
 
-const float* rounded(Scratch& scratch, const float* x, int64_t count, const BFloat16*) {
-    auto* to = static_cast<float*>(scratch.take(count * sizeof(float)));
-    for (int64_t i = 0; i < count; i += LANES) {
-        const int some = static_cast<int>(std::min<int64_t>(LANES, count - i));
-        store_some(to + i, round_to_bfloat16(load_some(x + i, some)), some);
+inline Vec rounded(Vec x, const float*) { return x; }
+inline Vec rounded(Vec x, const BFloat16*) { return round_to_bfloat16(x); }
+
+template <class W>
+void take_rows(Scratch& scratch, Problem& p, const W* weights) {
+    if (std::is_same_v<W, float> && p.num_rows == 1) return;
+    const int64_t stride = padded_row(p.num_in);
+    auto* to = static_cast<float*>(scratch.take(p.num_rows * stride * sizeof(float)));
+    for (int r = 0; r < p.num_rows; ++r) {
+        const float* from = p.x + r * p.row_stride;
+        for (int i = 0; i < p.num_in; i += LANES) {
+            const int some = std::min(LANES, p.num_in - i);
+            store_some(to + r * stride + i, rounded(load_some(from + i, some), weights), some);
+        }
     }
-    return to;
+    p.x = to;
+    p.row_stride = stride;
 }
 
 template <class W>
 void linear(Team& team, Problem p, const W* weights) {
     if (p.num_rows == 0) return;
     std::lock_guard<std::mutex> lock(team.entry());
-    p.x = rounded(team.shared(), p.x, static_cast<int64_t>(p.num_rows) * p.num_in, weights);
+    take_rows(team.shared(), p, weights);
     const int num_blocks = (p.num_out + BLOCK - 1) / BLOCK;
     const int64_t block_work = static_cast<int64_t>(p.num_rows) * p.num_in * BLOCK;
     const int64_t worthwhile = std::min<int64_t>(MIN_SPLIT_WORK / block_work, num_blocks);

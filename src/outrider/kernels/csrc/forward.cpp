@@ -1,0 +1,124 @@
+// A whole pass of a Llama-shaped decoder in one call: embed, all layers, the wanted rows' logits.
+//
+// Nothing is computed here. The same operators run in the same order on the same buffers as when
+// each is called by itself, so the bits are the same; what is saved is the way through Python
+// between them, which costs a small model as much as its arithmetic does.
+#include <cstring>
+
+#include "pass.h"
+#include "vectors.h"
+
+using namespace outrider;
+
+extern "C" {
+
+void outrider_rms_norm(Team*, const float* x, const float* weight, float eps, float* out,
+                       int num_rows, int size);
+void outrider_head_norm(Team*, float* qkv, const float* q_weight, const float* k_weight, float eps,
+                        int num_rows, int num_heads, int num_kv_heads, int dim);
+void outrider_silu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+}
+
+namespace outrider {
+
+namespace {
+
+// Mirrored by `_Linear`, `_Layer` and `_Decoder` in forward.py. A bias may be null.
+struct Linear {
+    void (*call)(const void* weights, const float* x, float* out, int num_rows, int accumulate);
+    const void* weights;
+    const float* bias;
+
+    void operator()(const float* x, float* out, int num_rows, int size, bool accumulate) const {
+        call(weights, x, out, num_rows, accumulate);
+        if (bias == nullptr) return;
+        for (int n = 0; n < num_rows; ++n, out += size)
+            for (int i = 0; i < size; i += LANES)
+                store_some(out + i, load_some(out + i, size - i) + load_some(bias + i, size - i),
+                           size - i);
+    }
+};
+
+struct Layer {
+    const float* attention_norm;
+    Linear qkv;
+    const float *q_norm, *k_norm;  // null where heads are not normalised
+    Linear out;
+    const float* ffn_norm;
+    Linear gate_up, down;
+    void *keys, *values;
+};
+
+struct Decoder {
+    Team* team;
+    void (*rope_append)(const Pass*, float* qkv, const float* cos, const float* sin, void* keys,
+                        void* values);
+    void (*attention)(const Pass*, const float* qkv, void* keys, void* values, float scale,
+                      float* out);
+    const void* embedding;
+    const float* final_norm;
+    Linear head;
+    const float *cos, *sin;
+    const Layer* layers;
+    float *x, *norm, *qkv, *attended, *up, *activated;
+    float eps, scale;
+    int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, unused;
+};
+
+void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
+    const int size = d.hidden_size;
+    for (int n = 0; n < num_tokens; ++n) {
+        float* to = d.x + static_cast<int64_t>(n) * size;
+        const int64_t from = static_cast<int64_t>(tokens[n]) * size;
+        if (d.embedding_bytes == 4) {
+            std::memcpy(to, static_cast<const float*>(d.embedding) + from, sizeof(float) * size);
+            continue;
+        }
+        const auto* row = static_cast<const BFloat16*>(d.embedding) + from;
+        for (int i = 0; i < size; ++i)
+            to[i] = cast<float>(static_cast<uint32_t>(row[i].bits) << 16);
+    }
+}
+
+void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
+    const int num = pass.num_tokens, size = d.hidden_size;
+    outrider_rms_norm(d.team, d.x, layer.attention_norm, d.eps, d.norm, num, size);
+    layer.qkv(d.norm, d.qkv, num, pass.row_size, false);
+    if (layer.q_norm != nullptr)
+        outrider_head_norm(d.team, d.qkv, layer.q_norm, layer.k_norm, d.eps, num, pass.num_heads,
+                           pass.num_kv_heads, pass.head_dim);
+    d.rope_append(&pass, d.qkv, d.cos, d.sin, layer.keys, layer.values);
+    d.attention(&pass, d.qkv, layer.keys, layer.values, d.scale, d.attended);
+    layer.out(d.attended, d.x, num, size, true);
+}
+
+void feed(const Decoder& d, const Layer& layer, int num) {
+    outrider_rms_norm(d.team, d.x, layer.ffn_norm, d.eps, d.norm, num, d.hidden_size);
+    layer.gate_up(d.norm, d.up, num, 2 * d.ffn_size, false);
+    outrider_silu_mul(d.team, d.up, d.activated, num, d.ffn_size);
+    layer.down(d.activated, d.x, num, d.hidden_size, true);
+}
+
+// The rows move to the front of `norm`, and their norms to that of `x`, which is spent by then.
+void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* logits) {
+    const int64_t size = d.hidden_size;
+    for (int m = 0; m < num_wanted; ++m)
+        std::memcpy(d.norm + m * size, d.x + wanted[m] * size, sizeof(float) * size);
+    outrider_rms_norm(d.team, d.norm, d.final_norm, d.eps, d.x, num_wanted, d.hidden_size);
+    d.head(d.x, logits, num_wanted, d.vocab_size, false);
+}
+
+}  // namespace
+
+}  // namespace outrider
+
+extern "C" void outrider_forward(const Decoder* decoder, const Pass* pass, const int32_t* tokens,
+                                 const int32_t* wanted, int num_wanted, float* logits) {
+    const Decoder& d = *decoder;
+    embed(d, tokens, pass->num_tokens);
+    for (int i = 0; i < d.num_layers; ++i) {
+        attend(d, d.layers[i], *pass);
+        feed(d, d.layers[i], pass->num_tokens);
+    }
+    if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
+}

@@ -1,0 +1,190 @@
+"""A whole pass of a Llama-shaped decoder as one native call over pointers that were set at loading.
+
+See csrc/forward.cpp: the operators, their order and their buffers are those of the decoder's own
+layers, so the bits are the same.
+
+Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
+         S = slots, M = logits rows, E = fused q, k and v, F = FFN size; others as in decoder.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int, c_int32, c_void_p
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.kernels.native import NativeOps
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Norms and biases are float32; one that the family lacks is None."""
+
+    attention_norm_D: Tensor
+    qkv: PackedLinear
+    qkv_bias_E: Tensor | None
+    q_norm_H: Tensor | None
+    k_norm_H: Tensor | None
+    out: PackedLinear
+    out_bias_D: Tensor | None
+    ffn_norm_D: Tensor
+    gate_up: PackedLinear
+    gate_up_bias_2F: Tensor | None
+    down: PackedLinear
+    down_bias_D: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBuffers:
+    """Contiguous float32 memory of one step, with room for every packed token."""
+
+    x_ND: Tensor
+    norm_ND: Tensor
+    qkv_NE: Tensor
+    attended_NA: Tensor
+    up_NU: Tensor
+    activated_NF: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardParts:
+    """What a decoder is made of. The tensors must live, unmoved, as long as the forward does."""
+
+    embedding_VD: Tensor
+    final_norm_D: Tensor
+    head: PackedLinear
+    cos_TH: Tensor
+    sin_TH: Tensor
+    layers: Sequence[LayerWeights]
+    kv: Sequence[tuple[Tensor, Tensor]]
+    buffers: ForwardBuffers
+    eps: float
+    scale: float
+    ffn_size: int
+
+
+class Forward(Protocol):
+    def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
+        """Run `plan`; `logits_MV` are those of the packed tokens `wanted_M` (int32)."""
+        ...
+
+
+class _Linear(Structure):
+    _fields_ = [("call", c_void_p), ("weights", c_void_p), ("bias", c_void_p)]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("qkv", _Linear),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("out", _Linear),
+        ("ffn_norm", c_void_p),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    ]
+
+
+class _Decoder(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("rope_append", c_void_p),
+        ("attention", c_void_p),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", _Linear),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("layers", c_void_p),
+        ("x", c_void_p),
+        ("norm", c_void_p),
+        ("qkv", c_void_p),
+        ("attended", c_void_p),
+        ("up", c_void_p),
+        ("activated", c_void_p),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("num_layers", c_int32),
+        ("hidden_size", c_int32),
+        ("ffn_size", c_int32),
+        ("vocab_size", c_int32),
+        ("embedding_bytes", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class NativeForward:
+    """One decoder's pass. Keeps every tensor that native code points to."""
+
+    def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
+        self._ops, self._parts = ops, parts
+        layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers, parts.kv))
+        self._layers = layers
+        vocab_size, hidden_size = parts.embedding_VD.shape
+        self._decoder = _Decoder(
+            ops.team,
+            *ops.functions(),
+            parts.embedding_VD.data_ptr(),
+            parts.final_norm_D.data_ptr(),
+            _linear(parts.head, None),
+            parts.cos_TH.data_ptr(),
+            parts.sin_TH.data_ptr(),
+            ctypes.addressof(layers),
+            *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
+            parts.eps,
+            parts.scale,
+            len(parts.layers),
+            hidden_size,
+            parts.ffn_size,
+            vocab_size,
+            parts.embedding_VD.itemsize,
+            0,
+        )
+        self._address = ctypes.addressof(self._decoder)
+        self._run = library.outrider_forward
+        self._run.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
+        self._run.restype = None
+
+    def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
+        parts = self._parts
+        described = self._ops.describe(plan, parts.buffers.qkv_NE.shape[1], parts.kv[0][0])
+        self._run(
+            self._address,
+            described,
+            plan.tokens_N.data_ptr(),
+            wanted_M.data_ptr(),
+            wanted_M.shape[0],
+            logits_MV.data_ptr(),
+        )
+
+
+def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:
+    return _Layer(
+        layer.attention_norm_D.data_ptr(),
+        _linear(layer.qkv, layer.qkv_bias_E),
+        _pointer(layer.q_norm_H),
+        _pointer(layer.k_norm_H),
+        _linear(layer.out, layer.out_bias_D),
+        layer.ffn_norm_D.data_ptr(),
+        _linear(layer.gate_up, layer.gate_up_bias_2F),
+        _linear(layer.down, layer.down_bias_D),
+        kv[0].data_ptr(),
+        kv[1].data_ptr(),
+    )
+
+
+def _linear(packed: PackedLinear, bias: Tensor | None) -> _Linear:
+    return _Linear(packed.call, packed.pointer, _pointer(bias))
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,81 @@
+"""Weights of quantised.py as csrc/quantised.cpp reads them, and its call.
+
+The kernel reads blocks of B outputs, the bytes of four inputs of an output side by side:
+
+    int8    for each block: B float32 scales; [I / 4][B][4] bytes, each 128 more than the value
+    int4    for each block, for each group: B bfloat16 scales; [4][B][4] bytes, each of two values,
+            8 more than they are; of eight inputs, the low halves hold the first four
+
+Shapes:  N = rows, I = inputs, O = outputs, P = blocks, B = outputs of a block, G = groups,
+         S = steps of four inputs, J = steps of eight inputs in a group, Y = bytes of a block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_int32, c_void_p
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.linear.quantised import GROUP, in_parts, num_groups
+from outrider.kernels.native import address, function, team
+from outrider.kernels.packed import PackedLinear
+
+
+class _Weights(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("packed", c_void_p),
+        ("num_in", c_int32),
+        ("num_out", c_int32),
+    ]
+
+
+class NativeQuantised:
+    """`pack` and `linear` of one scheme. Activations are contiguous float32, on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL, scheme: str, num_threads: int) -> None:
+        self.scheme = scheme
+        self._team = team(library, num_threads)
+        self._block: int = library.outrider_block()
+        self._linear = function(library, "linear", f"_{scheme}")
+        self._call = address(self._linear)
+
+    def pack(self, weight_OI: Tensor) -> PackedLinear:
+        assert weight_OI.device.type == "cpu"
+        num_out, num_in = weight_OI.shape
+        num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
+        size = 4 + groups * GROUP if self.scheme == "int8" else groups * (2 + GROUP // 2)
+        data_PY = torch.empty(num_blocks, self._block * size, dtype=torch.uint8)
+        lay_out = _int8_blocks if self.scheme == "int8" else _int4_blocks
+        for first, values_OI, scales in in_parts(weight_OI, self.scheme, self._block):
+            part_PY = lay_out(values_OI, scales, self._block)
+            start = first // self._block
+            data_PY[start : start + part_PY.shape[0]] = part_PY
+        weights = _Weights(self._team, data_PY.data_ptr(), num_in, num_out)
+        pointer = ctypes.addressof(weights)
+        return PackedLinear(num_out, num_in, data_PY, pointer, weights, call=self._call)
+
+    def linear(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None:
+        num_rows, num_in = x_NI.shape
+        assert num_in == packed.num_in
+        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+
+
+def _int8_blocks(values_OI: Tensor, scale_O: Tensor, block: int) -> Tensor:
+    values_PSB4 = values_OI.view(-1, block, values_OI.shape[1] // 4, 4).transpose(1, 2)
+    bytes_PY = values_PSB4.reshape(values_PSB4.shape[0], -1).view(torch.uint8) ^ 128
+    return torch.cat([scale_O.view(-1, block).view(torch.uint8), bytes_PY], dim=1)
+
+
+def _int4_blocks(values_OI: Tensor, scale_OG: Tensor, block: int) -> Tensor:
+    groups = scale_OG.shape[1]
+    shape = (-1, block, groups, GROUP // 8, 2, 4)
+    low_PBGJ4, high_PBGJ4 = (values_OI + 8).view(torch.uint8).view(shape).unbind(4)
+    bytes_PGJB4 = (low_PBGJ4 | high_PBGJ4 << 4).permute(0, 2, 3, 1, 4)
+    scale_PGB = scale_OG.to(torch.bfloat16).view(-1, block, groups).transpose(1, 2).contiguous()
+    parts = (scale_PGB.view(torch.uint8), bytes_PGJB4.flatten(2))
+    return torch.cat(parts, dim=2).flatten(1)

@@ -1,0 +1,89 @@
+"""The sampling operators of csrc/sampling.cpp as Python callables.
+
+They take contiguous float32 on the CPU, as native kernels make it. Anything else, such as the laws
+of a drafter that works in float64, goes to the definitions in core/sampling.py.
+
+Shapes:  N = nodes, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import NumericsError
+from outrider.core.sampling import PLAIN, Sampling
+
+
+def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
+    """The operators of `library` on the team at this address (`kernels/native.py`)."""
+    ops = _NativeSampling(library, team)
+    return Sampling(ops.softmax, ops.pick, ops.leftover, masses)
+
+
+class _NativeSampling:
+    """Not thread-safe: weights are left in one place, which calls use again."""
+
+    def __init__(self, library: ctypes.CDLL, team: int) -> None:
+        self._team = team
+        self._softmax: Any = library.outrider_softmax
+        self._softmax.argtypes = (c_void_p, c_void_p, c_float, c_void_p, c_int, c_int64)
+        self._softmax.restype = None
+        self._pick: Any = library.outrider_pick
+        self._pick.argtypes = (c_void_p, c_void_p, c_double, c_int64)
+        self._pick.restype = c_int64
+        self._leftover: Any = library.outrider_leftover
+        self._leftover.argtypes = (
+            c_void_p, c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64,
+        )  # fmt: skip
+        self._leftover.restype = c_double
+        self._room_V = torch.empty(0)
+
+    def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
+        if not (_plain(logits_NV) and _plain(out_NV)):
+            return PLAIN.softmax(logits_NV, temperature, out_NV)
+        num_rows, size = logits_NV.shape
+        logits, out = logits_NV.data_ptr(), out_NV.data_ptr()
+        return self._softmax(self._team, logits, temperature, out, num_rows, size)
+
+    def pick(self, weights_V: Tensor, uniform: float) -> int:
+        if not _plain(weights_V):
+            return PLAIN.pick(weights_V, uniform)
+        index = self._pick(self._team, weights_V.data_ptr(), uniform, weights_V.shape[0])
+        if index < 0:
+            raise NumericsError("the model")
+        return index
+
+    def leftover(
+        self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
+    ) -> tuple[Tensor, float]:
+        certain = isinstance(proposal, int)
+        if not (_plain(p_V) and (certain or _plain(proposal))):
+            return PLAIN.leftover(p_V, proposal, share)
+        size = p_V.shape[0]
+        if self._room_V.shape[0] != size:
+            self._room_V = torch.empty(size)
+        q, token = (None, proposal) if certain else (proposal.data_ptr(), -1)
+        out = self._room_V.data_ptr()
+        left = self._leftover(self._team, p_V.data_ptr(), q, token, share, out, size)
+        return self._room_V, left
+
+
+def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
+    """Read where they lie: a call of PyTorch for so few numbers is most of its own cost."""
+    if not _plain(probs_NV):
+        return PLAIN.masses(probs_NV, tokens)
+    start, row = probs_NV.data_ptr(), probs_NV.shape[-1]
+    assert len(tokens) <= probs_NV.shape[0]
+    assert not tokens or 0 <= min(tokens) <= max(tokens) < row
+    places = [start + 4 * (node * row + token) for node, token in enumerate(tokens)]
+    return [c_float.from_address(place).value for place in places]
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()

@@ -1,0 +1,214 @@
+"""A small model at the cost of a bigger shape: the same function, more weights to read.
+
+Every matrix of the small model becomes the corner of a bigger one. The rest is random numbers,
+written and multiplied like any others, which cannot change the result: they only ever meet zeros.
+
+The residual's new channels stay zero. So columns that read them may hold anything, and so may all
+rows of new query heads, key heads and gates, and columns that read new value heads or feed-forward
+units. What must be zero is little: rows of new values and new `up` units where they would read a
+true channel, and rows of the output products that would write to a new one. A layer that the small
+model lacks has no true value or unit, and adds exactly zero.
+
+The norm of a padded residual differs by the root of the width ratio, which the norm's weights take
+back, exactly where the ratio is a power of four. For other ratios the true channels are held twice.
+
+So the result is an ordinary Llama checkpoint for any engine, and its text is the small model's.
+
+Shapes:  D = true channels, W = all channels, V = vocabulary, O = outputs, I = inputs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.nearest import did_you_mean
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.llama_weights import EMBEDDING
+from outrider.models.weight_reader import HEAD
+from outrider.models.weights import Weights
+
+NORM = "model.norm.weight"
+# The spread of the numbers that meet only zeros; what trained weights of such sizes have.
+_SPREAD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a decoder; heads keep the small model's size."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+
+
+# 1b and 8b have the sizes of Llama 3 of these names, with 64 numbers a head; 70b-layer has those of
+# the 70B model and as many layers as the embedded target.
+SHAPES: Mapping[str, Shape] = {
+    "0.4b": Shape(1024, 24, 16, 8, 4096),
+    "1b": Shape(2048, 16, 32, 8, 8192),
+    "8b": Shape(4096, 32, 64, 16, 14336),
+    "70b-layer": Shape(8192, 8, 128, 16, 28672),
+}
+
+
+def shape_called(name: str) -> Shape:
+    if name not in SHAPES:
+        raise ConfigError(f"no shape {name!r}.", hint=did_you_mean(name, SHAPES))
+    return SHAPES[name]
+
+
+def inflated_config(small: LlamaConfig, shape: Shape) -> LlamaConfig:
+    """Raises ConfigError for a shape that cannot hold the small model, CheckpointError for a small
+    model with biases, head norms or an output head that is not tied."""
+    if small.qkv_bias or small.out_bias or small.mlp_bias or small.qk_norm:
+        raise CheckpointError(
+            f"a {small.family} model with biases or head norms cannot be inflated.",
+            hint="inflate outrider/embedded",
+        )
+    for name in ("hidden_size", "num_layers", "num_kv_heads", "ffn_size"):
+        if getattr(shape, name) < getattr(small, name):
+            raise ConfigError(f"the shape's {name} is below the model's {getattr(small, name)}.")
+    group = small.num_heads // small.num_kv_heads
+    ratio, rest = divmod(shape.hidden_size, small.hidden_size)
+    if rest or ratio & (ratio - 1) or shape.num_heads // shape.num_kv_heads < group:
+        raise ConfigError(
+            f"width {shape.hidden_size} is not the model's {small.hidden_size} times a power of "
+            "two, or its key heads serve fewer query heads."
+        )
+    return replace(
+        small,
+        hidden_size=shape.hidden_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        ffn_size=shape.ffn_size,
+        rms_norm_eps=small.rms_norm_eps * _copies(ratio) / ratio,
+        tie_word_embeddings=False,
+    )
+
+
+def _copies(ratio: int) -> int:
+    """How often the true channels are held, so that what is left of `ratio` is a power of four."""
+    return 1 if ratio.bit_length() % 2 else 2
+
+
+class Inflation:
+    """Makes the tensors of the bigger checkpoint, one at a time, in `dtype`."""
+
+    def __init__(
+        self, small: LlamaConfig, weights: Weights, shape: Shape, dtype: torch.dtype
+    ) -> None:
+        self.config = inflated_config(small, shape)
+        self._small, self._weights, self._dtype = small, weights, dtype
+        ratio = shape.hidden_size // small.hidden_size
+        self._num_true = small.hidden_size * _copies(ratio)
+        self._norm_scale = (_copies(ratio) / ratio) ** 0.5
+        size, group = small.head_dim, small.num_heads // small.num_kv_heads
+        wide = shape.num_heads // shape.num_kv_heads
+        heads = [h // group * wide + h % group for h in range(small.num_heads)]
+        self._queries = _rows_of(heads, size)
+        self._shared = _rows_of(list(range(small.num_kv_heads * wide)), size)
+
+    def shards(self) -> Iterator[dict[str, Tensor]]:
+        """Tensors by name: the tables, then one layer after the other."""
+        yield self._tables()
+        for index in range(self.config.num_layers):
+            yield self._layer(index)
+
+    def _tables(self) -> dict[str, Tensor]:
+        config, vocab = self.config, self._small.vocab_size
+        table_VD = self._weights.take(EMBEDDING, vocab, self._small.hidden_size).to(self._dtype)
+        embedding_VW = torch.zeros(vocab, config.hidden_size, dtype=self._dtype)
+        self._write_channels(embedding_VW, table_VD, twice=True)
+        head_VW = self._random(HEAD, vocab, config.hidden_size)
+        head_VW[:, : self._num_true] = 0
+        self._write_channels(head_VW, table_VD, twice=False)
+        return {EMBEDDING: embedding_VW, HEAD: head_VW, NORM: self._norm(NORM, true=True)}
+
+    def _layer(self, index: int) -> dict[str, Tensor]:
+        prefix = f"model.layers.{index}."
+        true = index < self._small.num_layers
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        made = {
+            f"{attention}q_proj.weight": self._reading(f"{attention}q_proj.weight", true),
+            f"{attention}k_proj.weight": self._reading(f"{attention}k_proj.weight", true),
+            f"{attention}v_proj.weight": self._reading(f"{attention}v_proj.weight", true),
+            f"{attention}o_proj.weight": self._writing(f"{attention}o_proj.weight", true),
+            f"{mlp}gate_proj.weight": self._reading(f"{mlp}gate_proj.weight", true),
+            f"{mlp}up_proj.weight": self._reading(f"{mlp}up_proj.weight", true),
+            f"{mlp}down_proj.weight": self._writing(f"{mlp}down_proj.weight", true),
+        }
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{prefix}{norm}.weight"] = self._norm(f"{prefix}{norm}.weight", true=true)
+        return made
+
+    def _reading(self, name: str, true: bool) -> Tensor:
+        """A matrix over the residual. New rows of values and `up` must give zero, others may not
+        matter: they weigh values that are zero."""
+        small, config = self._sizes(name)
+        big_OW = self._random(name, config, self.config.hidden_size)
+        if "v_proj" in name or "up_proj" in name:
+            big_OW[:, : self._num_true] = 0
+        if true:
+            rows = self._places(name)
+            part_OD = self._weights.take(name, small, self._small.hidden_size).to(self._dtype)
+            big_OW[rows, : self._num_true] = 0
+            big_OW[rows, : self._small.hidden_size] = part_OD
+        return big_OW
+
+    def _writing(self, name: str, true: bool) -> Tensor:
+        """A matrix onto the residual. Columns that read what may not be zero write true channels
+        only; the others read zeros."""
+        small, config = self._sizes(name)
+        big_WI = self._random(name, self.config.hidden_size, config)
+        if true:
+            columns = self._places(name)
+            live = self._shared if "o_proj" in name else columns
+            big_WI[:, live] = 0
+            part_DI = self._weights.take(name, self._small.hidden_size, small).to(self._dtype)
+            for start in range(0, self._num_true, self._small.hidden_size):
+                big_WI[start : start + self._small.hidden_size, columns] = part_DI
+        return big_WI
+
+    def _sizes(self, name: str) -> tuple[int, int]:
+        """Outputs of a reading matrix, inputs of a writing one: of the small model and of ours."""
+        small, big = self._small, self.config
+        if "mlp" in name:
+            return small.ffn_size, big.ffn_size
+        if "k_proj" in name or "v_proj" in name:
+            return small.num_kv_heads * small.head_dim, big.num_kv_heads * big.head_dim
+        return small.num_heads * small.head_dim, big.num_heads * big.head_dim
+
+    def _places(self, name: str) -> Tensor:
+        if "q_proj" in name or "o_proj" in name:
+            return self._queries
+        return torch.arange(self._sizes(name)[0])
+
+    def _norm(self, name: str, *, true: bool) -> Tensor:
+        weight_W = torch.ones(self.config.hidden_size, dtype=torch.float32)
+        if true:
+            part_D = self._weights.take(name, self._small.hidden_size).float() * self._norm_scale
+            weight_W[: self._num_true] = part_D.repeat(self._num_true // part_D.shape[0])
+        return weight_W.to(self._dtype)
+
+    def _write_channels(self, big_VW: Tensor, part_VD: Tensor, *, twice: bool) -> None:
+        size = part_VD.shape[1]
+        for start in range(0, self._num_true if twice else size, size):
+            big_VW[:, start : start + size] = part_VD
+
+    def _random(self, name: str, *shape: int) -> Tensor:
+        """The same numbers for a name whenever they are asked for."""
+        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(shape, generator=rng, dtype=torch.float32).mul_(_SPREAD).to(self._dtype)
+
+
+def _rows_of(heads: list[int], size: int) -> Tensor:
+    return (torch.tensor(heads)[:, None] * size + torch.arange(size)).flatten()

@@ -1,0 +1,138 @@
+"""A quantised target is exact with respect to itself, and near what it was made of."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.core.errors import ConfigError
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels.registry import choose
+from outrider.models.decoder import Room
+from outrider.models.hf_config import read_config
+from outrider.models.loading import LoadOptions, load_model, resolve
+from parity.feeding import feed
+
+PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]][:5]
+PARAMS = SamplingParams(max_tokens=24)
+SCHEMES = ("int8", "int4")
+
+
+@functools.cache
+def plain(scheme: str) -> list[tuple[int, ...]]:
+    llm = LLM(config=EngineConfig(drafter="none", quantise=scheme, batch_size=1))
+    return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
+
+
+@functools.cache
+def logits(scheme: str, *, force_reference: bool = False, chunk: int = 150) -> Tensor:
+    room = Room(num_slots=256, max_rows=256, max_logits=256)
+    options = LoadOptions(
+        room=room, device="cpu", quantise=scheme, force_reference=force_reference, threads=1
+    )
+    model = load_model(resolve("outrider/embedded"), options)
+    ids = Tokenizer.load(resolve("outrider/embedded")).encode("\n".join(PROMPTS))[:150]
+    model.state.open(1, ())
+    parts: list[Tensor] = []
+    for start in range(0, len(ids), chunk):
+        row = StepRow.chain(1, ids[start : start + chunk])
+        parts.append(model.step([row], DraftNeeds()).logits_MV.clone())
+        model.state.commit({1: range(len(row.tokens))})
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_greedy_speculation_equals_greedy_decoding_of_the_quantised_target(
+    scheme: str, drafter: str
+) -> None:
+    llm = LLM(config=EngineConfig(drafter=drafter, quantise=scheme, k=4, batch_size=3))
+    assert llm.kernels.exact
+    results = llm.generate(PROMPTS, PARAMS)
+    assert [result.token_ids for result in results] == plain(scheme)
+    drafted = sum(result.stats.num_drafted for result in results)
+    assert sum(result.stats.num_accepted for result in results) > 0.3 * drafted > 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_another_text_than_the_target_s_own_is_no_surprise(scheme: str) -> None:
+    assert plain(scheme) != plain("none")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "logit_error", "divergence"), [("int8", 0.1, 3e-3), ("int4", 0.4, 0.05)]
+)
+def test_logits_stay_near_those_of_the_checkpoint(
+    scheme: str, logit_error: float, divergence: float
+) -> None:
+    own_NV, quantised_NV = logits("none"), logits(scheme)
+    assert 0 < float((own_NV - quantised_NV).abs().mean()) < logit_error
+    own_NV, quantised_NV = own_NV.log_softmax(1), quantised_NV.log_softmax(1)
+    assert float((own_NV.exp() * (own_NV - quantised_NV)).sum(1).mean()) < divergence
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_logits_do_not_depend_on_chunks(scheme: str, chunk: int) -> None:
+    assert torch.equal(logits(scheme, chunk=chunk), logits(scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_reference_says_the_same(scheme: str) -> None:
+    """All but the linears differ in their last bits, and an activation may round to its
+    neighbour."""
+    error = (logits(scheme, force_reference=True) - logits(scheme)).abs()
+    assert float(error.mean()) < 0.2 * float((logits("none") - logits(scheme)).abs().mean())
+
+
+def test_the_target_alone_is_quantised() -> None:
+    llm = LLM(config=EngineConfig(drafter="model", quantise="int8", batch_size=1))
+    choices = {choice.op: choice.name for choice in llm.kernels.choices}
+    assert choices["linear"] in ("native int8", "reference int8")
+    assert choices["attention"] in ("native", "reference")
+
+
+def test_a_scheme_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="quantise"):
+        EngineConfig(quantise="int3")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_every_family_of_ours_is_quantised(name: str, scheme: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, variant(name))
+    room, text = Room(num_slots=256, max_rows=64), [(5 * i * i + 1) % 96 for i in range(40)]
+    own_NV, quantised_NV = (
+        feed(load_model(folder, LoadOptions(room=room, device="cpu", quantise=choice)), text, [40])
+        for choice in ("none", scheme)
+    )
+    error = float((own_NV - quantised_NV).abs().mean() / own_NV.abs().mean())
+    assert 0 < error < {"int8": 0.05, "int4": 0.3}[scheme]
+
+
+def test_a_family_of_transformers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    options = LoadOptions(room=Room(num_slots=64), device="cpu", quantise="int8")
+    with pytest.raises(ConfigError, match="gpt_neox run through transformers"):
+        load_model(tmp_path, options)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_spec_s_bytes_are_those_that_are_held(scheme: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, variant("gpt2"))
+    spec = read_config(folder).spec("x", bytes_per_weight=2, bytes_per_kv=2)
+    table = 2 * spec.vocab_size * spec.hidden_size
+    matrix_OI = torch.ones(256, (spec.num_parameters - table // 2) // 256 // 32 * 32)
+    held = choose(device=torch.device("cpu"), dtype=torch.bfloat16, quantise=scheme).pack(matrix_OI)
+    assert replace(spec, quantise=scheme).weight_bytes == pytest.approx(
+        table + held.nbytes, rel=0.05
+    )
