@@ -41,11 +41,7 @@ class GPT2Model:
         room: Room,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._spec = config.spec(
-            place.name,
-            bytes_per_weight=place.dtype.itemsize,
-            bytes_per_kv=place.dtype.itemsize,
-        )
+        self._spec = place.spec(config)
         reader = GPT2Reader(WeightReader(weights, kernels, place), config)
         length = num_positions(config, room)
         self._tables = reader.tables(num_positions=length)

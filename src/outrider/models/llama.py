@@ -44,11 +44,7 @@ class LlamaModel:
         room: Room,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._spec = config.spec(
-            place.name,
-            bytes_per_weight=place.dtype.itemsize,
-            bytes_per_kv=place.dtype.itemsize,
-        )
+        self._spec = place.spec(config)
         reader = WeightReader(weights, kernels, place)
         self._tables = read_tables(reader, config)
         self._layers = [read_layer(reader, config, index) for index in range(config.num_layers)]

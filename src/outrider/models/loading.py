@@ -76,7 +76,7 @@ def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder
             threads=options.threads,
             quantise=options.quantise,
         )
-        place = Placement(name or folder.name, dtype, device)
+        place = Placement(name or folder.name, dtype, device, options.quantise)
         match config:
             case GPT2Config():
                 return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)

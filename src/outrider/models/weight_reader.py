@@ -10,13 +10,15 @@ Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from outrider.core.spec import ModelSpec
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels
+from outrider.models.hf_config import DecoderConfig
 from outrider.models.weights import Weights
 
 HEAD = "lm_head.weight"
@@ -26,11 +28,18 @@ EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The precision of weights and KV, and where they live; `name` is the model's, for reports."""
+    """The precision of weights and KV, and where they live; `name` is the model's, for reports.
+    `quantise`, int8 or int4, says that the matrices are held so."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
+    quantise: str = "none"
+
+    def spec(self, config: DecoderConfig) -> ModelSpec:
+        size = self.dtype.itemsize
+        plain = config.spec(self.name, bytes_per_weight=size, bytes_per_kv=size)
+        return replace(plain, quantise=self.quantise)
 
 
 class WeightReader:

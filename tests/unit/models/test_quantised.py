@@ -99,6 +99,9 @@ def test_the_target_alone_is_quantised() -> None:
     choices = {choice.op: choice.name for choice in llm.kernels.choices}
     assert choices["linear"] in ("native int8", "reference int8")
     assert choices["attention"] in ("native", "reference")
+    stored = 2 * llm.spec.num_parameters
+    assert llm.spec.weight_bytes < 0.75 * stored
+    assert llm.models["draft"].kernels.choices[0].name in ("native", "reference")
 
 
 def test_a_scheme_that_is_none_is_refused() -> None:
