@@ -71,7 +71,10 @@ class ForwardParts:
 
 class Forward(Protocol):
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
-        """Run `plan`; `logits_MV` are those of the packed tokens `wanted_M` (int32)."""
+        """Run `plan`; `logits_MV` are those of the packed tokens `wanted_M` (int32).
+
+        Raises IndexError for a token outside the vocabulary, before anything is written.
+        """
         ...
 
 
@@ -152,12 +155,12 @@ class NativeForward:
         self._address = ctypes.addressof(self._decoder)
         self._run = library.outrider_forward
         self._run.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
-        self._run.restype = None
+        self._run.restype = c_int
 
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         parts = self._parts
         described = self._ops.describe(plan, parts.buffers.qkv_NE.shape[1], parts.kv[0][0])
-        self._run(
+        foreign = self._run(
             self._address,
             described,
             plan.tokens_N.data_ptr(),
@@ -165,6 +168,8 @@ class NativeForward:
             wanted_M.shape[0],
             logits_MV.data_ptr(),
         )
+        if foreign >= 0:
+            raise IndexError(f"token {int(plan.tokens_N[foreign])} is not in the vocabulary")
 
 
 def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:

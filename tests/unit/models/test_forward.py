@@ -80,3 +80,12 @@ def test_captured_layers_leave_the_logits_as_they_are(tmp_path: Path) -> None:
     captured = model.step([row], DraftNeeds(hidden_layers=(0, 1)))
     assert captured.hidden_NKD is not None
     assert torch.equal(captured.logits_MV, whole)
+
+
+@pytest.mark.parametrize("token", [-1, 96, 1 << 30])
+def test_a_foreign_token_is_an_error_as_it_is_in_pytorch(token: int, tmp_path: Path) -> None:
+    model = load(write_checkpoint(tmp_path, variant("llama2"), seed=4), "float32")
+    assert model.spec.vocab_size == 96
+    model.state.open(1, ())
+    with pytest.raises(IndexError, match="not in the vocabulary"):
+        model.step([StepRow.chain(1, (1, token))], PLAIN)

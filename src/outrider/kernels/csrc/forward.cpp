@@ -112,13 +112,17 @@ void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* lo
 
 }  // namespace outrider
 
-extern "C" void outrider_forward(const Decoder* decoder, const Pass* pass, const int32_t* tokens,
-                                 const int32_t* wanted, int num_wanted, float* logits) {
+// The first packed token that is not in the vocabulary, before anything is computed; else -1.
+extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const int32_t* tokens,
+                                const int32_t* wanted, int num_wanted, float* logits) {
     const Decoder& d = *decoder;
+    for (int n = 0; n < pass->num_tokens; ++n)
+        if (tokens[n] < 0 || tokens[n] >= d.vocab_size) return n;
     embed(d, tokens, pass->num_tokens);
     for (int i = 0; i < d.num_layers; ++i) {
         attend(d, d.layers[i], *pass);
         feed(d, d.layers[i], pass->num_tokens);
     }
     if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
+    return -1;
 }
