@@ -44,8 +44,8 @@ TITLES = {
     "mutants": "planted bugs",
 }
 TOKEN_BUG, BLOCK_BUG = (
-    next(bug for bug in DECISIONS if bug.name == f"{rule}: residual is p")
-    for rule in ("token", "block")
+    next(bug for bug in DECISIONS if bug.name == name)
+    for name in ("token: residual is p", "residual is p")
 )
 
 
