@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from checks.law import assert_same_law, joint_law
-from checks.laws import floats, processed
+from checks.laws import floats
 from checks.shaping import shaped
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
@@ -27,6 +27,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
 from outrider.core.shaping import Shaper
 from outrider.drafters.ngram import NgramDrafter
+from outrider.proof.plain_law import filtered
 
 VOCAB = 3
 LENGTH = 3
@@ -47,7 +48,7 @@ def target_law(
 ) -> Law:
     def conditional(text: Tokens) -> Tensor:
         logits_V = fresh_logits(kind, [*prompt, *text], vocab_size)
-        return torch.tensor(processed(floats(logits_V), params), dtype=torch.float64)
+        return torch.tensor(filtered(floats(logits_V), params), dtype=torch.float64)
 
     return joint_law(conditional, params.max_tokens)
 
@@ -86,7 +87,7 @@ def check_penalised_engine_law() -> None:
 
     def conditional(text: Tokens) -> Tensor:
         logits = floats(fresh_logits(ToyHybrid, [*PROMPT, *text], VOCAB))
-        shares = processed(shaped(logits, PROMPT, text, params), params)
+        shares = filtered(shaped(logits, PROMPT, text, params), params)
         return torch.tensor(shares, dtype=torch.float64)
 
     def generation(noise: EveryBranch) -> Tokens:
@@ -151,5 +152,5 @@ def check_drafting_law(params: SamplingParams) -> None:
     assert draft.probs_NV is not None
     for node, law_V in enumerate(draft.probs_NV):
         logits_V = fresh_logits(ToyHybrid, [*PROMPT, *draft.tokens[:node]], VOCAB)
-        wanted = torch.tensor(processed(floats(logits_V), params), dtype=torch.float64)
+        wanted = torch.tensor(filtered(floats(logits_V), params), dtype=torch.float64)
         assert float((law_V - wanted).abs().max()) <= 1e-12

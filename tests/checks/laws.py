@@ -1,4 +1,4 @@
-"""Processed laws, written slowly: plain Python floats, one filter after another."""
+"""Processed laws against the slow ones of `proof/plain_law.py`."""
 
 from __future__ import annotations
 
@@ -10,52 +10,17 @@ from torch import Tensor
 
 from outrider.core.laws import processed_probs
 from outrider.core.params import SamplingParams
+from outrider.proof.plain_law import filtered
 
 
 def floats(values_V: Tensor) -> list[float]:
     return [float(value) for value in values_V]
 
 
-def processed(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """The law of temperature, top-k, top-p and min-p, in this order."""
-    scaled = [value / params.temperature for value in logits]
-    if params.top_k:
-        edge = sorted(scaled, reverse=True)[: params.top_k][-1]
-        scaled = [value if value >= edge else -math.inf for value in scaled]
-    probs = _softmax(scaled)
-    if params.top_p < 1:
-        kept = _nucleus(probs, params.top_p)
-        probs = _shares([prob if token in kept else 0.0 for token, prob in enumerate(probs)])
-    if params.min_p:
-        floor = params.min_p * max(probs)
-        probs = _shares([prob if prob >= floor else 0.0 for prob in probs])
-    return probs
-
-
-def _softmax(scaled: Sequence[float]) -> list[float]:
-    highest = max(scaled)
-    return _shares([math.exp(value - highest) for value in scaled])
-
-
-def _nucleus(probs: Sequence[float], top_p: float) -> set[int]:
-    """Likeliest first, the lower id first among equals, until their mass reaches `top_p`."""
-    kept: list[int] = []
-    for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
-        if kept and math.fsum(probs[k] for k in kept) >= top_p:
-            break
-        kept.append(token)
-    return set(kept)
-
-
-def _shares(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
-
-
 def near_an_edge(logits: Sequence[float], params: SamplingParams) -> bool:
     """Rounding alone may decide whether a token passes top-p or min-p."""
     closest = math.inf
-    probs = processed(logits, SamplingParams(temperature=params.temperature, top_k=params.top_k))
+    probs = filtered(logits, SamplingParams(temperature=params.temperature, top_k=params.top_k))
     mass = 0.0
     for prob in sorted(probs, reverse=True):
         closest = min(closest, abs(mass - params.top_p))
@@ -72,7 +37,7 @@ def near_an_edge(logits: Sequence[float], params: SamplingParams) -> bool:
 
 def check_filters(logits: Sequence[float], params: SamplingParams) -> None:
     got = processed_probs(torch.tensor([logits], dtype=torch.float64), params)[0]
-    wanted = processed(logits, params)
+    wanted = filtered(logits, params)
     assert len(got) == len(wanted)
     assert all(abs(g - w) <= 1e-12 for g, w in zip(floats(got), wanted, strict=True)), (got, wanted)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from checks.effort import examples
 from checks.engine_law import LENGTH, PROMPT, VOCAB, law_drafters
 from checks.law import assert_same_law, joint_law
-from checks.laws import floats, processed
+from checks.laws import floats
 from checks.shaping import shaped, shaping_params
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
@@ -25,6 +25,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.core.shaping import Shaper
 from outrider.drafters.ngram import NgramDrafter
+from outrider.proof.plain_law import filtered
 
 WORDS = ((1, 2), (0,))
 STOPS = frozenset([2])
@@ -73,7 +74,7 @@ def wanted_law(params: SamplingParams, shaper: Shaper) -> Law:
             bad_words=shaper.bad_words,
             allowed=shaper.allowed,
         )
-        return torch.tensor(processed(logits, params), dtype=torch.float64)
+        return torch.tensor(filtered(logits, params), dtype=torch.float64)
 
     return joint_law(conditional, params.max_tokens)
 

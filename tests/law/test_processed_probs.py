@@ -8,9 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from checks.laws import check_filter_cases, check_filters, floats, near_an_edge, processed
+from checks.laws import check_filter_cases, check_filters, floats, near_an_edge
 from outrider.core.laws import Laws, processed_probs
 from outrider.core.params import SamplingParams
+from outrider.proof.plain_law import filtered
 
 logits = st.lists(st.integers(-6, 6).map(lambda x: x / 2), min_size=1, max_size=9)
 params = st.builds(
@@ -59,7 +60,7 @@ def test_float32_stays_float32_and_sums_to_one() -> None:
     assert got.dtype is torch.float32
     assert torch.allclose(got.sum(-1), torch.ones(4), atol=1e-5)
     for row, wanted in zip(got, logits_NV, strict=True):
-        oracle = torch.tensor(processed(floats(wanted), chosen)).double()
+        oracle = torch.tensor(filtered(floats(wanted), chosen)).double()
         assert torch.allclose(row.double(), oracle, atol=1e-5)
 
 

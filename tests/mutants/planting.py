@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from types import FunctionType, ModuleType
-from typing import Any, cast
+from types import ModuleType
 
 import pytest
+
+from outrider.proof.planting import functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +51,3 @@ def planted(mutant: Mutant) -> Generator[int]:
         for function, new_code in changed:
             monkey.setattr(function, "__code__", new_code)
         yield len(changed)
-
-
-def functions(module: ModuleType) -> dict[str, FunctionType]:
-    """All functions and methods that `module` defines, by qualified name."""
-    found: dict[str, FunctionType] = {}
-    for value in vars(module).values():
-        members = vars(value).values() if inspect.isclass(value) else [value]
-        for member in members:
-            function = _function(member)
-            if function is not None and function.__module__ == module.__name__:
-                found[function.__qualname__] = function
-    return found
-
-
-def _function(member: Any) -> FunctionType | None:
-    if isinstance(member, property):
-        return _function(member.fget)
-    if isinstance(member, staticmethod | classmethod):
-        return _function(cast(Any, member).__func__)
-    return member if isinstance(member, FunctionType) else None

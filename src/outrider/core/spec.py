@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 # Bytes a weight; of int4, each group of 32 has a scale of two bytes.
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
@@ -43,3 +44,50 @@ class ModelSpec:
         table = self.vocab_size * self.hidden_size
         matrices = (self.num_parameters - table) * _QUANTISED_BYTES[self.quantise]
         return table * self.bytes_per_weight + int(matrices)
+
+
+class Sizes(Protocol):
+    """What the config of every family knows."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def ffn_size(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+
+def spec_of(sizes: Sizes, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+    """The spec of a model of these sizes; `name` is what reports call it."""
+    return ModelSpec(
+        name=name,
+        family=sizes.family,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        ffn_size=sizes.ffn_size,
+        max_tokens=sizes.max_tokens,
+        num_parameters=sizes.num_parameters,
+        bytes_per_weight=bytes_per_weight,
+        bytes_per_kv=bytes_per_kv,
+        stop_ids=sizes.stop_ids,
+    )

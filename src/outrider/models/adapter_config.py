@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.adapter_hf import read_hf_config, transformers
 from outrider.models.adapter_survey import Anatomy, survey
 from outrider.models.config_keys import OTHER_CHECKPOINT, stop_ids
@@ -44,22 +44,7 @@ class AdapterConfig:
     notes: tuple[str, ...] = ()
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return ModelSpec(
-            name=name,
-            family=self.family,
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            ffn_size=self.ffn_size,
-            max_tokens=self.max_tokens,
-            num_parameters=self.num_parameters,
-            bytes_per_weight=bytes_per_weight,
-            bytes_per_kv=bytes_per_kv,
-            stop_ids=self.stop_ids,
-        )
+        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:

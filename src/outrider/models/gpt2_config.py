@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.config_keys import (
     CONTRADICTION,
     OTHER_CHECKPOINT,
@@ -65,23 +65,12 @@ class GPT2Config:
         embeddings = (tables * self.vocab_size + self.max_tokens) * hidden
         return self.num_layers * layer + embeddings + 2 * hidden
 
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return ModelSpec(
-            name=name,
-            family=self.family,
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_heads,
-            head_dim=self.head_dim,
-            ffn_size=self.ffn_size,
-            max_tokens=self.max_tokens,
-            num_parameters=self.num_parameters,
-            bytes_per_weight=bytes_per_weight,
-            bytes_per_kv=bytes_per_kv,
-            stop_ids=self.stop_ids,
-        )
+        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
 
 
 def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:

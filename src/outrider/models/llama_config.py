@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.config_keys import (
     CONTRADICTION,
     OTHER_CHECKPOINT,
@@ -79,22 +79,7 @@ class LlamaConfig:
         return self.num_layers * layer + embeddings + self.hidden_size
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return ModelSpec(
-            name=name,
-            family=self.family,
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            ffn_size=self.ffn_size,
-            max_tokens=self.max_tokens,
-            num_parameters=self.num_parameters,
-            bytes_per_weight=bytes_per_weight,
-            bytes_per_kv=bytes_per_kv,
-            stop_ids=self.stop_ids,
-        )
+        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
 
 
 def _no_window(raw: JsonObject) -> int | None:

@@ -28,7 +28,7 @@ def plain_law(
     if params.greedy:
         best = shaped.index(max(shaped))
         return [float(i == best) for i in range(len(shaped))]
-    return _filtered(shaped, params)
+    return filtered(shaped, params)
 
 
 def _penalised(
@@ -47,7 +47,8 @@ def _follows(text: Sequence[int], head: Sequence[int]) -> bool:
     return start >= 0 and tuple(text[start:]) == tuple(head)
 
 
-def _filtered(logits: Sequence[float], params: SamplingParams) -> list[float]:
+def filtered(logits: Sequence[float], params: SamplingParams) -> list[float]:
+    """Temperature, top-k, top-p and min-p, in this order."""
     scaled = [value / params.temperature for value in logits]
     if params.top_k:
         edge = sorted(scaled, reverse=True)[: params.top_k][-1]

@@ -58,7 +58,7 @@ def _changes(mutant: Mutant) -> list[tuple[FunctionType, CodeType, CodeType]]:
         raise CannotPlantError(f"{mutant.module} is not the source that this bug was written for")
     shipped = _code_by_name(source, module)
     mutated = _code_by_name(source.replace(mutant.old, mutant.new), module)
-    live = _functions(module)
+    live = functions(module)
     changes = [
         (live[name], code, mutated[name])
         for name, code in shipped.items()
@@ -82,7 +82,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def _functions(module: ModuleType) -> dict[str, FunctionType]:
+def functions(module: ModuleType) -> dict[str, FunctionType]:
     """All functions and methods that `module` defines, by qualified name."""
     found: dict[str, FunctionType] = {}
     for value in vars(module).values():
