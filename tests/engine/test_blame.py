@@ -57,6 +57,7 @@ def test_a_broken_mask_ends_its_own_request_alone(
     running = llm.stream(GOOD, params)
     text = next(running).text
     broken = llm.stream("Hello", params, allowed=allowed)  # pyright: ignore[reportArgumentType]
+    next(broken)  # a request is live from here on
     # Others drive the engine over the cliff, and feel nothing.
     assert llm.generate(GOOD, params)[0].token_ids == wanted.token_ids
     with pytest.raises(kind):
