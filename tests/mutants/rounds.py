@@ -16,6 +16,7 @@ from mutants.planting import Mutant
 
 CLAMP = "outrider.engine.clamp"
 READING = "outrider.engine.reading"
+SETTLE = "outrider.engine.settle"
 STAGES = "outrider.engine.stages"
 INLINE = "outrider.engine.inline"
 STEPWISE = "outrider.engine.stepwise"
@@ -24,16 +25,16 @@ SUMMARY = "outrider.metrics.summary"
 MUTANTS = (
     Mutant(
         "commit keeps one too many",
-        STAGES,
-        "_kept(row.logits_from + 1, outcome)",
-        "_kept(row.logits_from + 2, outcome)",
+        SETTLE,
+        "_kept(one.num_fed, one.outcome)",
+        "_kept(one.num_fed + 1, one.outcome)",
         check_all_rejected,
     ),
     Mutant(
         "the pending token is not kept",
-        STAGES,
-        "_kept(row.logits_from + 1, outcome)",
-        "_kept(row.logits_from, outcome)",
+        SETTLE,
+        "_kept(one.num_fed, one.outcome)",
+        "_kept(one.num_fed - 1, one.outcome)",
         check_all_rejected,
     ),
     Mutant(
@@ -65,9 +66,9 @@ MUTANTS = (
     ),
     Mutant(
         "outcome not clamped in memory",
-        STAGES,
-        "paths[row.seq_id] = _kept(row.logits_from + 1, outcome)",
-        "paths[row.seq_id] = range(len(row.tokens))",
+        SETTLE,
+        "_kept(one.num_fed, one.outcome)",
+        "range(one.num_fed + len(one.outcome.draft))",
         check_stop_anywhere,
     ),
     Mutant("drafts past the budget", STAGES, "seq.room - 1)", "seq.room)", check_budget_anywhere),

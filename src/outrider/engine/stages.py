@@ -29,10 +29,11 @@ from outrider.core.protocols import (
     StepRow,
 )
 from outrider.core.sampling import PLAIN, Softmax
-from outrider.core.sequence import FinishReason, LiveSequence
+from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp
 from outrider.engine.reading import Reading, read_pass
 from outrider.engine.round import Chunk
+from outrider.engine.settle import PassTimes, Settled, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +88,10 @@ class Stages:
             batch, out.logits_MV, self.argmax, exact=self.rule.exact, softmax=self.softmax
         )
         judged = perf_counter()
-        outcomes, endings = self._outcomes(batch, readings)
-        paths: dict[int, Sequence[int]] = {r.seq_id: range(len(r.tokens)) for r in reads}
-        for row, outcome in zip(offers, outcomes, strict=True):
-            paths[row.seq_id] = _kept(row.logits_from + 1, outcome)
-        num_copied = self.target.state.commit(paths)
-        # Text follows memory at once: nothing that may fail comes between the two.
-        for seq, outcome, ending in zip(batch, outcomes, endings, strict=True):
-            _append(seq, outcome, ending)
-        shared = _Pass(
+        settled = self._settled(batch, offers, readings)
+        chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
+        num_copied = settle(self.target.state, settled, chunk_paths)
+        shared = PassTimes(
             index=next(self.passes),
             drafter=self.drafter.name,
             batch_size=len(batch) + len(chunks),
@@ -107,23 +103,33 @@ class Stages:
             accept_seconds=perf_counter() - judged,
         )
         for row in reads:
-            self._report(shared.trace(row.seq_id, len(row.tokens)))
-        for row, outcome in zip(offers, outcomes, strict=True):
-            self._report(shared.trace(row.seq_id, row.logits_from, outcome))
-        return outcomes
+            self.report(shared.trace(row.seq_id, len(row.tokens)))
+        for one in settled:
+            self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))
+        return [one.outcome for one in settled]
 
-    def _outcomes(
-        self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
-    ) -> tuple[list[Outcome], list[FinishReason | None]]:
+    def depth(self, seq: LiveSequence) -> int:
+        """How many tokens may be drafted for `seq` now."""
+        return min(self.controller.budget(seq.seq_id).depth, seq.room - 1)
+
+    def report(self, trace: RoundTrace) -> None:
+        self.controller.observe(trace)
+        self.sink(trace)
+
+    def _settled(
+        self,
+        batch: Sequence[LiveSequence],
+        offers: Sequence[StepRow],
+        readings: Sequence[Reading],
+    ) -> list[Settled]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
         verdicts = self._judge(batch, readings)
-        outcomes: list[Outcome] = []
-        endings: list[FinishReason | None] = []
-        for seq, reading, verdict in zip(batch, readings, verdicts, strict=True):
+        settled: list[Settled] = []
+        for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
-            outcomes.append(reading.tell(outcome, seq.params.top_logprobs))
-            endings.append(reason)
-        return outcomes, endings
+            told = reading.tell(outcome, seq.params.top_logprobs)
+            settled.append(Settled(seq, row.logits_from + 1, told, reason))
+        return settled
 
     def _judge(
         self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
@@ -137,17 +143,12 @@ class Stages:
                     self.rule([reading.row])
             raise
 
-    def _report(self, trace: RoundTrace) -> None:
-        self.controller.observe(trace)
-        self.sink(trace)
-
     def _draft_row(self, seq: LiveSequence) -> DraftRow:
-        depth = min(self.controller.budget(seq.seq_id).depth, seq.room - 1)
         return DraftRow(
             seq.seq_id,
             seq.tokens,
             seq.last,
-            Budget(depth),
+            Budget(self.depth(seq)),
             seq.params,
             seq.noise,
             prediction=seq.prediction,
@@ -188,52 +189,3 @@ class Stages:
         start = self.target.state.length(chunk.seq.seq_id)
         tokens = chunk.seq.tokens[start : start + chunk.num_tokens]
         return StepRow.chain(chunk.seq.seq_id, tokens, logits_from=len(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What the traces of one pass share."""
-
-    index: int
-    drafter: str
-    batch_size: int
-    num_target_passes: int
-    num_rows_copied: int
-    num_waiting: int
-    draft_seconds: float
-    verify_seconds: float
-    accept_seconds: float
-
-    def trace(
-        self, seq_id: int, num_prompt_tokens: int, outcome: Outcome | None = None
-    ) -> RoundTrace:
-        """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
-        return RoundTrace(
-            seq_id=seq_id,
-            pass_index=self.index,
-            drafter=self.drafter,
-            batch_size=self.batch_size,
-            num_target_passes=self.num_target_passes,
-            num_prompt_tokens=num_prompt_tokens,
-            num_drafted=len(outcome.draft) if outcome else 0,
-            num_accepted=outcome.num_accepted if outcome else 0,
-            num_emitted=outcome.num_accepted + 1 if outcome else 0,
-            num_rows_copied=self.num_rows_copied,
-            num_waiting=self.num_waiting,
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-            accept_seconds=self.accept_seconds,
-        )
-
-
-def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
-    seq.tokens += outcome.tokens
-    seq.last = outcome
-    seq.num_rounds += 1
-    seq.draft = Draft.empty()
-    seq.finish = ending
-
-
-def _kept(num_fed: int, outcome: Outcome) -> list[int]:
-    """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
-    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]

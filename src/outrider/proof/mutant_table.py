@@ -12,6 +12,7 @@ _LAWS = "outrider.core.laws"
 _NOISE = "outrider.core.noise"
 _SAMPLING = "outrider.core.sampling"
 _SHAPING = "outrider.core.shaping"
+_SETTLE = "outrider.engine.settle"
 _STAGES = "outrider.engine.stages"
 
 # What a round decides, and the laws that it decides by.
@@ -122,9 +123,9 @@ KEYS = (
 ROUNDS = (
     Mutant(
         "a refused draft kept in memory",
-        _STAGES,
-        "_kept(row.logits_from + 1, outcome)",
-        "range(len(row.tokens))",
+        _SETTLE,
+        "_kept(one.num_fed, one.outcome)",
+        "range(one.num_fed + len(one.outcome.draft))",
     ),
     Mutant(
         "drafts hung from the wrong row",

@@ -1,0 +1,85 @@
+"""The end of every round, however its verdicts were found: memory, then text, then traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.budget import RoundTrace
+from outrider.core.draft import Draft, Outcome
+from outrider.core.protocols import StateStore
+from outrider.core.sequence import FinishReason, LiveSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft."""
+
+    seq: LiveSequence
+    num_fed: int
+    outcome: Outcome
+    ending: FinishReason | None
+
+
+def settle(
+    state: StateStore, settled: Sequence[Settled], chunks: dict[int, Sequence[int]] | None = None
+) -> int:
+    """Keep what was accepted, in `state` and in the text, and `chunks` of other sequences; how many
+    rows had to be copied."""
+    paths: dict[int, Sequence[int]] = chunks or {}
+    for one in settled:
+        paths[one.seq.seq_id] = _kept(one.num_fed, one.outcome)
+    num_copied = state.commit(paths)
+    # Text follows memory at once: nothing that may fail comes between the two.
+    for one in settled:
+        _append(one.seq, one.outcome, one.ending)
+    return num_copied
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """What the traces of one pass share."""
+
+    index: int
+    drafter: str
+    batch_size: int
+    num_target_passes: int
+    num_rows_copied: int
+    num_waiting: int
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+
+    def trace(
+        self, seq_id: int, num_prompt_tokens: int, outcome: Outcome | None = None
+    ) -> RoundTrace:
+        """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
+        return RoundTrace(
+            seq_id=seq_id,
+            pass_index=self.index,
+            drafter=self.drafter,
+            batch_size=self.batch_size,
+            num_target_passes=self.num_target_passes,
+            num_prompt_tokens=num_prompt_tokens,
+            num_drafted=len(outcome.draft) if outcome else 0,
+            num_accepted=outcome.num_accepted if outcome else 0,
+            num_emitted=outcome.num_accepted + 1 if outcome else 0,
+            num_rows_copied=self.num_rows_copied,
+            num_waiting=self.num_waiting,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            accept_seconds=self.accept_seconds,
+        )
+
+
+def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
+    seq.tokens += outcome.tokens
+    seq.last = outcome
+    seq.num_rounds += 1
+    seq.draft = Draft.empty()
+    seq.finish = ending
+
+
+def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
+    """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
+    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
