@@ -10,8 +10,9 @@ from outrider.cli.verbs import VERBS, Verb, find, names
 PROGRAM = "--color --config --debug --draft --log-level --no-debug --target"
 ENGINE = (
     "--arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
-    "--drafter --dtype --force-reference --k --leniency --max-ngram --min-k --min-ngram "
-    "--no-batched-verify --no-deterministic --no-force-reference --no-profile --page-size "
+    "--drafter --dtype --force-reference --fused-round --k --leniency --max-ngram --min-k "
+    "--min-ngram --no-batched-verify --no-deterministic --no-force-reference --no-fused-round "
+    "--no-profile --page-size "
     "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads"
 )
 SAMPLING = (
@@ -39,6 +40,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("models", "inspect"): "--json",
     ("models", "load"): "--dtype --json --n-tokens",
     ("models", "inflate"): "--dtype --json --source",
+    ("models", "export"): "--force --gguf --json --pre-tokenizer",
     ("models", "ollama"): "--host --json --max-tokens --model --prompt",
     ("models", "ping"): "--json --max-tokens --model --prompt --retries --timeout --url",
     ("pairs",): "--json",
@@ -46,7 +48,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("verify",): f"{ALL} --deep --json --output",
     ("bench", "k"): f"{K_SWEEP} --json",
     ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
-    ("doctor",): f"{PROGRAM} {ENGINE} --json",
+    ("doctor",): f"{PROGRAM} {ENGINE} --json --measure",
     ("config",): f"{ALL} --json",
     ("completion",): "",
 }

@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "temperature x0.97",
         LAWS,
-        "max(params.temperature, _MIN_TEMPERATURE)",
-        "max(0.97 * params.temperature, _MIN_TEMPERATURE)",
+        "max(params.temperature, MIN_TEMPERATURE)",
+        "max(0.97 * params.temperature, MIN_TEMPERATURE)",
         engine_law,
     ),
     Mutant(

@@ -82,6 +82,9 @@ class EngineConfig:
     batched_verify: bool = setting(
         True, "Verify a whole draft in one target pass; off feeds it token by token."
     )
+    fused_round: bool = setting(
+        True, "Run a whole round as one call where that can be; off goes stage by stage."
+    )
     force_reference: bool = setting(False, "Use the plain PyTorch kernels only.")
     deterministic: bool = setting(False, "Ask PyTorch for deterministic algorithms as well.")
     profile: bool = setting(False, "Record every round's trace in the result.")

@@ -19,7 +19,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.sampling import PLAIN, Softmax
 
 # A quotient by less would overflow to infinity, and its law would not be numbers.
-_MIN_TEMPERATURE = 1e-20
+MIN_TEMPERATURE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def processed_probs(
     """
     if out_NV is None:
         out_NV = empty_laws(len(logits_NV), logits_NV)
-    temperature = max(params.temperature, _MIN_TEMPERATURE)
+    temperature = max(params.temperature, MIN_TEMPERATURE)
     if 0 < params.top_k < logits_NV.shape[-1]:
         scaled_NV = logits_NV / temperature
         edge_N1 = torch.topk(scaled_NV, params.top_k, dim=-1).values[:, -1:]

@@ -109,28 +109,33 @@ class ModelDrafter:
         self._model.state.close(seq_id)
         del self._staged[seq_id]
 
+    def begin(self, seq_id: int, tokens: Sequence[int]) -> Sequence[int]:
+        """Commit what was rightly drafted of the text `tokens`, read all but a token or two of the
+        rest; what is left to read is returned. For a round that runs the model by itself."""
+        state = self._model.state
+        length = state.length(seq_id)
+        kept = _num_common(self._staged[seq_id], tokens[length:-1])
+        state.commit({seq_id: range(kept)})
+        self._staged[seq_id] = []
+        start, end = length + kept, len(tokens) - 1
+        if end - start > 1:
+            for at in range(start, end, self._chunk):
+                self._feed(seq_id, tokens[at : min(at + self._chunk, end)])
+            start = end
+        return tokens[start:]
+
+    def note(self, seq_id: int, fed: Sequence[int]) -> None:
+        """Say that the model has `fed`, a chain, staged: the end of the text and a draft."""
+        self._staged[seq_id] = list(fed)
+
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Read up to each row's last token, which stays staged; the logits that follow it."""
-        feeds = [StepRow.chain(row.seq_id, self._unread(row)) for row in rows]
+        feeds = [StepRow.chain(row.seq_id, self.begin(row.seq_id, row.tokens)) for row in rows]
         feeds = [replace(feed, logits_from=len(feed.tokens) - 1) for feed in feeds]
         logits_MV = self._model.step(feeds, self.needs).logits_MV
         for feed in feeds:
-            self._staged[feed.seq_id] = list(feed.tokens)
+            self.note(feed.seq_id, feed.tokens)
         return logits_MV
-
-    def _unread(self, row: DraftRow) -> Sequence[int]:
-        """Commit what was rightly drafted, read all but a token or two of the rest."""
-        state = self._model.state
-        length = state.length(row.seq_id)
-        kept = _num_common(self._staged[row.seq_id], row.tokens[length:-1])
-        state.commit({row.seq_id: range(kept)})
-        self._staged[row.seq_id] = []
-        start, end = length + kept, len(row.tokens) - 1
-        if end - start > 1:
-            for at in range(start, end, self._chunk):
-                self._feed(row.seq_id, row.tokens[at : min(at + self._chunk, end)])
-            start = end
-        return row.tokens[start:]
 
     def _feed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)

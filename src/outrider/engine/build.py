@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,11 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.engine.graph import CapturedRound
+from outrider.engine.graph_build import captured_round
 from outrider.engine.inline import InlineEngine
+from outrider.engine.native_round import NativeRound, native_round
+from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
@@ -31,6 +36,8 @@ from outrider.verify.table import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +110,38 @@ def build_engine(
     return InlineEngine(
         target=target,
         drafter=drafter,
-        round=stages,
+        round=_round(config, parts, stages),
         schedule=SingleLane(config.prefill_chunk),
         ledger=Ledger(config.prefill_chunk),
         limits=Limits(config.batch_size, num_slots),
         page_size=config.page_size,
         spare=k + 1,
     )
+
+
+def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
+    """The fastest way to run a round that fits; all give the same tokens."""
+    if not config.fused_round:
+        return stages
+    captured = captured_round(
+        config, stages, draft=parts.draft, window=lambda: _window(config, parts, stages)
+    )
+    if isinstance(captured, CapturedRound):
+        return captured
+    _log.info("Rounds are not captured: %s.", captured)
+    pick = parts.sampling.pick
+    native = native_round(stages, parts.draft, pick=pick, batch_size=config.batch_size)
+    if isinstance(native, NativeRound):
+        return native
+    _log.info("Rounds run stage by stage: %s.", native)
+    return stages
+
+
+def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
+    """As loading resolved it, from the models that were loaded."""
+    draft_tokens = None if parts.draft is None else parts.draft.spec.max_tokens
+    k = 0 if stages.drafter.name == "none" else config.k
+    return resolve_window(config, parts.target.spec.max_tokens, draft_tokens, k=k)
 
 
 def _drafter(config: EngineConfig, parts: Parts) -> Drafter:

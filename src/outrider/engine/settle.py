@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Draft, Outcome
@@ -22,11 +23,13 @@ class Settled:
 
 
 def settle(
-    state: StateStore, settled: Sequence[Settled], chunks: dict[int, Sequence[int]] | None = None
+    state: StateStore,
+    settled: Sequence[Settled],
+    chunks: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> int:
     """Keep what was accepted, in `state` and in the text, and `chunks` of other sequences; how many
     rows had to be copied."""
-    paths: dict[int, Sequence[int]] = chunks or {}
+    paths = dict(chunks)
     for one in settled:
         paths[one.seq.seq_id] = _kept(one.num_fed, one.outcome)
     num_copied = state.commit(paths)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.kernels.native import NativeOps
+from outrider.kernels.native import NativeOps, Pass
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
@@ -129,6 +129,7 @@ class NativeForward:
     """One decoder's pass. Keeps every tensor that native code points to."""
 
     def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
+        self.library = library
         self._ops, self._parts = ops, parts
         layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers, parts.kv))
         self._layers = layers
@@ -152,16 +153,30 @@ class NativeForward:
             parts.embedding_VD.itemsize,
             0,
         )
-        self._address = ctypes.addressof(self._decoder)
+        self.address = ctypes.addressof(self._decoder)
         self._run = library.outrider_forward
         self._run.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
         self._run.restype = c_int
+
+    @property
+    def team(self) -> int:
+        """The address of the team that runs it."""
+        return self._ops.team
+
+    @property
+    def max_tokens(self) -> int:
+        """Packed tokens that its buffers have room for."""
+        return self._parts.buffers.x_ND.shape[0]
+
+    def blank_pass(self, page_size: int) -> Pass:
+        parts = self._parts
+        return self._ops.blank(parts.buffers.qkv_NE.shape[1], parts.kv[0][0], page_size)
 
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         parts = self._parts
         described = self._ops.describe(plan, parts.buffers.qkv_NE.shape[1], parts.kv[0][0])
         foreign = self._run(
-            self._address,
+            self.address,
             described,
             plan.tokens_N.data_ptr(),
             wanted_M.data_ptr(),

@@ -25,9 +25,13 @@ from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# Output columns of a block and bytes of a column's inputs in a step (csrc/tiles_blocks.h).
+TILE_BLOCK, TILE_BYTES = 32, 64
 
 
-class _Pass(Structure):
+class Pass(Structure):
+    """What native code is told of a pass (csrc/pass.h)."""
+
     _fields_ = [
         ("team", c_void_p),
         ("head_stride", c_int64),
@@ -100,15 +104,20 @@ class NativeOps:
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 
     Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
+    With `tiles`, which `tiles_refusal` must allow, linears in bfloat16 use the CPU's matrix tiles.
     """
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, tiles: bool = False
+    ) -> None:
         suffix = f"_{SUFFIXES[dtype]}"
+        tiled = f"{suffix}_tiles" if tiles and dtype == torch.bfloat16 else suffix
         self._dtype = dtype
         self.team = team(library, num_threads)
-        self._block: int = library.outrider_block()
-        self._pack = function(library, "pack", suffix)
-        self._linear = function(library, "linear", suffix)
+        self._block: int = TILE_BLOCK if tiled != suffix else library.outrider_block()
+        self._step = TILE_BYTES // dtype.itemsize if tiled != suffix else 1
+        self._pack = function(library, "pack", tiled)
+        self._linear = function(library, "linear", tiled)
         self._rope_append = function(library, "rope_append", suffix)
         self._attention = function(library, "attention", suffix)
         self._rms_norm = function(library, "rms_norm")
@@ -120,7 +129,7 @@ class NativeOps:
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
         self._linear_address = address(self._linear)
-        self._pass = _Pass()
+        self._pass = Pass()
         self._pass_address = ctypes.addressof(self._pass)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
@@ -128,8 +137,9 @@ class NativeOps:
         assert weight_OI.device.type == "cpu"
         weight_OI = weight_OI.detach().contiguous()
         num_out, num_in = weight_OI.shape
-        padded = -(-num_out // self._block) * self._block
-        data = torch.empty(padded * num_in, dtype=self._dtype)
+        padded_out = -(-num_out // self._block) * self._block
+        padded_in = -(-num_in // self._step) * self._step
+        data = torch.empty(padded_out * padded_in, dtype=self._dtype)
         self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
         weights = _Weights(self.team, data.data_ptr(), num_in, num_out)
         return PackedLinear(
@@ -241,39 +251,36 @@ class NativeOps:
         strides = k_GSD.stride()
         if plan is self._plan and strides == self._strides:
             return self._pass_address
+        self._pass = self.blank(row_size, k_GSD, plan.page_size)
+        self._pass.num_tokens = plan.num_tokens
+        self._pass.num_page_columns = plan.pages_BP.shape[1]
+        self._pass.positions = _address(plan.positions_N)
+        self._pass.slots = _address(plan.slots_N)
+        self._pass.seq = _address(plan.seq_N)
+        self._pass.visible = _address(plan.visible_N)
+        self._pass.pages = _address(plan.pages_BP)
+        self._pass.extra_offsets = _address(plan.extra_offsets_N1)
+        self._pass.extra_slots = _address(plan.extra_slots_E)
+        self._pass_address = ctypes.addressof(self._pass)
+        self._plan, self._strides = plan, strides
+        return self._pass_address
+
+    def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> Pass:
+        """A pass of this shape over an arena like `k_GSD`, that packs no token yet."""
         num_kv_heads, _, head_dim = k_GSD.shape
-        head_stride, slot_stride, inner = strides
+        head_stride, slot_stride, inner = k_GSD.stride()
         assert inner == 1
         assert k_GSD.dtype == self._dtype
-        num_heads = row_size // head_dim - 2 * num_kv_heads
-        self._pass = _Pass(
+        return Pass(
             self.team,
             head_stride,
             slot_stride,
             row_size,
-            num_heads,
+            row_size // head_dim - 2 * num_kv_heads,
             num_kv_heads,
             head_dim,
-            plan.page_size,
-            plan.num_tokens,
-            plan.pages_BP.shape[1],
-            0,
-            *map(
-                _address,
-                (
-                    plan.positions_N,
-                    plan.slots_N,
-                    plan.seq_N,
-                    plan.visible_N,
-                    plan.pages_BP,
-                    plan.extra_offsets_N1,
-                    plan.extra_slots_E,
-                ),
-            ),
+            page_size,
         )
-        self._pass_address = ctypes.addressof(self._pass)
-        self._plan, self._strides = plan, strides
-        return self._pass_address
 
     def functions(self) -> tuple[int, int]:
         """The addresses of `rope_append` and `attention`."""

@@ -106,6 +106,11 @@ class Passes:
         self._views: dict[int, Scratch] = {}
         self._logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
 
+    @property
+    def logits_MV(self) -> Tensor:
+        """Room for the logits of one step, which `step` returns the first rows of."""
+        return self._logits_MV
+
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
         assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows

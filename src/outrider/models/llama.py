@@ -66,6 +66,16 @@ class LlamaModel:
         return self._passes.kv
 
     @property
+    def scratch(self) -> Scratch:
+        """The buffers of a step; rounds that have buffers of their own make them alike."""
+        return self._passes.scratch
+
+    @property
+    def logits_MV(self) -> Tensor:
+        """Room for the logits of one step; every step writes over it."""
+        return self._passes.logits_MV
+
+    @property
     def streamed(self) -> tuple[Tensor, ...]:
         """The weights that every pass reads whole: all linears and the output head."""
         packed = [self._tables.head]

@@ -5,20 +5,23 @@ laws is drawn from in two ways under each sampler: walked, by the functions and 
 uses, and by the hundred thousand on tensors (`many.py`); the walked texts must be the first of the
 many, token for token. The races of the coupled sampler are tried alone, against the joint law of
 both winners, and last the whole engine writes texts with scripted models.
+
+Shapes:  S = seeds, P = pairs, B = draws, V = vocabulary, K = drafted tokens, W = K + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.chisquare import FAMILY_LEVEL, p_values, threshold
 from outrider.proof.draws import PairTrials, Trial, count_trial, pair_trials, race_trial
 from outrider.proof.engine_texts import engine_texts, text_law
-from outrider.proof.pairs import PAIRS, START
+from outrider.proof.pairs import PAIRS, START, VOCAB
 from outrider.proof.samplers import exact_samplers
 from outrider.verify.batched import ChainNumbers, judge_chains, pick
 
@@ -92,30 +95,33 @@ def _check(family: Family, drawn: list[PairTrials], effort: Effort) -> Check:
     )
 
 
-def false_alarms(seeds: Iterable[int], num_draws: int) -> int:
+def false_alarms(seeds: Sequence[int], num_draws: int) -> int:
     """How many seeds the ensemble would fail although nothing is wrong: first tokens of the six
     pairs, `num_draws` each, by the token rule with a generator of that seed."""
-    count = 0
-    for seed in seeds:
-        values = null_p_values(seed, num_draws)
-        count += min(values) < threshold(len(values))
-    return count
+    values_SP = null_p_values(seeds, num_draws)
+    return int((values_SP.amin(-1) < threshold(len(PAIRS))).sum())
 
 
-def null_p_values(seed: int, num_draws: int) -> list[float]:
-    """The six pairs' p-values for one seed."""
-    generator = torch.Generator().manual_seed(seed)
-    values: list[float] = []
-    for pair in PAIRS:
-        p_VV, q_VV = pair.tables()
-        p_V, q_V = p_VV[START], q_VV[START]
-        uniforms_4B = torch.rand(4, num_draws, generator=generator, dtype=torch.float64)
-        tokens_B1 = pick(q_V.expand(num_draws, -1), uniforms_4B[0])[:, None]
-        numbers = ChainNumbers(uniforms_4B[1, :, None], uniforms_4B[2:].T)
-        q_BKV = q_V.expand(num_draws, 1, -1)
-        p_BWV = p_V.expand(num_draws, 2, -1)
-        verdict = judge_chains(tokens_B1, q_BKV, p_BWV, numbers)
-        first_B = torch.where(verdict.num_accepted_B > 0, tokens_B1[:, 0], verdict.next_B)
-        counts_V = torch.bincount(first_B, minlength=len(p_V))
-        values.append(float(p_values(counts_V[None], p_V)[0]))
-    return values
+def null_p_values(seeds: Sequence[int], num_draws: int) -> Tensor:
+    """The six pairs' p-values for each seed, of shape SP."""
+    laws = [tuple(table_VV[START] for table_VV in pair.tables()) for pair in PAIRS]
+    counts_PSV = torch.zeros(len(PAIRS), len(seeds), VOCAB, dtype=torch.int64)
+    for run, seed in enumerate(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        for place, (p_V, q_V) in enumerate(laws):
+            uniforms_4B = torch.rand(4, num_draws, generator=generator, dtype=torch.float64)
+            first_B = _first_tokens(p_V, q_V, uniforms_4B)
+            counts_PSV[place, run] = torch.bincount(first_B, minlength=VOCAB)
+    tested = zip(counts_PSV, laws, strict=True)
+    return torch.stack([p_values(counts_SV, p_V) for counts_SV, (p_V, _) in tested], -1)
+
+
+def _first_tokens(p_V: Tensor, q_V: Tensor, uniforms_4B: Tensor) -> Tensor:
+    """What rounds of one draft emit first, by the token rule."""
+    num_draws = uniforms_4B.shape[1]
+    tokens_B1 = pick(q_V.expand(num_draws, -1), uniforms_4B[0])[:, None]
+    numbers = ChainNumbers(uniforms_4B[1, :, None], uniforms_4B[2:].T)
+    q_BKV = q_V.expand(num_draws, 1, -1)
+    p_BWV = p_V.expand(num_draws, 2, -1)
+    verdict = judge_chains(tokens_B1, q_BKV, p_BWV, numbers)
+    return torch.where(verdict.num_accepted_B > 0, tokens_B1[:, 0], verdict.next_B)

@@ -92,8 +92,8 @@ DECISIONS = (
     Mutant(
         "temperature times 0.97",
         _LAWS,
-        "max(params.temperature, _MIN_TEMPERATURE)",
-        "max(0.97 * params.temperature, _MIN_TEMPERATURE)",
+        "max(params.temperature, MIN_TEMPERATURE)",
+        "max(0.97 * params.temperature, MIN_TEMPERATURE)",
     ),
     Mutant(
         "penalties one token late",

@@ -125,26 +125,45 @@ class PagedKV:
         """Assert that no page leaked or is counted twice."""
         self._pool.check([seq.pages for seq in self._sequences.values()])
 
+    @property
+    def page_size(self) -> int:
+        return self._page_size
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Hold pages for so many more nodes of each sequence. Raises CapacityError, holding none
+        more, when the free pages do not suffice."""
+        missing = {seq_id: self._missing(seq_id, count) for seq_id, count in counts.items()}
+        self._pool.require(sum(missing.values()))
+        for seq_id, num_pages in missing.items():
+            self._sequences[seq_id].pages += [self._pool.take() for _ in range(num_pages)]
+
+    def pages(self, seq_id: int) -> Sequence[int]:
+        """The pages of a sequence in order; slot t of it lies in page t // page_size."""
+        return self._sequences[seq_id].pages
+
+    def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Say that a chain of nodes from the committed state on was staged without a plan, on pages
+        that were reserved."""
+        seq = self._sequences[seq_id]
+        assert not seq.staged
+        seq.staged = list(tokens)
+        seq.parents = list(range(ROOT, len(tokens) - 1))
+
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
         """Stage the rows' tokens as new nodes and say where each reads and writes.
 
         Raises CapacityError, with nothing staged, when the free pages do not suffice.
         """
-        self._reserve(rows)
+        self.reserve({row.seq_id: len(row.tokens) for row in rows})
         columns = _Columns()
         for index, row in enumerate(rows):
             self._stage(columns, index, row)
         return columns.plan(self._tables(rows), self._page_size, self._device)
 
-    def _reserve(self, rows: Sequence[StepRow]) -> None:
-        seqs = [self._sequences[row.seq_id] for row in rows]
-        missing: list[int] = []
-        for seq, row in zip(seqs, rows, strict=True):
-            end = len(seq.tokens) + len(seq.staged) + len(row.tokens)
-            missing.append(max(-(-end // self._page_size) - len(seq.pages), 0))
-        self._pool.require(sum(missing))
-        for seq, num_pages in zip(seqs, missing, strict=True):
-            seq.pages += [self._pool.take() for _ in range(num_pages)]
+    def _missing(self, seq_id: int, count: int) -> int:
+        seq = self._sequences[seq_id]
+        end = len(seq.tokens) + len(seq.staged) + count
+        return max(-(-end // self._page_size) - len(seq.pages), 0)
 
     def _stage(self, columns: _Columns, index: int, row: StepRow) -> None:
         seq = self._sequences[row.seq_id]

@@ -1,0 +1,210 @@
+"""Whole rounds as one native call, for what most requests ask; the stages do the rest.
+
+A round takes part if its drafts are chains, drawn by a draft model within the call or chosen by a
+drafter that draws nothing, and if no request of its batch shapes logits, filters laws or asks for
+log-probabilities. Both ways give the same tokens, so a request may change between them.
+
+Shapes:  V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeGuard
+
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.laws import MIN_TEMPERATURE
+from outrider.core.noise import ROOT, Pick
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import CausalLM
+from outrider.core.sequence import LiveSequence
+from outrider.drafters.model import ModelDrafter
+from outrider.engine.clamp import clamp
+from outrider.engine.round import Chunk
+from outrider.engine.settle import PassTimes, Settled, settle
+from outrider.engine.stages import Stages
+from outrider.kernels.forward import NativeForward
+from outrider.kernels.round import (
+    RULES,
+    Decided,
+    Feed,
+    NativeRounds,
+    RoundModel,
+    RoundRow,
+    RoundVerdict,
+)
+from outrider.models.llama import LlamaModel
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRound:
+    """A `Round` over `stages`, whose target and draft model it runs without asking them.
+
+    `draft` and `drafter` are given together; without them drafts come from the stages' drafter.
+    """
+
+    stages: Stages
+    call: NativeRounds
+    target: LlamaModel
+    pick: Pick
+    draft: LlamaModel | None = None
+    drafter: ModelDrafter | None = None
+
+    def run(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
+        if chunks or not self._takes(batch):
+            return self.stages.run(batch, chunks, num_waiting=num_waiting)
+        started = perf_counter()
+        if self.draft is None:
+            self.stages.draft(batch)
+            if any(not _is_chosen_chain(seq.draft) for seq in batch):
+                return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+        rows = [self._row(seq) for seq in batch]
+        decided = self.call(rows) if self.call.fits(rows) else None
+        if decided is not None:
+            return self._settle(batch, rows, decided, started, num_waiting)
+        if self.draft is None:
+            return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+        return self.stages.run(batch, chunks, num_waiting=num_waiting)
+
+    def why_not(self) -> str | None:
+        return None
+
+    def _takes(self, batch: Sequence[LiveSequence]) -> bool:
+        models = (self.target,) if self.draft is None else (self.target, self.draft)
+        return all(model.forward() is not None for model in models) and all(
+            seq.shaper is None
+            and seq.pick == self.pick
+            and _is_plain(seq.params, self.target.spec.vocab_size)
+            for seq in batch
+        )
+
+    def _row(self, seq: LiveSequence) -> RoundRow:
+        """What the call is told of `seq`. Reads the prompt with the draft model if need be."""
+        drafted: Sequence[int] = ()
+        depth = 0
+        if self.draft is None:
+            drafted = seq.draft.tokens
+        else:
+            depth = max(self.stages.depth(seq), 0)
+        unread = seq.tokens[self.target.state.length(seq.seq_id) :]
+        noise = seq.noise
+        return RoundRow(
+            seed=noise.seed,
+            sample=noise.sample,
+            start=noise.start,
+            temperature=_temperature(seq.params),
+            target=_feed(self.target, seq.seq_id, unread, depth + len(drafted)),
+            drafted=drafted,
+            draft=self._draft_feed(seq, depth) if depth else None,
+            depth=depth,
+        )
+
+    def _draft_feed(self, seq: LiveSequence, depth: int) -> Feed:
+        assert self.draft is not None
+        assert self.drafter is not None
+        unread = self.drafter.begin(seq.seq_id, seq.tokens)
+        return _feed(self.draft, seq.seq_id, unread, depth - 1)
+
+    def _settle(
+        self,
+        batch: Sequence[LiveSequence],
+        rows: Sequence[RoundRow],
+        decided: Decided,
+        started: float,
+        num_waiting: int,
+    ) -> list[Outcome]:
+        settled = [
+            self._end(seq, row, verdict)
+            for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
+        ]
+        num_copied = settle(self.target.state, settled)
+        drafting = decided.draft_seconds if self.draft is not None else batch[0].draft_seconds
+        total = perf_counter() - started
+        shared = PassTimes(
+            index=next(self.stages.passes),
+            drafter=self.stages.drafter.name,
+            batch_size=len(batch),
+            num_target_passes=1,
+            num_rows_copied=num_copied,
+            num_waiting=num_waiting,
+            draft_seconds=drafting,
+            verify_seconds=decided.verify_seconds,
+            accept_seconds=max(total - drafting - decided.verify_seconds, 0.0),
+        )
+        for one in settled:
+            self.stages.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))
+        return [one.outcome for one in settled]
+
+    def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> Settled:
+        """Clamp the outcome, and tell both memories what was staged behind their backs."""
+        drafted = verdict.drafted
+        if row.depth:
+            assert self.draft is not None
+            assert self.drafter is not None
+            assert row.draft is not None
+            fed = (*row.draft.unread, *drafted[:-1])
+            self.draft.state.note_chain(seq.seq_id, fed)
+            self.drafter.note(seq.seq_id, fed)
+        if self.draft is not None:
+            seq.draft = Draft.chain(drafted)
+        path = tuple(range(verdict.num_accepted))
+        outcome = Outcome(seq.seq_id, seq.draft, Verdict(path, verdict.next_token))
+        outcome, reason = clamp(outcome, seq)
+        self.target.state.note_chain(seq.seq_id, (*row.target.unread, *drafted))
+        return Settled(seq, len(row.target.unread), outcome, reason)
+
+
+def native_round(
+    stages: Stages, draft: CausalLM | None, *, pick: Pick, batch_size: int
+) -> NativeRound | str:
+    """Native rounds over what `stages` are made of, or why there are none, in a sentence."""
+    target, drafter, rule = stages.target, stages.drafter, stages.rule.name
+    if rule not in RULES:
+        return f"acceptance rule {rule!r} is judged in Python"
+    if drafter.needs.hidden_layers:
+        return f"drafter {drafter.name!r} reads hidden states"
+    if not _is_native(target):
+        return "the target has no native pass"
+    if not isinstance(drafter, ModelDrafter):
+        call = NativeRounds(_model(target), None, batch_size=batch_size, rule=rule)
+        return NativeRound(stages, call, target, pick)
+    if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:
+        return "the draft model has no native pass over the target's vocabulary"
+    call = NativeRounds(_model(target), _model(draft), batch_size=batch_size, rule=rule)
+    return NativeRound(stages, call, target, pick, draft, drafter)
+
+
+def _is_native(model: CausalLM) -> TypeGuard[LlamaModel]:
+    return isinstance(model, LlamaModel) and isinstance(model.forward(), NativeForward)
+
+
+def _model(model: LlamaModel) -> RoundModel:
+    forward = model.forward()
+    assert isinstance(forward, NativeForward)
+    return RoundModel(forward, model.logits_MV, model.state.page_size)
+
+
+def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: int) -> Feed:
+    state = model.state
+    state.reserve({seq_id: len(unread) + num_drafted})
+    return Feed(state.length(seq_id), unread, state.pages(seq_id))
+
+
+def _is_plain(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether tokens follow softmax alone, and nobody asks for more than tokens."""
+    if params.logprobs:
+        return False
+    filtered = 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
+    return params.greedy or not filtered
+
+
+def _temperature(params: SamplingParams) -> float:
+    return 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
+
+
+def _is_chosen_chain(draft: Draft) -> bool:
+    return draft.probs_NV is None and draft.parents == tuple(range(ROOT, len(draft) - 1))

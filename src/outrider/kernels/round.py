@@ -1,0 +1,274 @@
+"""A whole speculative round of a batch as one native call: draft, verify, accept.
+
+See csrc/round.cpp. The stages in Python (`engine/stages.py`) define what a round gives; this one
+gives the same tokens, and where a number is none it gives nothing, so that the stages can say what.
+
+Shapes:  M = logits rows, V = vocabulary, L = drafted tokens of all rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import (
+    Structure,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.forward import NativeForward
+from outrider.kernels.native import Pass
+
+RULES = {"token": 0, "block": 1, "match": 2}
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RoundModel:
+    """`logits_MV` is room for what a pass wants; `page_size` is that of the model's arena."""
+
+    forward: NativeForward
+    logits_MV: Tensor
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
+    room for them and for the draft."""
+
+    length: int
+    unread: Sequence[int]
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One sequence of a round. `drafted` is a chain that somebody else chose; else `draft` is what
+    the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`."""
+
+    seed: int
+    sample: int
+    start: int
+    temperature: float
+    target: Feed
+    drafted: Sequence[int] = ()
+    draft: Feed | None = None
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """The chain, how much of it was kept, and the target's own token after that."""
+
+    drafted: tuple[int, ...]
+    num_accepted: int
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A verdict a row; seconds are those of all draft passes, and of the target's."""
+
+    verdicts: Sequence[RoundVerdict]
+    draft_seconds: float
+    verify_seconds: float
+
+
+class _Memory(Structure):
+    _fields_ = [
+        ("decoder", c_void_p),
+        ("described", Pass),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("seq", c_void_p),
+        ("visible", c_void_p),
+        ("wanted", c_void_p),
+        ("logits", c_void_p),
+        ("num_wanted", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class _Row(Structure):
+    _fields_ = [
+        ("seed", c_uint64),
+        ("sample", c_uint32),
+        ("start", c_uint32),
+        ("temperature", c_float),
+        ("depth", c_int32),
+        ("target_length", c_int32),
+        ("target_unread", c_int32),
+        ("draft_length", c_int32),
+        ("draft_unread", c_int32),
+        ("num_accepted", c_int32),
+        ("next", c_int32),
+    ]
+
+
+class _Round(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("target", c_void_p),
+        ("draft", c_void_p),
+        ("rows", c_void_p),
+        ("num_rows", c_int32),
+        ("most_depth", c_int32),
+        ("vocab_size", c_int32),
+        ("rule", c_int32),
+        ("drafts", c_void_p),
+        ("unread_target", c_void_p),
+        ("unread_draft", c_void_p),
+        ("laws", c_void_p),
+        ("leftover", c_void_p),
+        ("best", c_void_p),
+        ("draft_seconds", c_double),
+        ("verify_seconds", c_double),
+    ]
+
+
+class _Lane:
+    """One model's side: room for the plan of a pass, and the tokens that it is given to read."""
+
+    def __init__(self, model: RoundModel, batch_size: int) -> None:
+        forward, size = model.forward, model.forward.max_tokens
+        self.model, self.batch_size = model, batch_size
+        self.unread = (c_int32 * size)()
+        self._columns = [(c_int32 * size)() for _ in range(6)]
+        self.memory = _Memory(forward.address, forward.blank_pass(model.page_size))
+        described = self.memory.described
+        tokens, positions, slots, seq, visible, wanted = map(ctypes.addressof, self._columns)
+        described.positions, described.slots = positions, slots
+        described.seq, described.visible = seq, visible
+        self.memory.tokens, self.memory.positions, self.memory.slots = tokens, positions, slots
+        self.memory.seq, self.memory.visible, self.memory.wanted = seq, visible, wanted
+        self.memory.logits = model.logits_MV.data_ptr()
+        self._widen(16)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    def read(self, row: int, feed: Feed, start: int) -> int:
+        """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
+        end = start + len(feed.unread)
+        self.unread[start:end] = feed.unread
+        pages = list(feed.pages)
+        if pages != self._held[row]:
+            if len(pages) > self._num_columns:
+                self._widen(2 * len(pages))
+            at = row * self._num_columns
+            self._pages[at : at + len(pages)] = pages
+            self._held[row] = pages
+        return end
+
+    def _widen(self, num_columns: int) -> None:
+        """Make a table for so many pages a row, which takes the place of the old one."""
+        held = getattr(self, "_held", [[] for _ in range(self.batch_size)])
+        self._num_columns, self._held = num_columns, held
+        self._pages = (c_int32 * (num_columns * self.batch_size))()
+        for row, pages in enumerate(held):
+            self._pages[row * num_columns : row * num_columns + len(pages)] = pages
+        self.memory.described.num_page_columns = num_columns
+        self.memory.described.pages = ctypes.addressof(self._pages)
+
+
+class NativeRounds:
+    """Rounds of up to `batch_size` rows. Not thread-safe: memory is used again by every round.
+
+    `rule` is a name in RULES. Without a `draft` the rows bring their drafts.
+    """
+
+    def __init__(
+        self, target: RoundModel, draft: RoundModel | None, *, batch_size: int, rule: str
+    ) -> None:
+        self._target = _Lane(target, batch_size)
+        self._draft = None if draft is None else _Lane(draft, batch_size)
+        self._rows = (_Row * batch_size)()
+        self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
+        num_logits, vocab_size = target.logits_MV.shape
+        self._best = (c_int64 * num_logits)()
+        self._leftover_V = torch.empty(vocab_size)
+        self._laws_LV = torch.empty(0)
+        self._round = _Round(
+            target.forward.team,
+            self._target.address,
+            None if self._draft is None else self._draft.address,
+            ctypes.addressof(self._rows),
+            vocab_size=vocab_size,
+            rule=RULES[rule],
+            drafts=ctypes.addressof(self._drafts),
+            unread_target=ctypes.addressof(self._target.unread),
+            unread_draft=None if self._draft is None else ctypes.addressof(self._draft.unread),
+            leftover=self._leftover_V.data_ptr(),
+            best=ctypes.addressof(self._best),
+        )
+        self._address = ctypes.addressof(self._round)
+        self._run: Any = target.forward.library.outrider_round
+        self._run.argtypes = (c_void_p,)
+        self._run.restype = ctypes.c_int
+
+    def fits(self, rows: Sequence[RoundRow]) -> bool:
+        """Whether buffers have room for the round."""
+        num_drafted = [row.depth or len(row.drafted) for row in rows]
+        num_logits = sum(num_drafted) + len(rows)
+        num_read = sum(len(row.target.unread) for row in rows) + sum(num_drafted)
+        num_drafting = sum(len(row.draft.unread) for row in rows if row.draft)
+        return (
+            len(rows) <= len(self._rows)
+            and num_logits <= len(self._best)
+            and num_read <= len(self._target.unread)
+            and (self._draft is None or num_drafting <= len(self._draft.unread))
+        )
+
+    def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
+        """None if some law is none or a token is foreign; memory then holds nothing of it."""
+        depths = [row.depth or len(row.drafted) for row in rows]
+        most = max(depths)
+        self._take(rows, depths, most)
+        self._round.num_rows, self._round.most_depth = len(rows), most
+        if self._draft is not None and any(row.temperature for row in rows):
+            self._round.laws = self._laws(len(rows) * most)
+        if not self._run(self._address):
+            return None
+        verdicts = [
+            RoundVerdict(
+                tuple(self._drafts[index * most : index * most + depth]),
+                self._rows[index].num_accepted,
+                self._rows[index].next,
+            )
+            for index, depth in enumerate(depths)
+        ]
+        return Decided(verdicts, self._round.draft_seconds, self._round.verify_seconds)
+
+    def _take(self, rows: Sequence[RoundRow], depths: Sequence[int], most: int) -> None:
+        at_target = at_draft = 0
+        for index, (row, depth) in enumerate(zip(rows, depths, strict=True)):
+            told = self._rows[index]
+            told.seed, told.sample, told.start = row.seed, row.sample, row.start
+            told.temperature, told.depth = row.temperature, depth
+            told.target_length, told.target_unread = row.target.length, len(row.target.unread)
+            at_target = self._target.read(index, row.target, at_target)
+            if row.drafted:
+                self._drafts[index * most : index * most + depth] = row.drafted
+            if row.draft is not None:
+                assert self._draft is not None
+                told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
+                at_draft = self._draft.read(index, row.draft, at_draft)
+
+    def _laws(self, count: int) -> int:
+        """Room for so many laws. A longer batch or draft than ever before makes it anew."""
+        if self._laws_LV.shape[0] < count:
+            self._laws_LV = torch.empty(count, self._leftover_V.shape[0])
+        return self._laws_LV.data_ptr()

@@ -1,0 +1,188 @@
+"""A round as one native call gives what the stages give: tokens, verdicts, memory and errors."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider import LLM
+from outrider.api.result import GenerationResult
+from outrider.core.config import EngineConfig
+from outrider.core.env import cache_folder, compiler
+from outrider.core.errors import NumericsError
+from outrider.core.params import SamplingParams
+from outrider.core.philox import philox_uniform
+from outrider.engine.native_round import NativeRound
+from outrider.engine.stages import Stages
+from outrider.kernels.build import built_kernels
+
+pytestmark = pytest.mark.weights
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "Natalia sold clips to 48 of her friends in April. How many",
+    "for i in range(10):\n    print(i)\nfor i in range(10):\n    print(i)\nfor i",
+)
+LONG = "x = [" + ", ".join(map(str, range(60))) + "]\n"
+_WORDS = st.integers(0, 2**32 - 1)
+
+
+def _library() -> ctypes.CDLL:
+    built = built_kernels(compiler(), cache_folder())
+    if built.library is None:
+        pytest.skip(f"no native kernels: {built.refusal}")
+    return built.library
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    _library()
+
+
+def _llm(*, fused: bool, draft: str | None = None, **config: object) -> LLM:
+    config.setdefault("batch_size", 3)
+    llm = LLM(draft=draft, config=EngineConfig(fused_round=fused, profile=True, **config))  # pyright: ignore[reportArgumentType]
+    wanted = NativeRound if fused else Stages
+    assert isinstance(llm._engine.round, wanted)  # pyright: ignore[reportPrivateUsage]
+    return llm
+
+
+def _told(results: list[GenerationResult]) -> list[object]:
+    """All that a round decides, of every round."""
+    rounds = [
+        [(r.num_drafted, r.num_accepted, r.num_prompt_tokens) for r in one.rounds]
+        for one in results
+    ]
+    return [(one.token_ids, one.finish_reason, at) for one, at in zip(results, rounds, strict=True)]
+
+
+@given(_WORDS, _WORDS, _WORDS, st.integers(0, 4), st.integers(0, 2**64 - 1))
+def test_the_native_numbers_are_those_of_the_definition(
+    node: int, start: int, sample: int, role: int, seed: int
+) -> None:
+    native = _library().outrider_uniform
+    native.restype = ctypes.c_double
+    native.argtypes = (ctypes.c_uint64, *([ctypes.c_uint32] * 4))
+    assert native(seed, node, start, sample, role) == philox_uniform(
+        seed, (node, start, sample, role)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["block", "token", "match"])
+@pytest.mark.parametrize(("drafter", "k"), [("model", 1), ("model", 6), ("ngram", 5), ("none", 0)])
+def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str, k: int) -> None:
+    """Greedy and sampled requests share batches, and join and leave at different rounds."""
+    temperatures = (0.0, 0.6, 1.3, 1.0)
+    params = [
+        SamplingParams(max_tokens=20 + 7 * i, temperature=temperature, seed=seed + 2**40 * i)
+        for seed in range(2)
+        for i, temperature in enumerate(temperatures)
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+    fused, staged = (
+        _told(_llm(fused=on, drafter=drafter, k=k, sampler=sampler).generate(prompts, params))
+        for on in (True, False)
+    )
+    assert fused == staged
+
+
+def test_a_plain_request_never_asks_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = _llm(fused=True, k=3)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a round went stage by stage")
+
+    monkeypatch.setattr(Stages, "verify", refuse)
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(max_tokens=12, temperature=temperature)
+        assert len(llm.generate(PROMPTS[0], params)[0].token_ids) == 12
+
+
+@pytest.mark.slow
+def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
+    """Filters, penalties and log-probabilities send their batch through the stages; what the draft
+    model holds is then the stages' to go on with, and the other way round."""
+    plain = SamplingParams(max_tokens=40, temperature=0.8, seed=5)
+    params = [
+        plain,
+        replace(plain, max_tokens=9, top_p=0.9),
+        replace(plain, max_tokens=17, logprobs=True),
+        replace(plain, max_tokens=25, repetition_penalty=1.2),
+    ]
+    prompts = [*PROMPTS, LONG]
+    fused, staged = (
+        _told(_llm(fused=on, k=3, batch_size=2).generate(prompts, params)) for on in (True, False)
+    )
+    assert fused == staged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("controller", ["band", "slo"])
+def test_controllers_and_long_prompts(controller: str) -> None:
+    """Prompt chunks ride beside others' rounds; drafts differ in length."""
+    params = SamplingParams(max_tokens=48, temperature=0.7, seed=3)
+    fused, staged = (
+        [
+            one.token_ids
+            for one in _llm(
+                fused=on, controller=controller, k=6, sampler="match", prefill_chunk=16
+            ).generate([*PROMPTS, LONG], params)
+        ]
+        for on in (True, False)
+    )
+    assert fused == staged
+
+
+def test_text_may_end_anywhere_in_a_round() -> None:
+    for stop in (("\n",), ("return", "for")):
+        params = SamplingParams(max_tokens=48, stop=stop)
+        fused, staged = (
+            _told(_llm(fused=on, k=8).generate(PROMPTS, params)) for on in (True, False)
+        )
+        assert fused == staged
+
+
+def test_logits_that_are_no_numbers_are_told_of_as_ever() -> None:
+    llm = _llm(fused=True, k=2)
+    params = SamplingParams(max_tokens=4, temperature=0.5)
+    llm.generate(PROMPTS[0], params)
+    free = llm.free_tokens
+    target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
+    norm_D: Tensor = target._tables.norm_D  # pyright: ignore
+    kept_D = norm_D.clone()
+    norm_D.fill_(float("nan"))
+    with pytest.raises(NumericsError):
+        llm.generate(PROMPTS[0], params)
+    norm_D.copy_(kept_D)
+    assert llm.free_tokens == free
+    assert llm.generate(PROMPTS[0], params)[0].token_ids
+
+
+def test_other_kernels_put_in_their_place_are_used() -> None:
+    """A profile exchanges a model's kernels for timed ones; rounds then go through them."""
+    llm = _llm(fused=True, k=2)
+    target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
+    shipped, calls = target.kernels, 0
+
+    def counting(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        shipped.silu_mul(*args)  # pyright: ignore
+
+    params = SamplingParams(max_tokens=8)
+    before = llm.generate(PROMPTS[0], params)[0].token_ids
+    target.kernels = replace(shipped, silu_mul=counting)
+    assert llm.generate(PROMPTS[0], params)[0].token_ids == before
+    assert calls > 0
+
+
+@pytest.mark.parametrize("config", [{"sampler": "coupled"}, {"sampler": "typical"}])
+def test_rounds_that_cannot_be_one_call_go_by_stages(config: dict[str, str]) -> None:
+    llm = LLM(config=EngineConfig(**config))  # pyright: ignore[reportArgumentType]
+    assert isinstance(llm._engine.round, Stages)  # pyright: ignore[reportPrivateUsage]
