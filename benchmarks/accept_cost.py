@@ -1,6 +1,6 @@
 """What a round spends between logits and verdict: native kernels against the PyTorch reference.
 
-    python benchmarks/accept_cost.py [--repeats 30] [--threads 2] [--output FILE]
+    python benchmarks/accept_cost.py [--repeats 30] [--threads 2] [--output FILE] [--quick]
 
 An accept step is what the engine does after a target pass: laws of K + 1 rows of logits
 (`read_pass`), the block rule over a chain that a drafter drew, and the target's own token. A draft
@@ -14,19 +14,17 @@ Shapes:  K = drafted tokens, W = K + 1, V = vocabulary.
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
+from common import options_of, reported
 from torch import Tensor
 
 from outrider import SamplingParams
-from outrider.bench.provenance import provenance, write_json
 from outrider.core.draft import Draft
 from outrider.core.laws import empty_laws, processed_probs
 from outrider.core.noise import KeyedNoise, pick_node
@@ -55,27 +53,24 @@ class Chain:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=0, help="0 takes the physical cores")
-    parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
+    repeats, grid = options.repeats, list(product(VOCABULARIES, LENGTHS))
+    if options.quick:
+        repeats, grid = 2, grid[:2]
     threads = options.threads or num_physical_cores()
     torch.set_num_threads(threads)
     kernels = choose(device=torch.device("cpu"), dtype=torch.float32, threads=threads)
-    cells = [measure(kernels, size, k, options.repeats) for size in VOCABULARIES for k in LENGTHS]
-    report: dict[str, Any] = {
-        "benchmark": "accept_cost",
-        "provenance": provenance(),
-        "kernels": kernels.choices[-1].name,
-        "threads": threads,
-        "temperature": TEMPERATURE,
-        "repeats": options.repeats,
-        "cells": cells,
-    }
-    if options.output:
-        write_json(options.output, report)
-    print(json.dumps(report))
+    with reported("accept_cost", options) as report:
+        report |= {
+            "kernels": kernels.choices[-1].name,
+            "threads": threads,
+            "temperature": TEMPERATURE,
+            "repeats": repeats,
+            "cells": [measure(kernels, size, k, repeats) for size, k in grid],
+        }
 
 
 def measure(kernels: Kernels, vocab_size: int, k: int, repeats: int) -> dict[str, Any]:
@@ -147,7 +142,7 @@ def accept_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> tuple[floa
     logits_WV = chain.logits_WV.clone()
     settle(kernels, logits_WV)
     started = perf_counter()
-    reading = read_pass([seq], logits_WV, kernels.argmax, exact=True, softmax=side.softmax)[0]
+    reading = read_pass([seq], logits_WV, kernels.argmax, exact=True, sampling=side)[0]
     verdict = rule([reading.row])[0]
     return perf_counter() - started, len(verdict.path)
 
@@ -159,7 +154,7 @@ def draft_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> float:
     law_1V = empty_laws(1, logits_1V[0]).zero_()
     settle(kernels, logits_1V)
     started = perf_counter()
-    law_1V = processed_probs(logits_1V, chain.params, side.softmax, law_1V)
+    law_1V = processed_probs(logits_1V, chain.params, side, law_1V)
     pick_node(law_1V[0], noise, 0)
     return perf_counter() - started
 

@@ -77,12 +77,17 @@ def test_the_native_numbers_are_those_of_the_definition(
 @pytest.mark.parametrize("sampler", ["block", "token", "match"])
 @pytest.mark.parametrize(("drafter", "k"), [("model", 1), ("model", 6), ("ngram", 5), ("none", 0)])
 def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str, k: int) -> None:
-    """Greedy and sampled requests share batches, and join and leave at different rounds."""
-    temperatures = (0.0, 0.6, 1.3, 1.0)
+    """Greedy, sampled and filtered requests share batches, and join and leave at other rounds."""
+    kinds = (
+        {"temperature": 0.0},
+        {"temperature": 0.6},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 20, "min_p": 0.02},
+    )
     params = [
-        SamplingParams(max_tokens=20 + 7 * i, temperature=temperature, seed=seed + 2**40 * i)
+        SamplingParams(max_tokens=20 + 7 * i, seed=seed + 2**40 * i, **kind)  # pyright: ignore[reportArgumentType]
         for seed in range(2)
-        for i, temperature in enumerate(temperatures)
+        for i, kind in enumerate(kinds)
     ]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
     fused, staged = (
@@ -106,12 +111,12 @@ def test_a_plain_request_never_asks_the_stages(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
-    """Filters, penalties and log-probabilities send their batch through the stages; what the draft
+    """Penalties and log-probabilities send their batch through the stages; what the draft
     model holds is then the stages' to go on with, and the other way round."""
     plain = SamplingParams(max_tokens=40, temperature=0.8, seed=5)
     params = [
         plain,
-        replace(plain, max_tokens=9, top_p=0.9),
+        replace(plain, max_tokens=9, presence_penalty=0.5),
         replace(plain, max_tokens=17, logprobs=True),
         replace(plain, max_tokens=25, repetition_penalty=1.2),
     ]

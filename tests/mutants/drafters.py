@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "draft ignores its filters",
         MODEL,
-        "processed_probs(logits_V[None], self.row.params, self.softmax, law_1V)[0]",
+        "processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]",
         "law_1V[0].copy_(torch.softmax(logits_V, -1))",
         drafting_law,
     ),
@@ -50,15 +50,15 @@ MUTANTS = (
     Mutant(
         "refused drafts stay in draft memory",
         MODEL,
-        "state.commit({row.seq_id: range(kept)})",
-        "state.commit({row.seq_id: range(state.num_staged(row.seq_id))})",
+        "state.commit({seq_id: range(kept)})",
+        "state.commit({seq_id: range(state.num_staged(seq_id))})",
         drafter_memory,
     ),
     Mutant(
         "draft memory a token short",
         MODEL,
-        "start, end = length + kept, len(row.tokens) - 1",
-        "start, end = length + kept + 1, len(row.tokens) - 1",
+        "start, end = length + kept, len(tokens) - 1",
+        "start, end = length + kept + 1, len(tokens) - 1",
         drafter_memory,
     ),
     Mutant(

@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "capacity not checked before taking",
         PAGED,
-        "self._pool.require(sum(missing))",
+        "self._pool.require(sum(missing.values()))",
         "self._pool.require(0)",
         rollback,
     ),

@@ -21,7 +21,6 @@ BLOCK = "outrider.verify.block"
 MATCH = "outrider.verify.match"
 COUPLED = "outrider.verify.coupled"
 BATCHED = "outrider.verify.batched"
-LAWS = "outrider.core.laws"
 SAMPLING = "outrider.core.sampling"
 
 MUTANTS = (
@@ -275,24 +274,28 @@ MUTANTS = (
     ),
     Mutant(
         "top-p keeps one too many",
-        LAWS,
+        SAMPLING,
         "before_NV < top_p",
         "before_NV <= top_p",
         check_filter_cases,
     ),
     Mutant(
-        "top-k cuts ties", LAWS, "scaled_NV < edge_N1", "scaled_NV <= edge_N1", check_filter_cases
+        "top-k cuts ties",
+        SAMPLING,
+        "logits_NV < edge_N1",
+        "logits_NV <= edge_N1",
+        check_filter_cases,
     ),
     Mutant(
         "min-p of all mass",
-        LAWS,
-        "params.min_p * out_NV.amax(-1, keepdim=True)",
-        "params.min_p * out_NV.sum(-1, keepdim=True)",
+        SAMPLING,
+        "min_p * probs_NV.amax(-1, keepdim=True)",
+        "min_p * probs_NV.sum(-1, keepdim=True)",
         check_filter_cases,
     ),
     Mutant(
         "top-p not renormalised",
-        LAWS,
+        SAMPLING,
         "return _renormalised(probs_NV.masked_fill(~mask_NV, 0))",
         "return probs_NV.masked_fill(~mask_NV, 0)",
         check_filter_cases,

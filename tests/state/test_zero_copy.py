@@ -105,7 +105,7 @@ def test_poisoned_dead_space_changes_nothing() -> None:
     prompt = "def fibonacci(n):"
     expected = LLM(config=EngineConfig(drafter="none")).generate(prompt, params)[0]
     for drafter in ("none", "ngram", "model"):
-        llm = LLM(config=EngineConfig(drafter=drafter, k=4))
+        llm = LLM(config=EngineConfig(drafter=drafter, k=4, batch_size=1))
         store = arena_of(llm)
         got: list[int] = []
         for event in llm.stream(prompt, params):

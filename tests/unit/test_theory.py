@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import outrider.core.expected as closed_form
 from doubles.rig import Request, Rig, model_drafter
 from outrider.core.draft import Draft
+from outrider.core.expected import expected_tokens
 from outrider.core.host import host_ints
 from outrider.core.laws import Laws
 from outrider.core.noise import Role, inverse_cdf
@@ -41,12 +43,8 @@ def laws_under(header: str) -> Tensor:
     )
 
 
-def expected_tokens(beta: float, k: int) -> float:
-    return sum(beta**i for i in range(k + 1))
-
-
 def speed_up(beta: float, k: int, c: float) -> float:
-    return expected_tokens(beta, k) / (1 + c * k)
+    return closed_form.speed_up(expected_tokens(beta, k), c * k)
 
 
 @dataclass(frozen=True, slots=True)

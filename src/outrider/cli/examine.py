@@ -1,4 +1,7 @@
-"""The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1."""
+"""The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1.
+
+Ceilings are read bandwidths, by one thread and by all: what decoding cannot exceed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +20,54 @@ from outrider import __version__
 from outrider.cli.fit import memory_fit, read_spec
 from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
-from outrider.core.errors import OutriderError
+from outrider.core.errors import MachineError, OutriderError
 from outrider.core.settings import Resolved
+from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.build import COMPILERS
-from outrider.kernels.registry import Choice, choose
+from outrider.kernels.measured import forget
+from outrider.kernels.registry import Choice, Kernels, choose
+from outrider.kernels.topology import hardware_threads
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
 from outrider.state.capacity import free_bytes, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name, the kernels chosen, memory by model, and what is wrong."""
+    """Facts by name, the kernels chosen and their threads (None for the reference), ceilings,
+    memory by model, and what is wrong."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]
+    threads: Choice | None
+    ceilings: Sequence[Ceiling]
     fits: Sequence[Mapping[str, Any]]
     problems: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "facts": dict(self.facts),
-            "kernels": [
-                {"op": c.op, "name": c.name, "refusals": list(c.refusals)} for c in self.kernels
-            ],
+            "kernels": [asdict(choice) for choice in self.kernels],
+            "threads": self.threads and asdict(self.threads),
+            "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
             "memory": [dict(fit) for fit in self.fits],
             "problems": list(self.problems),
         }
 
 
-def examine(resolved: Resolved) -> Report:
+def examine(resolved: Resolved, *, measure: bool = False) -> Report:
+    """With `measure`, choices that were measured before are forgotten and measured again."""
     engine, program = resolved.engine(), resolved.program()
+    if measure:
+        forget(cache_folder())
     device = pick_device(engine.device)
     problems = [*_embedded_problems(), *_cache_problems()]
-    chosen = choose(
+    kernels = choose(
         device=device,
         dtype=DTYPES.get(engine.dtype, torch.bfloat16),
         force_reference=engine.force_reference,
         threads=engine.threads,
         quantise=engine.quantise,
-    ).choices
+    )
     named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
     fits: list[Mapping[str, Any]] = []
     for name in named:
@@ -66,7 +78,19 @@ def examine(resolved: Resolved) -> Report:
             fits.append(memory_fit(spec, device))
         except OutriderError as error:
             problems.append(str(error))
-    return Report(_facts(device), chosen, fits, problems)
+    return Report(
+        _facts(device), kernels.choices, kernels.threads, _ceilings(kernels), fits, problems
+    )
+
+
+def _ceilings(kernels: Kernels) -> Sequence[Ceiling]:
+    """None without native kernels, whose threads do the reading."""
+    if kernels.threads is None:
+        return ()
+    try:
+        return ceilings(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
+    except MachineError:
+        return ()
 
 
 def _facts(device: torch.device) -> dict[str, str]:

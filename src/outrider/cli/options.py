@@ -53,6 +53,21 @@ class InflateOptions(JsonOption):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(JsonOption):
+    """Of `models export`."""
+
+    gguf: str = setting(
+        "bf16", "Number format of the GGUF file.", choices=("f32", "bf16", "q8_0", "q4_0")
+    )
+    pre_tokenizer: str = setting(
+        "auto",
+        "The rule by which llama.cpp cuts text; auto is the checkpoint's own, if it has that one.",
+        choices=("auto", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"),
+    )
+    force: bool = setting(False, "Replace a file that is there.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaOptions(JsonOption):
     """Of `models ollama`."""
 
@@ -137,6 +152,13 @@ class VerifyOptions(JsonOption):
 
     deep: bool = setting(False, "More of everything: a million texts a test (many minutes).")
     output: str | None = setting(None, "Also write the JSON object to this file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions(JsonOption):
+    """Of `doctor`."""
+
+    measure: bool = setting(False, "Forget which kernels were faster here, and measure again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

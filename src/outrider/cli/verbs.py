@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.options import (
     ChatOptions,
+    DoctorOptions,
+    ExportOptions,
     GenerateOptions,
     InflateOptions,
     JsonOption,
@@ -115,7 +117,7 @@ VERBS = (
     ),
     Verb(
         name="models",
-        text="List, inspect, load and inflate models; look at other servers.",
+        text="List, inspect, load, inflate and export models; look at other servers.",
         example="outrider models list",
         parts=(
             Verb(
@@ -156,6 +158,19 @@ VERBS = (
                     Argument(name="FOLDER", text="Where to write it; a new folder."),
                 ),
                 options=InflateOptions,
+            ),
+            Verb(
+                name="export",
+                target="outrider.cli.export:export",
+                text="Write a Llama-shaped model as a GGUF file, for llama.cpp and others that "
+                "read it.",
+                example="outrider models export outrider/embedded embedded.gguf --gguf q8_0 "
+                "--pre-tokenizer gpt-2",
+                arguments=(
+                    MODEL,
+                    Argument(name="FILE", text="Where to write it; a new file."),
+                ),
+                options=ExportOptions,
             ),
             Verb(
                 name="ollama",
@@ -240,7 +255,7 @@ VERBS = (
         target="outrider.cli.doctor:doctor",
         text="Say what this machine has, which kernels run, and what fits.",
         example="outrider doctor",
-        options=JsonOption,
+        options=DoctorOptions,
         settings=("program", "engine"),
     ),
     Verb(

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from outrider.core.noise import Noise, Role
 from outrider.core.params import SamplingParams
-from outrider.core.sampling import PLAIN, Softmax
+from outrider.core.sampling import PLAIN, Sampling
 
 # A quotient by less would overflow to infinity, and its law would not be numbers.
 MIN_TEMPERATURE = 1e-20
@@ -50,7 +49,7 @@ def empty_laws(count: int, logits_V: Tensor) -> Tensor:
 def processed_probs(
     logits_NV: Tensor,
     params: SamplingParams,
-    softmax: Softmax = PLAIN.softmax,
+    sampling: Sampling = PLAIN,
     out_NV: Tensor | None = None,
 ) -> Tensor:
     """Probabilities under `params`, temperature > 0; the dtype of `logits_NV` is kept.
@@ -61,41 +60,13 @@ def processed_probs(
     """
     if out_NV is None:
         out_NV = empty_laws(len(logits_NV), logits_NV)
-    temperature = max(params.temperature, MIN_TEMPERATURE)
     if 0 < params.top_k < logits_NV.shape[-1]:
-        scaled_NV = logits_NV / temperature
-        edge_N1 = torch.topk(scaled_NV, params.top_k, dim=-1).values[:, -1:]
-        logits_NV = scaled_NV.masked_fill(scaled_NV < edge_N1, float("-inf"))
-        temperature = 1.0
-    softmax(logits_NV, temperature, out_NV)
-    if params.top_p < 1:
-        _replace(out_NV, _nucleus(out_NV, params.top_p))
-    if params.min_p > 0:
-        floor_N1 = params.min_p * out_NV.amax(-1, keepdim=True)
-        _replace(out_NV, _renormalised(out_NV.masked_fill(out_NV < floor_N1, 0)))
+        sampling.top_k(logits_NV, params.top_k, out_NV)
+        logits_NV = out_NV
+    sampling.softmax(logits_NV, max(params.temperature, MIN_TEMPERATURE), out_NV)
+    if params.top_p < 1 or params.min_p > 0:
+        sampling.keep_likely(out_NV, params.top_p, params.min_p)
     return out_NV
-
-
-def _replace(old_NV: Tensor, new_NV: Tensor) -> None:
-    # Logits come from an inference mode, and only within one may they be written over.
-    with torch.inference_mode():
-        old_NV.copy_(new_NV)
-
-
-def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose mass reaches `top_p` (at least one)."""
-    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
-    before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
-    keep_NV = before_NV < top_p
-    keep_NV[:, 0] = True
-    mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
-    return _renormalised(probs_NV.masked_fill(~mask_NV, 0))
-
-
-def _renormalised(probs_NV: Tensor) -> Tensor:
-    # A running sum adds in one order; a plain sum of one long row is split among threads.
-    total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
-    return probs_NV / total_N1.to(probs_NV.dtype)
 
 
 def mass(law: int | Tensor, token: int) -> float:

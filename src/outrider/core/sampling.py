@@ -21,6 +21,10 @@ from outrider.core.noise import Pick, inverse_cdf
 
 # (logits_NV, temperature, out_NV): rows of softmax(logits / temperature); `out` may be `logits`.
 Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
+# (logits_NV, k, out_NV): the rows with -inf below their k-th largest; `out` may be `logits`.
+TopK: TypeAlias = Callable[[Tensor, int, Tensor], None]
+# (probs_NV, top_p, min_p): each row without its unlikely tokens, in place, its sum one again.
+KeepLikely: TypeAlias = Callable[[Tensor, float, float], None]
 # (probs_NV, tokens): the probability that each token has under the law of its place.
 Masses: TypeAlias = Callable[[Tensor, Sequence[int]], list[float]]
 
@@ -42,6 +46,39 @@ def softmax(logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
     """Row by row; a row's bits depend on that row alone. Logits may be of an inference mode."""
     with torch.inference_mode():
         out_NV.copy_(torch.softmax(logits_NV / temperature, dim=-1))
+
+
+def top_k(logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
+    """Ties with the k-th largest are kept."""
+    with torch.inference_mode():
+        edge_N1 = torch.topk(logits_NV, k, dim=-1).values[:, -1:]
+        out_NV.copy_(logits_NV.masked_fill(logits_NV < edge_N1, float("-inf")))
+
+
+def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
+    """The smallest set of likeliest tokens whose mass reaches `top_p`, at least one and of equal
+    ones the first; then, of what is left, what is at least `min_p` of the likeliest."""
+    with torch.inference_mode():
+        if top_p < 1:
+            probs_NV.copy_(_nucleus(probs_NV, top_p))
+        if min_p > 0:
+            floor_N1 = min_p * probs_NV.amax(-1, keepdim=True)
+            probs_NV.copy_(_renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0)))
+
+
+def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:
+    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
+    before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
+    keep_NV = before_NV < top_p
+    keep_NV[:, 0] = True
+    mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
+    return _renormalised(probs_NV.masked_fill(~mask_NV, 0))
+
+
+def _renormalised(probs_NV: Tensor) -> Tensor:
+    # A running sum adds in one order; a plain sum of one long row is split among threads.
+    total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
+    return probs_NV / total_N1.to(probs_NV.dtype)
 
 
 def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[Tensor, float]:
@@ -70,6 +107,8 @@ class Sampling:
     pick: Pick = inverse_cdf
     leftover: Leftover = leftover
     masses: Masses = masses
+    top_k: TopK = top_k
+    keep_likely: KeepLikely = keep_likely
 
 
 PLAIN = Sampling()

@@ -21,7 +21,7 @@ from outrider.core.errors import NumericsError, blaming
 from outrider.core.laws import empty_laws, processed_probs
 from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
-from outrider.core.sampling import PLAIN, Softmax
+from outrider.core.sampling import PLAIN, Sampling
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Chain:
 
     row: DraftRow
     draw: DrawNode
-    softmax: Softmax
+    sampling: Sampling
     tokens: list[int] = field(default_factory=list[int])
     laws_NV: Tensor | None = None
 
@@ -50,7 +50,7 @@ class _Chain:
         if self.laws_NV is None:
             self.laws_NV = empty_laws(self.row.budget.depth, logits_V)
         law_1V = self.laws_NV[len(self.tokens)][None]
-        return processed_probs(logits_V[None], self.row.params, self.softmax, law_1V)[0]
+        return processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]
 
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, self.laws_NV)
@@ -59,7 +59,7 @@ class _Chain:
 class ModelDrafter:
     """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass.
 
-    `draw` takes each token from its law at temperature > 0, which `softmax` makes.
+    `draw` takes each token from its law at temperature > 0, which `sampling` makes.
     """
 
     name = "model"
@@ -72,13 +72,13 @@ class ModelDrafter:
         *,
         chunk: int,
         draw: DrawNode = pick_node,
-        softmax: Softmax = PLAIN.softmax,
+        sampling: Sampling = PLAIN,
     ) -> None:
         self._model = model
         self._argmax = argmax
         self._chunk = chunk
         self._draw = draw
-        self._softmax = softmax
+        self._sampling = sampling
         self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [_Chain(row, self._draw, self._softmax) for row in rows]
+        chains = [_Chain(row, self._draw, self._sampling) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]

@@ -105,7 +105,7 @@ def build_engine(
         controller=_controller(config, k),
         argmax=parts.argmax,
         sink=sink,
-        softmax=parts.sampling.softmax,
+        sampling=parts.sampling,
     )
     return InlineEngine(
         target=target,
@@ -129,8 +129,13 @@ def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
     if isinstance(captured, CapturedRound):
         return captured
     _log.info("Rounds are not captured: %s.", captured)
-    pick = parts.sampling.pick
-    native = native_round(stages, parts.draft, pick=pick, batch_size=config.batch_size)
+    native = native_round(
+        stages,
+        parts.draft,
+        rule=config.sampler,
+        pick=parts.sampling.pick,
+        batch_size=config.batch_size,
+    )
     if isinstance(native, NativeRound):
         return native
     _log.info("Rounds run stage by stage: %s.", native)
@@ -155,7 +160,7 @@ def _drafter(config: EngineConfig, parts: Parts) -> Drafter:
                 parts.argmax,
                 chunk=config.prefill_chunk,
                 draw=draw,
-                softmax=parts.sampling.softmax,
+                sampling=parts.sampling,
             )
         case "bridge":
             assert parts.draft is not None

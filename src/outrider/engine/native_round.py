@@ -1,7 +1,7 @@
 """Whole rounds as one native call, for what most requests ask; the stages do the rest.
 
 A round takes part if its drafts are chains, drawn by a draft model within the call or chosen by a
-drafter that draws nothing, and if no request of its batch shapes logits, filters laws or asks for
+drafter that draws nothing, and if no request of its batch shapes logits or asks for
 log-probabilities. Both ways give the same tokens, so a request may change between them.
 
 Shapes:  V = vocabulary.
@@ -76,9 +76,7 @@ class NativeRound:
     def _takes(self, batch: Sequence[LiveSequence]) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
         return all(model.forward() is not None for model in models) and all(
-            seq.shaper is None
-            and seq.pick == self.pick
-            and _is_plain(seq.params, self.target.spec.vocab_size)
+            seq.shaper is None and seq.pick == self.pick and not seq.params.logprobs
             for seq in batch
         )
 
@@ -97,6 +95,9 @@ class NativeRound:
             sample=noise.sample,
             start=noise.start,
             temperature=_temperature(seq.params),
+            top_k=seq.params.top_k,
+            top_p=seq.params.top_p,
+            min_p=seq.params.min_p,
             target=_feed(self.target, seq.seq_id, unread, depth + len(drafted)),
             drafted=drafted,
             draft=self._draft_feed(seq, depth) if depth else None,
@@ -159,10 +160,11 @@ class NativeRound:
 
 
 def native_round(
-    stages: Stages, draft: CausalLM | None, *, pick: Pick, batch_size: int
+    stages: Stages, draft: CausalLM | None, *, rule: str, pick: Pick, batch_size: int
 ) -> NativeRound | str:
-    """Native rounds over what `stages` are made of, or why there are none, in a sentence."""
-    target, drafter, rule = stages.target, stages.drafter, stages.rule.name
+    """Native rounds over what `stages` are made of, or why there are none, in a sentence. `rule` is
+    the name of theirs."""
+    target, drafter = stages.target, stages.drafter
     if rule not in RULES:
         return f"acceptance rule {rule!r} is judged in Python"
     if drafter.needs.hidden_layers:
@@ -192,14 +194,6 @@ def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: in
     state = model.state
     state.reserve({seq_id: len(unread) + num_drafted})
     return Feed(state.length(seq_id), unread, state.pages(seq_id))
-
-
-def _is_plain(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether tokens follow softmax alone, and nobody asks for more than tokens."""
-    if params.logprobs:
-        return False
-    filtered = 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
-    return params.greedy or not filtered
 
 
 def _temperature(params: SamplingParams) -> float:

@@ -16,7 +16,7 @@ from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.laws import Laws, processed_probs
 from outrider.core.logprobs import log_law, token_logprobs
 from outrider.core.protocols import JudgeRow
-from outrider.core.sampling import PLAIN, Softmax
+from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.core.shaping import suffixes_of
 
@@ -43,7 +43,7 @@ def read_pass(
     argmax: Callable[[Tensor], list[int]],
     *,
     exact: bool,
-    softmax: Softmax = PLAIN.softmax,
+    sampling: Sampling = PLAIN,
 ) -> list[Reading]:
     """One processed law a draft node and one for the root, of each sequence of `batch`.
 
@@ -64,7 +64,7 @@ def read_pass(
         if seq.params.greedy:
             laws = Laws(tokens=tuple(best[start:end]))
         else:
-            laws = _laws(seq, logits_NV, softmax)
+            laws = _laws(seq, logits_NV, sampling)
         readings.append(_read(seq, logits_NV, laws, exact=exact))
         start = end
     return readings
@@ -91,10 +91,10 @@ def _not_numbers(batch: Sequence[LiveSequence], best: Sequence[int]) -> Sequence
     return error
 
 
-def _laws(seq: LiveSequence, logits_NV: Tensor, softmax: Softmax) -> Laws:
+def _laws(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Laws:
     # Nobody reads these logits again, and room for new laws would have to be found every round.
     out_NV = logits_NV if logits_NV.is_cpu else None
-    return Laws(probs_NV=processed_probs(logits_NV, seq.params, softmax, out_NV))
+    return Laws(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
 
 
 def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> Reading:

@@ -28,7 +28,7 @@ from outrider.core.protocols import (
     DraftRow,
     StepRow,
 )
-from outrider.core.sampling import PLAIN, Softmax
+from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp
 from outrider.engine.reading import Reading, read_pass
@@ -39,7 +39,7 @@ from outrider.engine.settle import PassTimes, Settled, settle
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
-    decoding: the first maximum wins. `softmax` makes laws of logits. `sink` receives one trace a
+    decoding: the first maximum wins. `sampling` makes laws of logits. `sink` receives one trace a
     sequence and round."""
 
     target: CausalLM
@@ -48,7 +48,7 @@ class Stages:
     controller: Controller
     argmax: Callable[[Tensor], list[int]]
     sink: Callable[[RoundTrace], None]
-    softmax: Softmax = PLAIN.softmax
+    sampling: Sampling = PLAIN
     passes: Iterator[int] = field(default_factory=count)
 
     def run(
@@ -85,7 +85,7 @@ class Stages:
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
         readings = read_pass(
-            batch, out.logits_MV, self.argmax, exact=self.rule.exact, softmax=self.softmax
+            batch, out.logits_MV, self.argmax, exact=self.rule.exact, sampling=self.sampling
         )
         judged = perf_counter()
         settled = self._settled(batch, offers, readings)

@@ -1,6 +1,7 @@
 """Chooses every operator once, when an engine is built, and says why.
 
-The order is fixed: native (compiled C++, on CPUs), then the reference (plain PyTorch, anywhere).
+The order is fixed: native (compiled C++, on CPUs), Triton's (on CUDA), then the reference (plain
+PyTorch, anywhere).
 All operators come from one side, so a model's arithmetic has one definition of rounding.
 
 Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head or hidden size,
@@ -15,6 +16,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -25,11 +27,12 @@ from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.build import built_kernels
-from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.contests import TILES, thread_answer, tiles_answer, why_no_tiles
 from outrider.kernels.forward import Forward, ForwardParts, NativeForward
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
+from outrider.kernels.measured import Timing
 from outrider.kernels.native import SUFFIXES, NativeOps
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
@@ -40,6 +43,9 @@ OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
     "gelu", "argmax", "verify_prefix", "softmax", "pick", "leftover",
 )  # fmt: skip
+
+# Below it a GPU has no matrix units for bfloat16.
+LEAST_CAPABILITY = 8
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +58,18 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which implementation `op` got, and why each one before it was passed over."""
+    """Which implementation `op` got, and why each one before it was passed over.
+
+    `kind` is tiles or vectors, where an implementation has both, and `why` says why, with `timings`
+    where they were measured.
+    """
 
     op: str
     name: str
     refusals: tuple[str, ...] = ()
+    kind: str = ""
+    why: str = ""
+    timings: tuple[Timing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Kernels:
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
+    `threads` is how many of them native operators use; they never change a bit.
     """
 
     pack: Callable[[Tensor], PackedLinear]
@@ -98,6 +112,7 @@ class Kernels:
     choices: tuple[Choice, ...]
     exact: bool
     forward: Callable[[ForwardParts], Forward] | None = None
+    threads: Choice | None = None
 
 
 def choose(
@@ -109,24 +124,52 @@ def choose(
     compiler: str | None = None,
     quantise: str = "none",
 ) -> Kernels:
-    """Native kernels where they are willing, else the reference. May compile (some seconds, once).
+    """Native or Triton's where they are willing, else the reference. May compile (seconds, once).
 
-    `dtype` is that of weights and arena; 0 threads are the physical cores. `compiler` overrides the
-    environment's. With `quantise`, int8 or int4, `pack` quantises and `linear` multiplies integers.
+    `dtype` is that of weights and arena; 0 threads are the physical cores, or all hardware threads
+    where they are measured to be faster. `compiler` overrides the environment's. With `quantise`,
+    int8 or int4, `pack` quantises and `linear` multiplies integers.
     """
     refusal = _why_not(device, dtype, force_reference)
     if refusal is None:
         built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
-            threads = threads or num_physical_cores()
-            kernels = _native(NativeOps(built.library, dtype, threads), built.library)
-            if quantise == "none":
-                return kernels
-            return _quantised(kernels, NativeQuantised(built.library, quantise, threads))
+            return _measured(built.library, dtype, threads, quantise)
         refusal = built.refusal
-    _log.info("Using the reference kernels: %s.", refusal)
-    kernels = _reference(device, dtype, f"native: {refusal}")
+    refusals = (f"native: {refusal}",)
+    if device.type == "cuda" and not force_reference:
+        no_triton = _why_not_triton(device)
+        if no_triton is None:
+            return _triton(device, dtype, quantise, refusals)
+        refusals = (*refusals, f"triton: {no_triton}")
+    _log.info("Using the reference kernels: %s.", "; ".join(refusals))
+    kernels = _reference(device, dtype, refusals)
     return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
+
+
+def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: str) -> Kernels:
+    """Native kernels of the kind, and with the threads, that are faster on this machine."""
+    answer = tiles_answer(library, dtype, quantise, env.cache_folder())
+    tiles = answer.chosen == TILES
+    team = _team(library, threads)
+    number = int(team.name)
+    if quantise == "none":
+        kernels = _native(NativeOps(library, dtype, number, tiles=tiles), library)
+    else:
+        quantised = NativeQuantised(library, quantise, number, tiles=tiles)
+        kernels = _quantised(_native(NativeOps(library, dtype, number), library), quantised)
+    linear, *others = kernels.choices
+    why = answer.why or f"tiles: {why_no_tiles(library, dtype, quantise)}"
+    linear = replace(linear, kind=answer.chosen, why=why, timings=answer.timings)
+    return replace(kernels, choices=(linear, *others), threads=team)
+
+
+def _team(library: ctypes.CDLL, threads: int) -> Choice:
+    if threads:
+        return Choice("threads", str(threads), why="as the settings say")
+    answer = thread_answer(library, env.cache_folder())
+    why = answer.why or "the physical cores; there are no other hardware threads"
+    return Choice("threads", answer.chosen, why=why, timings=answer.timings)
 
 
 def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kernels:
@@ -167,7 +210,52 @@ def _native(ops: NativeOps, library: ctypes.CDLL) -> Kernels:
     )
 
 
-def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernels:
+def _why_not_triton(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a CUDA device."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < LEAST_CAPABILITY:
+        return f"it needs compute capability {LEAST_CAPABILITY}.0, not {major}.{minor}"
+    return None
+
+
+def _triton(
+    device: torch.device, dtype: torch.dtype, quantise: str, refusals: tuple[str, ...]
+) -> Kernels:
+    """Compiles the kernels of a short trial, which decides whether they may be called exact."""
+    # Imported here: Triton compiles and asks for devices, and most machines have neither.
+    from outrider.kernels.triton.eager import EagerLaws
+    from outrider.kernels.triton.ops import TritonOps
+    from outrider.kernels.triton.room import Room
+    from outrider.kernels.triton.trial import rows_alike
+
+    room = Room(device)
+    ops, laws = TritonOps(room, quantise), EagerLaws(room, device)
+    linear, *others = (Choice(op, "triton", refusals) for op in OPS)
+    if quantise != "none":
+        linear = replace(linear, name=f"triton {quantise}")
+    return Kernels(
+        pack=ops.pack,
+        linear=ops.linear,
+        rms_norm=ops.rms_norm,
+        layer_norm=ops.layer_norm,
+        head_norm=ops.head_norm,
+        rope_append=ops.rope_append,
+        attention=ops.attention,
+        silu_mul=ops.silu_mul,
+        gelu=ops.gelu,
+        argmax=laws.argmax,
+        verify_prefix=laws.verify_prefix,
+        sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
+        choices=(linear, *others),
+        exact=rows_alike(ops, device, dtype),
+    )
+
+
+def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ...]) -> Kernels:
     exact = device.type == "cpu"
     return Kernels(
         pack=pack_tiled if exact else pack_plain,
@@ -182,6 +270,6 @@ def _reference(device: torch.device, dtype: torch.dtype, refusal: str) -> Kernel
         argmax=pointwise.argmax,
         verify_prefix=verify_prefix,
         sampling=PLAIN,
-        choices=tuple(Choice(op, "reference", (refusal,)) for op in OPS),
+        choices=tuple(Choice(op, "reference", refusals) for op in OPS),
         exact=exact,
     )

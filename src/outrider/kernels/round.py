@@ -62,6 +62,9 @@ class RoundRow:
     start: int
     temperature: float
     target: Feed
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     drafted: Sequence[int] = ()
     draft: Feed | None = None
     depth: int = 0
@@ -114,6 +117,9 @@ class _Row(Structure):
         ("draft_unread", c_int32),
         ("num_accepted", c_int32),
         ("next", c_int32),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
     ]
 
 
@@ -258,6 +264,7 @@ class NativeRounds:
             told = self._rows[index]
             told.seed, told.sample, told.start = row.seed, row.sample, row.start
             told.temperature, told.depth = row.temperature, depth
+            told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
             told.target_length, told.target_unread = row.target.length, len(row.target.unread)
             at_target = self._target.read(index, row.target, at_target)
             if row.drafted:

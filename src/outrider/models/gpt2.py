@@ -61,6 +61,11 @@ class GPT2Model:
     def state(self) -> PagedKV:
         return self._passes.kv
 
+    @property
+    def scratch(self) -> Scratch:
+        """The buffers of a step; rounds that have buffers of their own make them alike."""
+        return self._passes.scratch
+
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
         return self._passes.step(self, rows, needs)

@@ -34,6 +34,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_hostile_template_is_an_error_in_time(name: str) -> None:
     template = ChatTemplate(BOMBS[name], {})
@@ -50,6 +51,7 @@ def test_the_reason_a_template_gives_reaches_the_user() -> None:
     assert "outrider generate" in str(caught.value.hint)
 
 
+@pytest.mark.alone
 def test_one_helper_serves_many_renders_and_is_replaced_after_a_failure() -> None:
     template = ChatTemplate(
         "{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", {}

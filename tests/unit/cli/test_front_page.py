@@ -24,34 +24,51 @@ PATHS: dict[tuple[str, ...], Verb] = {
 }
 
 
-def modules_after(words: list[str]) -> set[str]:
+FRONT = [(), ("--help",), ("--version",)]
+LINES = [*FRONT, *((*words, "--help") for words in PATHS), ("config",)]
+
+
+@pytest.fixture(scope="module")
+def modules_after() -> dict[tuple[str, ...], set[str]]:
+    """What is imported when each line is done. All run in one interpreter, one after the other:
+    what a line imports stays, so it shows at that line or was there before."""
     script = (
         "import sys\n"
         "from outrider.cli.main import run\n"
-        f"code = run({words!r})\n"
-        "print('MODULES', *sys.modules)\n"
-        "sys.exit(code)\n"
+        f"for words in {LINES!r}:\n"
+        "    code = run(list(words))\n"
+        "    print('\\nMODULES', *sys.modules)\n"
+        "    if code: sys.exit(code)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
-    return set(done.stdout.splitlines()[-1].split()[1:])
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("MODULES ")]
+    return {words: set(names) for words, names in zip(LINES, found, strict=True)}
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"]])
-def test_the_front_page_imports_no_parser_and_no_model(words: list[str]) -> None:
-    assert not modules_after(words) & {*HEAVY, "cyclopts", "rich", "yaml"}
+@pytest.mark.parametrize("words", FRONT, ids=" ".join)
+def test_the_front_page_imports_no_parser_and_no_model(
+    modules_after: dict[tuple[str, ...], set[str]], words: tuple[str, ...]
+) -> None:
+    assert not modules_after[words] & {*HEAVY, "cyclopts", "rich", "yaml"}
 
 
 @pytest.mark.parametrize("words", PATHS, ids=" ".join)
-def test_help_of_a_verb_imports_no_parser_and_no_model(words: tuple[str, ...]) -> None:
-    assert not modules_after([*words, "--help"]) & {*HEAVY, "cyclopts", "rich", "yaml"}
+def test_help_of_a_verb_imports_no_parser_and_no_model(
+    modules_after: dict[tuple[str, ...], set[str]], words: tuple[str, ...]
+) -> None:
+    assert not modules_after[*words, "--help"] & {*HEAVY, "cyclopts", "rich", "yaml"}
 
 
-def test_config_shows_settings_without_importing_a_model() -> None:
-    assert not modules_after(["config"]) & set(HEAVY)
+def test_config_shows_settings_without_importing_a_model(
+    modules_after: dict[tuple[str, ...], set[str]],
+) -> None:
+    assert not modules_after["config",] & set(HEAVY)
+    assert "cyclopts" in modules_after["config",]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["generate", "--help"]])
 def test_help_is_quick(words: list[str]) -> None:
     """200 ms is the promise; on a busy machine, a dozen bare interpreters' time."""

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import ctypes
 import functools
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -9,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.core import env
+from outrider.kernels import build
 from outrider.kernels.linear.quantised import (
     GROUP,
     SCHEMES,
@@ -16,6 +22,7 @@ from outrider.kernels.linear.quantised import (
     quantise_groups,
     quantise_rows,
 )
+from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels, choose
 from unit.kernels.implementations import CPU, kernels_named, randn, row_choices
@@ -27,7 +34,7 @@ IMPLEMENTATIONS = ("reference", "native-1", "native-2")
 
 
 @functools.cache
-def quantised_kernels(name: str, scheme: str, compiler: str | None = None) -> Kernels:
+def quantised_kernels(name: str, scheme: str) -> Kernels:
     kernels_named(name, torch.bfloat16)  # skips where there are none
     kind, _, threads = name.partition("-")
     return choose(
@@ -35,9 +42,27 @@ def quantised_kernels(name: str, scheme: str, compiler: str | None = None) -> Ke
         dtype=torch.bfloat16,
         force_reference=kind == "reference",
         threads=int(threads or 0),
-        compiler=compiler,
         quantise=scheme,
     )
+
+
+@pytest.fixture(scope="module")
+def plain_dots() -> ctypes.CDLL:
+    """The sources of quantised linears alone, compiled without the CPU's instructions for dots."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for source in build._SOURCES.iterdir():  # pyright: ignore[reportPrivateUsage]
+            if source.suffix == ".h" or source.stem in ("linear", "quantised", "team"):
+                shutil.copy(source, folder)
+        patch.setattr(build, "_SOURCES", Path(folder))
+        built = build.built_kernels("c++ -DOUTRIDER_PLAIN_DOTS", env.cache_folder())
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    return built.library
+
+
+def with_library(library: ctypes.CDLL, scheme: str) -> Kernels:
+    side = NativeQuantised(library, scheme, 2)
+    return replace(quantised_kernels("native-2", scheme), pack=side.pack, linear=side.linear)
 
 
 def run(kernels: Kernels, packed: PackedLinear, x_NI: Tensor) -> Tensor:
@@ -64,9 +89,8 @@ class Case:
     packed: PackedLinear
 
     @staticmethod
-    def of(name: str, scheme: str, weight_OI: Tensor, compiler: str | None = None) -> Case:
+    def of(tested: Kernels, scheme: str, weight_OI: Tensor) -> Case:
         definition = quantised_kernels("reference", scheme)
-        tested = quantised_kernels(name, scheme, compiler)
         return Case(definition, tested, definition.pack(weight_OI), tested.pack(weight_OI))
 
     def check(self, x_NI: Tensor) -> None:
@@ -88,7 +112,7 @@ def test_native_has_the_bits_of_the_reference(
     num_in, num_out = shape
     weight_OI = randn(num_out, num_in, seed=1)
     weight_OI[num_out // 2] = 0
-    case = Case.of(name, scheme, weight_OI)
+    case = Case.of(quantised_kernels(name, scheme), scheme, weight_OI)
     x_NI = rows_of_all_sizes(33, num_in)
     for num_rows in range(1, 34):
         case.check(x_NI[:num_rows])
@@ -99,15 +123,17 @@ def test_native_has_the_bits_of_the_reference(
 @given(data=st.data())
 def test_any_shape_has_the_bits_of_the_reference(scheme: str, data: st.DataObject) -> None:
     num_rows, num_in, num_out = (data.draw(st.integers(1, most)) for most in (40, 300, 150))
-    case = Case.of("native-2", scheme, randn(num_out, num_in, seed=1).bfloat16())
+    weight_OI = randn(num_out, num_in, seed=1).bfloat16()
+    case = Case.of(quantised_kernels("native-2", scheme), scheme, weight_OI)
     case.check(rows_of_all_sizes(num_rows, num_in))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(scheme: str) -> None:
-    compiler = "c++ -DOUTRIDER_PLAIN_DOTS"
-    case = Case.of("native-2", scheme, randn(77, 1100, seed=1), compiler)
+def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(
+    plain_dots: ctypes.CDLL, scheme: str
+) -> None:
+    case = Case.of(with_library(plain_dots, scheme), scheme, randn(77, 1100, seed=1))
     for num_rows in (1, 2, 5, 13, 33):
         case.check(randn(num_rows, 1100))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.kernels import registry
 from outrider.kernels.cpu import cpu_identity, num_physical_cores
 from outrider.kernels.registry import OPS, choose
 from unit.kernels.implementations import CPU, kernels_named, randn
@@ -14,8 +15,8 @@ def refusal_of(device: torch.device, dtype: torch.dtype, *, compiler: str | None
     kernels = choose(device=device, dtype=dtype, compiler=compiler)
     assert [choice.op for choice in kernels.choices] == list(OPS)
     assert {choice.name for choice in kernels.choices} == {"reference"}
-    (refusal,) = {refusal for choice in kernels.choices for refusal in choice.refusals}
-    return refusal
+    (refusals,) = {choice.refusals for choice in kernels.choices}
+    return "; ".join(refusals)
 
 
 def test_native_comes_first() -> None:
@@ -25,8 +26,8 @@ def test_native_comes_first() -> None:
 
 
 def test_every_refusal_is_a_sentence() -> None:
-    assert refusal_of(torch.device("cuda"), torch.float32) == (
-        "native: it runs on cpu, not on cuda"
+    assert refusal_of(torch.device("meta"), torch.float32) == (
+        "native: it runs on cpu, not on meta"
     )
     assert refusal_of(CPU, torch.float16) == (
         "native: it computes in float32 and bfloat16, not in float16"
@@ -42,8 +43,29 @@ def test_the_reference_can_be_asked_for() -> None:
     assert kernels.choices[0].refusals == ("native: the reference was asked for",)
 
 
+@pytest.mark.parametrize(
+    ("package", "capability", "refusal"),
+    [
+        (False, None, "the package triton is not installed"),
+        (True, None, "PyTorch finds no CUDA device"),
+        (True, (7, 5), "it needs compute capability 8.0, not 7.5"),
+    ],
+)
+def test_why_triton_is_passed_over(
+    package: bool,
+    capability: tuple[int, int] | None,
+    refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda name: name if package else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    told = refusal_of(torch.device("cuda"), torch.float32)
+    assert told == f"native: it runs on cpu, not on cuda; triton: {refusal}"
+
+
 def test_other_devices_promise_no_bits() -> None:
-    assert not choose(device=torch.device("cuda"), dtype=torch.float32).exact
+    assert not choose(device=torch.device("meta"), dtype=torch.float32).exact
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])

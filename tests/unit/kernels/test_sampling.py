@@ -7,7 +7,7 @@ Shapes:  N = rows, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,8 +20,9 @@ from checks.effort import examples
 from checks.law import CASES, check_tree_law
 from outrider.core.draft import Verdict
 from outrider.core.errors import NumericsError
-from outrider.core.laws import Laws
+from outrider.core.laws import Laws, processed_probs
 from outrider.core.noise import inverse_cdf
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 from outrider.core.sampling import PLAIN, Sampling, leftover
 from outrider.verify.block import BlockRule
@@ -281,3 +282,90 @@ def _single(row: JudgeRow) -> JudgeRow:
     assert probs_NV is not None
     draft = replace(row.draft, probs_NV=None if q_NV is None else q_NV.float())
     return replace(row, draft=draft, laws=Laws(probs_NV=probs_NV.float()))
+
+
+FILTERS = (
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_p": 0.0},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.9999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 300, "top_p": 0.9, "min_p": 0.02},
+    {"top_p": 0.7, "min_p": 0.1},
+)
+
+
+def filtered_laws(side: Sampling, logits_NV: Tensor, how: Mapping[str, float]) -> Tensor:
+    params = SamplingParams(temperature=0.8, **how)  # pyright: ignore[reportArgumentType]
+    return processed_probs(logits_NV, params, side)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", FILTERS, ids=str)
+def test_filters_keep_what_the_definitions_keep(
+    name: str, size: int, how: Mapping[str, float]
+) -> None:
+    logits_NV = 4 * randn(4, size)
+    logits_NV[1] = (4 * logits_NV[1]).round() / 4  # many ties
+    logits_NV[2] = 0  # nothing but ties
+    logits_NV[3, 1::2] = -math.inf
+    side, params = sampling(name), SamplingParams(temperature=0.8, **how)  # pyright: ignore[reportArgumentType]
+    if 0 < params.top_k < size:
+        masked_NV = torch.empty_like(logits_NV)
+        side.top_k(logits_NV, params.top_k, masked_NV)
+        PLAIN.top_k(logits_NV, params.top_k, logits_NV)
+        assert torch.equal(masked_NV, logits_NV)
+    laws_NV = softmax(side, logits_NV, 0.8)
+    wanted_NV = laws_NV.double()
+    PLAIN.keep_likely(wanted_NV, params.top_p, params.min_p)
+    got_NV = laws_NV.clone()
+    side.keep_likely(got_NV, params.top_p, params.min_p)
+    # By rounding, tokens at an edge may fall on either side of it: one or two, or a trace of mass.
+    differs_NV = (got_NV > 0) != (wanted_NV > 0)
+    for law_V, differs_V in zip(laws_NV, differs_NV, strict=True):
+        assert int(differs_V.sum()) <= 2 or float((law_V * differs_V).sum()) < 1e-7
+    if int(differs_NV.sum()) == 0:
+        assert torch.allclose(got_NV.double(), wanted_NV, rtol=1e-6, atol=1e-30)
+    assert torch.allclose(got_NV.double().sum(-1), torch.ones(4).double(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+def test_equal_tokens_are_kept_in_their_order(name: str) -> None:
+    """A law of equal masses tells which tokens a nucleus takes."""
+    side = sampling(name)
+    for size in (8, 64, 4096):
+        laws_NV = torch.full((2, size), 1 / size)
+        side.keep_likely(laws_NV, 0.5, 0.0)
+        assert bool((laws_NV[:, : size // 2] == 2 / size).all())
+        assert not bool(laws_NV[:, size // 2 :].any())
+    logits_NV = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    side.top_k(logits_NV, 2, logits_NV)
+    assert [float(x) for x in logits_NV[0]] == [-math.inf, 3, 2, 2, 2, -math.inf]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("how", FILTERS, ids=str)
+def test_a_filtered_row_is_its_own_alone(name: str, how: Mapping[str, float]) -> None:
+    side, logits_NV = sampling(name), 3 * randn(9, 50_257)
+    together_NV = filtered_laws(side, logits_NV.clone(), how)
+    for row in (0, 8):
+        alone_NV = filtered_laws(side, logits_NV[row : row + 1].clone(), how)
+        assert torch.equal(alone_NV[0], together_NV[row])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("how", FILTERS, ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_filters_leave_no_law_of_what_is_none(
+    name: str, how: Mapping[str, float], bad: float
+) -> None:
+    side, logits_NV = sampling(name), randn(2, 9000)
+    logits_NV[0, 4500] = bad
+    laws_NV = filtered_laws(side, logits_NV, how)
+    with pytest.raises(NumericsError):
+        side.pick(laws_NV[0], 0.5)
+    assert side.pick(laws_NV[1], 0.5) >= 0

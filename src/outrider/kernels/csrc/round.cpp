@@ -22,6 +22,9 @@ int outrider_forward(const void* decoder, const Pass* pass, const int32_t* token
 void outrider_argmax(Team*, const float* logits, int64_t* out, int num_rows, int64_t size);
 void outrider_softmax(Team*, const float* logits, float temperature, float* out, int num_rows,
                       int64_t size);
+void outrider_top_k(Team*, const float* logits, int64_t k, float* out, int num_rows, int64_t size);
+void outrider_keep_likely(Team*, float* laws, double top_p, double min_p, int num_rows,
+                          int64_t size);
 int64_t outrider_pick(Team*, const float* weights, double uniform, int64_t size);
 double outrider_leftover(Team*, const float* p, const float* q, int64_t token, double share,
                          float* out, int64_t size);
@@ -76,6 +79,8 @@ struct Row {
     int32_t depth;      // tokens to draft, or drafted already
     int32_t target_length, target_unread, draft_length, draft_unread;
     int32_t num_accepted, next;
+    int64_t top_k;  // 0 keeps all
+    double top_p, min_p;
 
     bool greedy() const { return temperature == 0; }
     double uniform(uint32_t from, int node, Role role) const {
@@ -109,6 +114,17 @@ double now() {
     return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
+// Rows of laws as core/laws.py makes them; `out` may be `logits`.
+void make_laws(const Round& r, const Row& row, const float* logits, float* out, int num_rows) {
+    if (row.top_k > 0 && row.top_k < r.vocab_size) {
+        outrider_top_k(r.team, logits, row.top_k, out, num_rows, r.vocab_size);
+        logits = out;
+    }
+    outrider_softmax(r.team, logits, row.temperature, out, num_rows, r.vocab_size);
+    if (row.top_p < 1 || row.min_p > 0)
+        outrider_keep_likely(r.team, out, row.top_p, row.min_p, num_rows, r.vocab_size);
+}
+
 // One token of every row that drafts to this depth, from the logits in their order.
 bool choose(const Round& r, int depth) {
     const Memory& memory = *r.draft;
@@ -120,7 +136,7 @@ bool choose(const Round& r, int depth) {
         int64_t token = r.best[m++];
         if (token >= 0 && !row.greedy()) {
             float* law = r.law(b, depth);
-            outrider_softmax(r.team, logits, row.temperature, law, 1, r.vocab_size);
+            make_laws(r, row, logits, law, 1);
             token = outrider_pick(r.team, law, row.uniform(row.start, depth, DRAFT), r.vocab_size);
         }
         if (token < 0) return false;
@@ -177,7 +193,7 @@ class Judge {
 
     // False if the target's law is none.
     bool operator()() const {
-        outrider_softmax(r_.team, p_, row_.temperature, p_, row_.depth + 1, r_.vocab_size);
+        make_laws(r_, row_, p_, p_, row_.depth + 1);
         if (r_.rule == MATCH) return match();
         return r_.rule == BLOCK && r_.draft != nullptr && row_.depth > 0 ? block() : token();
     }

@@ -6,6 +6,8 @@ The kernel reads blocks of B outputs, the bytes of four inputs of an output side
     int4    for each block, for each group: B bfloat16 scales; [4][B][4] bytes, each of two values,
             8 more than they are; of eight inputs, the low halves hold the first four
 
+Tiles read the same with B = 32, whatever the CPU; for int8, zero bytes fill the last 64 inputs.
+
 Shapes:  N = rows, I = inputs, O = outputs, P = blocks, B = outputs of a block, G = groups,
          S = steps of four inputs, J = steps of eight inputs in a group, Y = bytes of a block.
 """
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.linear.quantised import GROUP, in_parts, num_groups
-from outrider.kernels.native import address, function, team
+from outrider.kernels.native import TILE_BLOCK, TILE_BYTES, address, function, team
 from outrider.kernels.packed import PackedLinear
 
 
@@ -33,26 +35,33 @@ class _Weights(Structure):
 
 
 class NativeQuantised:
-    """`pack` and `linear` of one scheme. Activations are contiguous float32, on the CPU."""
+    """`pack` and `linear` of one scheme. Activations are contiguous float32, on the CPU.
 
-    def __init__(self, library: ctypes.CDLL, scheme: str, num_threads: int) -> None:
+    With `tiles`, which `tiles_refusal` must allow, it uses the CPU's matrix tiles.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, scheme: str, num_threads: int, *, tiles: bool = False
+    ) -> None:
         self.scheme = scheme
         self._team = team(library, num_threads)
-        self._block: int = library.outrider_block()
-        self._linear = function(library, "linear", f"_{scheme}")
+        self._block: int = TILE_BLOCK if tiles else library.outrider_block()
+        self._step = TILE_BYTES if tiles and scheme == "int8" else GROUP
+        self._linear = function(library, "linear", f"_{scheme}_tiles" if tiles else f"_{scheme}")
         self._call = address(self._linear)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
         assert weight_OI.device.type == "cpu"
         num_out, num_in = weight_OI.shape
         num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
-        size = 4 + groups * GROUP if self.scheme == "int8" else groups * (2 + GROUP // 2)
-        data_PY = torch.empty(num_blocks, self._block * size, dtype=torch.uint8)
+        padded_in = -(-groups * GROUP // self._step) * self._step
+        size = 4 + padded_in if self.scheme == "int8" else groups * (2 + GROUP // 2)
+        data_PY = torch.zeros(num_blocks, self._block * size, dtype=torch.uint8)
         lay_out = _int8_blocks if self.scheme == "int8" else _int4_blocks
         for first, values_OI, scales in in_parts(weight_OI, self.scheme, self._block):
             part_PY = lay_out(values_OI, scales, self._block)
             start = first // self._block
-            data_PY[start : start + part_PY.shape[0]] = part_PY
+            data_PY[start : start + part_PY.shape[0], : part_PY.shape[1]] = part_PY
         weights = _Weights(self._team, data_PY.data_ptr(), num_in, num_out)
         pointer = ctypes.addressof(weights)
         return PackedLinear(num_out, num_in, data_PY, pointer, weights, call=self._call)

@@ -1,4 +1,4 @@
-"""The sampling operators of csrc/sampling.cpp as Python callables.
+"""The sampling operators of csrc/sampling.cpp and filters.cpp as Python callables.
 
 They take contiguous float32 on the CPU, as native kernels make it. Anything else, such as the laws
 of a drafter that works in float64, goes to the definitions in core/sampling.py.
@@ -23,7 +23,7 @@ from outrider.core.sampling import PLAIN, Sampling
 def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
     """The operators of `library` on the team at this address (`kernels/native.py`)."""
     ops = _NativeSampling(library, team)
-    return Sampling(ops.softmax, ops.pick, ops.leftover, masses)
+    return Sampling(ops.softmax, ops.pick, ops.leftover, masses, ops.top_k, ops.keep_likely)
 
 
 class _NativeSampling:
@@ -42,6 +42,12 @@ class _NativeSampling:
             c_void_p, c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64,
         )  # fmt: skip
         self._leftover.restype = c_double
+        self._top_k: Any = library.outrider_top_k
+        self._top_k.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int64)
+        self._top_k.restype = None
+        self._keep_likely: Any = library.outrider_keep_likely
+        self._keep_likely.argtypes = (c_void_p, c_void_p, c_double, c_double, c_int, c_int64)
+        self._keep_likely.restype = None
         self._room_V = torch.empty(0)
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
@@ -50,6 +56,19 @@ class _NativeSampling:
         num_rows, size = logits_NV.shape
         logits, out = logits_NV.data_ptr(), out_NV.data_ptr()
         return self._softmax(self._team, logits, temperature, out, num_rows, size)
+
+    def top_k(self, logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
+        if not (_plain(logits_NV) and _plain(out_NV)):
+            return PLAIN.top_k(logits_NV, k, out_NV)
+        num_rows, size = logits_NV.shape
+        logits, out = logits_NV.data_ptr(), out_NV.data_ptr()
+        return self._top_k(self._team, logits, k, out, num_rows, size)
+
+    def keep_likely(self, probs_NV: Tensor, top_p: float, min_p: float) -> None:
+        if not _plain(probs_NV):
+            return PLAIN.keep_likely(probs_NV, top_p, min_p)
+        num_rows, size = probs_NV.shape
+        return self._keep_likely(self._team, probs_NV.data_ptr(), top_p, min_p, num_rows, size)
 
     def pick(self, weights_V: Tensor, uniform: float) -> int:
         if not _plain(weights_V):

@@ -1,0 +1,166 @@
+"""What the benchmarks of this folder share: options, models of two tiers, turns, the last line.
+
+Tier A is the embedded target, which fits into a cache. Tier B is the same target inflated to 0.4
+billion weights, which come from memory: `--model FOLDER`, or made in a temporary folder (0.8 GB,
+some seconds). `--quick` shrinks everything, tier B included, to see that a benchmark runs; its
+figures mean nothing.
+
+Shapes:  M = logits rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from outrider import LLM
+from outrider.bench.provenance import provenance, write_json
+from outrider.bench.quiet import Neighbours
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels.registry import Choice, Kernels
+from outrider.models.inflate import Shape, shape_called
+from outrider.models.inflate_files import write_inflated
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import resolve
+
+K = TypeVar("K", bound=Hashable)
+
+TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
+SHAPE_B = "0.4b"
+QUICK_SHAPE = Shape(256, 9, 4, 2, 704)
+NEEDS = DraftNeeds()
+CHUNK = 128
+
+
+def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has; with `tiers`, `--model` too."""
+    shown = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=shown)
+    parser.add_argument("--output", type=Path, default=None, help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs")
+    if tiers:
+        text = "tier B, as `outrider models inflate` writes it; made anew if not given"
+        parser.add_argument("--model", type=Path, default=None, help=text)
+    return parser
+
+
+@contextmanager
+def reported(benchmark: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A report to fill. When its block ends, it is written and printed as the last line."""
+    report: dict[str, Any] = {"benchmark": benchmark, "provenance": provenance()}
+    report["quick"] = options.quick
+    with Neighbours() as neighbours:
+        yield report
+    report["foreign_cpu_share"] = neighbours.share
+    if options.output:
+        write_json(options.output, report)
+    print(json.dumps(report))
+
+
+@contextmanager
+def tier_folders(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """The folders of tiers "a" and "b"."""
+    embedded = resolve(TARGET)
+    if options.model is not None:
+        yield {"a": embedded, "b": resolve(str(options.model))}
+        return
+    with TemporaryDirectory(prefix="outrider-tier-b-") as folder:
+        shape = QUICK_SHAPE if options.quick else shape_called(SHAPE_B)
+        for _ in write_inflated(embedded, shape, Path(folder), torch.bfloat16):
+            pass
+        yield {"a": embedded, "b": Path(folder)}
+
+
+def kernel_names(kernels: Kernels) -> dict[str, str]:
+    """What each operator got, and the number of threads."""
+    choices: list[Choice] = [*kernels.choices, *([kernels.threads] if kernels.threads else [])]
+    return {choice.op: f"{choice.name} {choice.kind}".strip() for choice in choices}
+
+
+def target_of(llm: LLM) -> LlamaModel:
+    target = llm.models["target"]
+    assert isinstance(target, LlamaModel)
+    return target
+
+
+def draft_of(llm: LLM) -> LlamaModel:
+    draft = llm.models["draft"]
+    assert isinstance(draft, LlamaModel)
+    return draft
+
+
+def fill(model: LlamaModel, seq_id: int, context: int) -> None:
+    """Open a sequence and commit `context` tokens to it."""
+    model.state.open(seq_id, ())
+    ids = [(7 * i) % model.spec.vocab_size for i in range(context)]
+    for start in range(0, context, CHUNK):
+        part = ids[start : start + CHUNK]
+        model.step([StepRow.chain(seq_id, part, logits_from=len(part))], NEEDS)
+        model.state.commit({seq_id: range(len(part))})
+
+
+def step_pass(model: LlamaModel, seq_id: int, rows: int) -> Callable[[], object]:
+    """A pass over a chain of so many rows as the engine's stages ask for it; nothing is kept."""
+    row = _row(model, seq_id, rows)
+
+    def run() -> None:
+        model.step([row], NEEDS)
+        model.state.commit({seq_id: ()})
+
+    return run
+
+
+def bare_pass(model: LlamaModel, seq_id: int, rows: int) -> Callable[[], object]:
+    """The same pass as one native call on a plan that is made now; without native kernels, a step
+    as above."""
+    forward = model.forward()
+    if forward is None:
+        return step_pass(model, seq_id, rows)
+    plan = model.state.plan([_row(model, seq_id, rows)])
+    # The plan's slots stay the sequence's own, as dead space.
+    model.state.commit({seq_id: ()})
+    wanted_M = torch.arange(rows, dtype=torch.int32)
+    logits_MV = torch.empty(rows, model.spec.vocab_size)
+    return lambda: forward(plan, wanted_M, logits_MV)
+
+
+def _row(model: LlamaModel, seq_id: int, rows: int) -> StepRow:
+    return StepRow.chain(seq_id, [(11 * i) % model.spec.vocab_size for i in range(rows)])
+
+
+def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
+    """So many calls as one turn, after one that warms caches which others emptied; a turn's
+    seconds, over `times` + 1, are then close to a warm call's."""
+
+    def run() -> None:
+        for _ in range(times + 1):
+            call()
+
+    return run
+
+
+def take_turns(contestants: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, list[float]]:
+    """Seconds of every turn but the first, which warms up; the order rotates."""
+    names = list(contestants)
+    seconds: dict[K, list[float]] = {name: [] for name in names}
+    for repeat in range(repeats + 1):
+        for turn in range(len(names)):
+            name = names[(repeat + turn) % len(names)]
+            started = perf_counter()
+            contestants[name]()
+            if repeat:
+                seconds[name].append(perf_counter() - started)
+    return seconds
+
+
+def medians(seconds: Mapping[K, Sequence[float]]) -> dict[K, float]:
+    return {name: statistics.median(found) for name, found in seconds.items()}

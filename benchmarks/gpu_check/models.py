@@ -1,0 +1,154 @@
+"""Models that are built in the device's memory: inflated ones (tier B) and random ones (tier C).
+
+An 8B model on disk would take longer to write than everything else here takes together, so tensors
+are made where they are needed, one layer at a time, by the same rules as `outrider models inflate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from outrider.kernels.registry import choose
+from outrider.models.decoder import Room
+from outrider.models.hf_config import read_native_config
+from outrider.models.inflate import Inflation, Shape, inflated_config
+from outrider.models.llama import LlamaModel
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.weight_reader import HEAD, Placement
+from outrider.models.weights import Weights
+
+from gpu_check.setting import Setting
+
+TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
+PAGE = 32
+
+
+def room_for(
+    batch: int, length: int, *, rows: int, logits: int | None = None, page_size: int = PAGE
+) -> Room:
+    """Room for `batch` sequences of `length` tokens, in passes of at most `rows`."""
+    pages = -(-length // page_size) + 1
+    return Room(
+        num_slots=batch * pages * page_size,
+        page_size=page_size,
+        max_rows=max(rows, 128),
+        max_logits=logits or rows,
+    )
+
+
+def small_config() -> LlamaConfig:
+    config = read_native_config(resolve(TARGET))
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def embedded(name: str, setting: Setting, room: Room) -> LlamaModel:
+    """The embedded target or draft, as `LLM` would load it."""
+    dtype = str(setting.dtype).removeprefix("torch.")
+    options = LoadOptions(
+        room=room, dtype=dtype, device=setting.device.type, force_reference=not setting.on_cuda
+    )
+    model = load_model(resolve(name), options, name=name)
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+def inflated(shape: Shape, setting: Setting, room: Room, *, quantise: str = "none") -> LlamaModel:
+    """Tier B: the embedded target at the cost of `shape`."""
+    tensors = load_file(resolve(TARGET) / "model.safetensors")
+    moved = cast("Weights", _Moved(tensors, setting.device))
+    with torch.device(setting.device):
+        inflation = _DeviceInflation(small_config(), moved, shape, setting.dtype)
+    source = cast("Weights", _Shards(inflation.shards(), setting.device))
+    return _built(inflation.config, source, setting, room, quantise)
+
+
+def random_model(
+    shape: Shape, setting: Setting, room: Room, *, vocab_size: int, quantise: str = "none"
+) -> LlamaModel:
+    """Tier C: the true shape with random weights."""
+    config = replace(inflated_config(small_config(), shape), vocab_size=vocab_size)
+    source = cast("Weights", _Random(setting))
+    return _built(config, source, setting, room, quantise)
+
+
+def _built(
+    config: LlamaConfig, weights: Weights, setting: Setting, room: Room, quantise: str
+) -> LlamaModel:
+    kernels = choose(
+        device=setting.device,
+        dtype=setting.dtype,
+        force_reference=not setting.on_cuda,
+        quantise=quantise,
+    )
+    place = Placement("inflated", setting.dtype, setting.device, quantise)
+    return LlamaModel(config, weights, kernels=kernels, place=place, room=room)
+
+
+class _DeviceInflation(Inflation):
+    """The numbers that meet only zeros, made by the device: others, but of the same spread."""
+
+    def _random(self, name: str, *shape: int) -> Tensor:
+        del name
+        return torch.randn(shape, dtype=self._dtype).mul_(0.02)
+
+
+class _Moved:
+    """The small model's tensors, where the others are made."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        assert tuple(self._tensors[name].shape) == shape
+        return self._tensors[name].to(self._device)
+
+
+class _Shards:
+    """Reads tensors in the order in which the shards bring them; holds one shard."""
+
+    def __init__(self, shards: Iterator[dict[str, Tensor]], device: torch.device) -> None:
+        self._shards, self._device = shards, device
+        self._shard: dict[str, Tensor] = {}
+        self._advance()
+
+    def _advance(self) -> None:
+        with torch.device(self._device):
+            self._shard = next(self._shards)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shard
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        while name not in self._shard:
+            self._advance()
+        tensor = self._shard.pop(name)
+        assert tuple(tensor.shape) == shape
+        return tensor
+
+    def check_all_taken(self, **_: Any) -> None:
+        assert not self._shard
+
+
+class _Random:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    def __contains__(self, name: str) -> bool:
+        return name == HEAD
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        place = {"device": self._setting.device, "dtype": self._setting.dtype}
+        if "norm" in name:
+            return torch.ones(shape, **place)
+        return torch.randn(shape, **place).mul_(0.02)
+
+    def check_all_taken(self, **_: Any) -> None:
+        """There is no end to random numbers."""

@@ -1,0 +1,65 @@
+"""What the sections measure on: a device, and shapes that fit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.models.inflate import SHAPES, Shape
+
+ROOT = Path(__file__).resolve().parents[2]
+# Llama 3 has so many tokens; the accept step is measured at this size.
+VOCABULARY = 128_256
+
+
+class SkippedError(Exception):
+    """This section has nothing to say here; the message is why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`quick` means sizes that a CPU runs in seconds: the sections' self-test, not a measurement."""
+
+    device: torch.device
+    quick: bool
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.on_cuda else torch.float32
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Tier B and C shapes by name; a quick run has one that is hardly a shape at all."""
+        if self.quick:
+            return {"tiny": Shape(512, 9, 8, 4, 1024)}
+        return {name: SHAPES[name] for name in ("1b", "8b")}
+
+    @property
+    def repeats(self) -> int:
+        return 2 if self.quick else 20
+
+    @property
+    def rounds(self) -> int:
+        """Launches that one timing covers."""
+        return 2 if self.quick else 32
+
+    @property
+    def vocabulary(self) -> int:
+        return 512 if self.quick else VOCABULARY
+
+    def need_cuda(self, why: str) -> None:
+        """Raises SkippedError elsewhere."""
+        if not self.on_cuda:
+            raise SkippedError(f"{why} need a CUDA device")
+
+
+def check(record: dict[str, Any], name: str, *, passed: bool, detail: str = "") -> None:
+    """Note a check: a section that has one that fails has failed, and goes on."""
+    record.setdefault("checks", []).append({"name": name, "passed": passed, "detail": detail})

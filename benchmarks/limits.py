@@ -1,0 +1,255 @@
+"""How near plain decoding comes to what this machine can do.
+
+    python benchmarks/limits.py [--model FOLDER] [--output FILE] [--quick]
+
+- Ceilings: read bandwidth of each cache and of memory, by one thread and by all.
+- Share: a decoding pass against a bare read of the same weights, for tier A and tier B, in
+  bfloat16, int8 and int4. A pass is one row at context 256; `round` is a whole round of the engine
+  with drafting off. Bare reads (by every number of threads, of which the faster counts), passes and
+  the precisions of a tier take turns in one run. Bar: 0.78 of the ceiling for tier B in bfloat16.
+- Overhead: microseconds a layer of a native forward over many layers too narrow to take time
+  themselves, against the same layers in eager PyTorch. Bar: 10 microseconds.
+
+The last line is one JSON object.
+
+Shapes:  N = rows, D = hidden size, E = fused q, k and v, F = FFN size, S = keys, H = heads.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from common import (
+    bare_pass,
+    fill,
+    kernel_names,
+    medians,
+    options_of,
+    repeated,
+    reported,
+    take_turns,
+    target_of,
+    tier_folders,
+)
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.kernels.bandwidth import ceilings
+from outrider.kernels.ceiling import Reader
+from outrider.kernels.topology import hardware_threads
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+
+SCHEMES = ("none", "int8", "int4")
+CONTEXT = 256
+# A turn of tier A is many passes, or each would find its caches filled by others.
+PASSES = {"a": 20, "b": 1}
+NUM_TOKENS = 9
+SHALLOW, DEEP, QUICK_DEEP = 8, 96, 24
+NARROW = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 256}
+SHARE_BAR, LAYER_BAR_US = 0.78, 10.0
+
+
+def main() -> None:
+    options = options_of(__doc__, tiers=True).parse_args()
+    repeats = 2 if options.quick else 11
+    with reported("limits", options) as report, tier_folders(options) as folders:
+        threads = sorted({1, len(hardware_threads())})
+        report["ceilings"] = [asdict(ceiling) for ceiling in ceilings(threads)]
+        for found in report["ceilings"]:
+            print(f"{found['level']:6} {found['threads']} threads: {found['gb_per_second']} GB/s")
+        cells: list[dict[str, Any]] = []
+        for tier, folder in folders.items():
+            times = 1 if options.quick else PASSES[tier]
+            cells += [{"tier": tier} | cell for cell in shares(folder, threads, times, repeats)]
+        report |= {"context": CONTEXT, "cells": cells}
+        report["layers"] = layer_cost(QUICK_DEEP if options.quick else DEEP, repeats)
+        report["bars"] = {"share_b_bfloat16": SHARE_BAR, "us_a_layer": LAYER_BAR_US}
+
+
+def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[dict[str, Any]]:
+    """A cell a precision; all of them take turns, of so many passes each."""
+    contestants: dict[tuple[str, str], Callable[[], object]] = {}
+    llms = {scheme: plain_llm(folder, scheme) for scheme in SCHEMES}
+    rounds: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+    for scheme, llm in llms.items():
+        model = target_of(llm)
+        fill(model, -1, CONTEXT)
+        contestants[scheme, "pass"] = repeated(bare_pass(model, -1, 1), times)
+        contestants[scheme, "round"] = rounds_turn(llm, times * NUM_TOKENS, rounds[scheme])
+        for number in threads:
+            reader, weights = Reader(number), model.streamed
+            contestants[scheme, f"read {number}"] = repeated(
+                lambda reader=reader, weights=weights: reader.read(weights), times
+            )
+    found = medians(take_turns(contestants, repeats))
+    seconds = {key: value / (times + 1) for key, value in found.items()}
+    cells: list[dict[str, Any]] = []
+    for scheme, llm in llms.items():
+        num_bytes = sum(tensor.nbytes for tensor in target_of(llm).streamed)
+        read = min(seconds[scheme, f"read {number}"] for number in threads)
+        spent, spent_a_round = seconds[scheme, "pass"], statistics.median(rounds[scheme][1:])
+        cell = {
+            "quantise": scheme,
+            "kernels": kernel_names(llm.kernels),
+            "num_bytes": num_bytes,
+            "read_ms": round(1e3 * read, 4),
+            "read_gb_per_second": round(num_bytes / read / 1e9, 2),
+            "pass_ms": round(1e3 * spent, 4),
+            "round_ms": round(1e3 * spent_a_round, 4),
+            "share_of_read_ceiling": round(read / spent, 3),
+            "share_of_whole_rounds": round(read / spent_a_round, 3),
+            "against_bfloat16": round(spent / seconds["none", "pass"], 3),
+        }
+        cells.append(cell)
+        print(
+            f"{num_bytes / 1e6:4.0f} MB, {scheme:5}: pass {cell['pass_ms']:8.3f} ms, "
+            f"{100 * cell['share_of_read_ceiling']:.0f} % of {cell['read_gb_per_second']} GB/s; "
+            f"round {cell['round_ms']:.3f} ms, {cell['against_bfloat16']:.2f} of bfloat16"
+        )
+    return cells
+
+
+def plain_llm(folder: Path, scheme: str) -> LLM:
+    config = EngineConfig(
+        drafter="none", quantise=scheme, batch_size=1, device="cpu", arena_tokens=2 * CONTEXT + 512
+    )
+    return LLM(folder, config=config)
+
+
+def rounds_turn(llm: LLM, num_tokens: int, found: list[float]) -> Callable[[], object]:
+    """Writes so many tokens; appends the seconds of a round after the first."""
+    prompt = [(7 * i) % llm.spec.vocab_size for i in range(CONTEXT)]
+    params = SamplingParams(max_tokens=min(num_tokens, CONTEXT), ignore_eos=True)
+
+    def run() -> None:
+        times = llm.generate([prompt], params)[0].token_seconds
+        found.append((times[-1] - times[0]) / (len(times) - 1))
+
+    return run
+
+
+def layer_cost(deep: int, repeats: int) -> dict[str, Any]:
+    """Microseconds that a layer adds: the difference of two depths over that of their layers.
+
+    PyTorch has one thread here, with which layers so narrow are fastest.
+    """
+    torch.set_num_threads(1)
+    with TemporaryDirectory(prefix="outrider-narrow-") as folder:
+        calls: dict[tuple[str, int], Callable[[], object]] = {}
+        for depth in (SHALLOW, deep):
+            model = narrow_model(Path(folder) / str(depth), depth)
+            fill(model, 0, 32)
+            calls["native", depth] = repeated(bare_pass(model, 0, 1), 10)
+            calls["eager", depth] = repeated(EagerLayers(depth), 2)
+        found = medians(take_turns(calls, repeats))
+    times = {"native": 11, "eager": 3}
+    a_layer = {
+        side: (found[side, deep] - found[side, SHALLOW]) / times[side] / (deep - SHALLOW)
+        for side in times
+    }
+    result: dict[str, Any] = {f"{side}_us": round(1e6 * s, 2) for side, s in a_layer.items()}
+    result |= {"depths": [SHALLOW, deep], "sizes": NARROW}
+    result["eager_over_native"] = round(a_layer["eager"] / a_layer["native"], 1)
+    print(f"a layer: {result['native_us']} us native, {result['eager_us']} us eager PyTorch")
+    return result
+
+
+def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
+    """Layers of random weights, so narrow that their arithmetic takes about a microsecond."""
+    hidden, ffn, vocab = NARROW["hidden_size"], NARROW["intermediate_size"], NARROW["vocab_size"]
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **NARROW,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (vocab, hidden),
+        "model.norm": (hidden,),
+    }
+    for layer in range(num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            f"{prefix}self_attn.q_proj": (64, hidden),
+            f"{prefix}self_attn.k_proj": (32, hidden),
+            f"{prefix}self_attn.v_proj": (32, hidden),
+            f"{prefix}self_attn.o_proj": (hidden, 64),
+            f"{prefix}mlp.gate_proj": (ffn, hidden),
+            f"{prefix}mlp.up_proj": (ffn, hidden),
+            f"{prefix}mlp.down_proj": (hidden, ffn),
+            f"{prefix}input_layernorm": (hidden,),
+            f"{prefix}post_attention_layernorm": (hidden,),
+        }
+    folder.mkdir(parents=True)
+    save_file(random_weights(shapes), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    model = load_model(folder, LoadOptions(room=Room(num_slots=256), device="cpu"))
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return {
+        f"{name}.weight": 0.05 * torch.randn(shape, generator=rng) for name, shape in shapes.items()
+    }
+
+
+class EagerLayers:
+    """The same layers as a lean PyTorch decoder runs them: one row, keys in a cache."""
+
+    def __init__(self, num_layers: int) -> None:
+        hidden, ffn = NARROW["hidden_size"], NARROW["intermediate_size"]
+        shapes = {"qkv": (128, hidden), "out": (hidden, 64), "up": (2 * ffn, hidden)}
+        shapes |= {"down": (hidden, ffn)}
+        self._layers = [random_weights(shapes) for _ in range(num_layers)]
+        self._norm_D = torch.ones(hidden)
+        self._cos_D, self._sin_D = torch.ones(32), torch.zeros(32)
+        self._keys = [torch.zeros(2, 1, 1, 64, 32) for _ in range(num_layers)]
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        x_ND = torch.ones(1, NARROW["hidden_size"])
+        for layer, cache in zip(self._layers, self._keys, strict=True):
+            norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
+            q_NE, k_NE, v_NE = functional.linear(norm_ND, layer["qkv.weight"]).split(
+                [64, 32, 32], 1
+            )
+            q_H1D = self._turned(q_NE.view(1, 2, 1, 32))
+            cache[0, :, :, 33:34] = self._turned(k_NE.view(1, 1, 1, 32))
+            cache[1, :, :, 33:34] = v_NE.view(1, 1, 1, 32)
+            keys, values = cache[0, :, :, :34], cache[1, :, :, :34]
+            attended = functional.scaled_dot_product_attention(q_H1D, keys, values, enable_gqa=True)
+            x_ND = x_ND + functional.linear(attended.reshape(1, 64), layer["out.weight"])
+            norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
+            gate_NF, up_NF = functional.linear(norm_ND, layer["up.weight"]).chunk(2, 1)
+            fed_NF = functional.silu(gate_NF) * up_NF
+            x_ND = x_ND + functional.linear(fed_NF, layer["down.weight"])
+
+    def _turned(self, heads: Tensor) -> Tensor:
+        half = heads.shape[-1] // 2
+        swapped = torch.cat([-heads[..., half:], heads[..., :half]], -1)
+        return heads * self._cos_D + swapped * self._sin_D
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How a peer is driven: one request a line on its stdin, one answer a line on its stdout, in JSON.
+
+Each peer is a process of its own, so that its thread pool, its libraries and its version disturb
+nobody, and it waits on a read while another is timed. It takes the time itself, around the call
+that writes the tokens, so neither starting, nor loading, nor this protocol is in it.
+
+    {"do": "about"}                      {"versions": {...}}
+    {"do": "load", "cell": {...}}        {"notes": [...]}
+    {"do": "run", "name": ..., "ids": [...], "max_tokens": 128, "temperature": 0, "seed": 1}
+                                         {"ids": [...], "seconds": 1.5}
+    {"do": "drop", "name": ...}          {}
+
+What a peer cannot do it refuses with a reason: {"refused": "..."}. Nothing here is imported from
+Outrider: a peer may run in another environment, with another Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class RefusedError(Exception):
+    """This peer cannot do what was asked, and the text says why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is loaded under a name. `target` and `draft` are what this peer reads: a folder or a
+    file; `drafter` is none, model or ngram; `options` are the peer's own."""
+
+    name: str
+    target: str
+    draft: str
+    form: str
+    drafter: str
+    k: int
+    threads: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt as token ids, and how to go on."""
+
+    name: str
+    ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+class Side(Protocol):
+    """What a peer implements."""
+
+    def about(self) -> dict[str, Any]: ...
+    def load(self, cell: Cell) -> list[str]: ...
+    def run(self, ask: Ask) -> dict[str, Any]: ...
+    def drop(self, name: str) -> None: ...
+
+
+def serve(side: Side) -> None:
+    """Answer requests until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    # Libraries may print: theirs goes to the log.
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = _answer(side, json.loads(line))
+        except (RefusedError, RuntimeError, ValueError, OSError) as error:
+            answer = {"refused": str(error)[:2000]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
+    match request.pop("do"):
+        case "about":
+            return side.about()
+        case "load":
+            return {"notes": side.load(Cell(**request["cell"]))}
+        case "run":
+            return side.run(Ask(**request))
+        case "drop":
+            side.drop(request["name"])
+            return {}
+        case strange:
+            raise RefusedError(f"nobody knows how to {strange!r}")

@@ -1,0 +1,230 @@
+"""Writes README's table of measured figures from benchmarks/results: `scripts/bench_table`.
+
+Each result file is NAME[-VARIANT]-MACHINE.json; a column is a machine, a row is a figure that some
+machine has. `--check` only compares, and exits with 1 if README is out of date. Left out are
+results of `--quick` runs and machines called `local`. Needs Python alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End of the table. -->"
+# A variant is a tier or a shape, perhaps with a number format.
+NAME = re.compile(r"(?P<name>[a-z_]+)(-(?P<variant>(a|b|0\.4b)(-[a-z]+\d+)?))?-(?P<machine>.+)")
+
+Report = Mapping[str, Any]
+# Pairs of a row's label and its figure.
+Figures = Iterator[tuple[str, str]]
+
+
+def transformers(report: Report) -> Figures:
+    for size in (1, 8):
+        batch = report[f"batch_{size}"]
+        best = batch["best"]
+        for label, ratio, mine, theirs in (
+            ("Plain decoding against transformers", "plain_ratio", "plain", "hf_plain"),
+            ("Best of ours against the best of transformers", "speculation_ratio", "spec", "hf"),
+            ("Speculation against our plain decoding", "speed_up_over_own_plain", "spec", "plain"),
+        ):
+            rates = [batch["scores"][best[side]]["tokens_per_second"] for side in (mine, theirs)]
+            yield (
+                f"{label}, tier A, batch {size}",
+                f"{times(batch[ratio])} ({rates[0]:.0f} over {rates[1]:.0f} tok/s)",
+            )
+
+
+def peers(report: Report) -> Figures:
+    """Greedy ratios of like with like, then of the best with the best."""
+    owners = {score["contestant"]: score["peer"] for score in report["scores"]}
+    for ratio in report["ratios"]:
+        peer = owners.get(ratio["theirs"])
+        if ratio["temperature"] == 0 and peer not in (None, "outrider"):
+            where = f"tier {report['tier'].upper()}, {ratio['format']}"
+            what = {"plain": "Plain decoding", "best": "Best of ours"}.get(
+                ratio["what"], f"Drafter {ratio['what']}"
+            )
+            yield f"{what} against {peer}, {where}", times(ratio["faster"])
+
+
+def limits(report: Report) -> Figures:
+    for cell in report["cells"]:
+        where = f"tier {cell['tier'].upper()}, {precision(cell)}"
+        yield (
+            f"A decoding pass's share of the read ceiling, {where}",
+            f"{100 * cell['share_of_read_ceiling']:.0f} %",
+        )
+    layers = report["layers"]
+    yield (
+        "A narrow layer of a pass (eager PyTorch)",
+        f"{layers['native_us']:.1f} µs ({layers['eager_us']:.0f})",
+    )
+
+
+def verify(report: Report) -> Figures:
+    found = {(cell["context"], cell["rows"]): cell for cell in report["cells"]}
+    for place in ((256, 16), (1000, 16)):
+        if place in found:
+            context, rows = place
+            label = f"A pass of {rows} rows over one of 1, context {context:,}, {precision(report)}"
+            yield label, times(found[place]["against_one_row"])
+
+
+def predicted(report: Report) -> Figures:
+    for tier in dict.fromkeys(cell["tier"] for cell in report["cells"]):
+        ratios = [cell["ratio"] for cell in report["cells"] if cell["tier"] == tier]
+        yield (
+            f"Speculation achieved over predicted, tier {tier.upper()}: median (least)",
+            f"{median(ratios):.2f} ({min(ratios):.2f})",
+        )
+
+
+def batch(report: Report) -> Figures:
+    last = report["cells"][-1]
+    yield (
+        f"Throughput of {last['sequences']} sequences over 1, plain, tier B",
+        times(last["decode_ratio"]),
+    )
+
+
+def accept(report: Report) -> Figures:
+    cell = max(report["cells"], key=lambda found: (found["vocab_size"], found["k"]))
+    yield (
+        f"Accept step, {cell['vocab_size'] // 1024}k tokens, K = {cell['k']} (against PyTorch)",
+        f"{cell['accept_native_us'] / 1e3:.2f} ms ({cell['accept_ratio']:.1f}×)",
+    )
+
+
+def memory(report: Report) -> Figures:
+    contexts = sorted(map(int, report["append_us"]))
+    yield (
+        "Appending a token to a long context over a short one",
+        f"{times(report['append_ratio'])} ({contexts[0]:,} to {contexts[-1]:,})",
+    )
+    yield "Rolling back 64 rows over 1", times(report["rollback_ratio"])
+
+
+def parity(report: Report) -> Figures:
+    yield (
+        "Greedy tokens equal with and without speculation",
+        f"{report['num_equal']:,} of {report['num_tokens']:,}",
+    )
+
+
+# In the order of the table's rows.
+MAKERS: Mapping[str, Callable[[Report], Figures]] = {
+    "vs_peers": peers,
+    "vs_transformers": transformers,
+    "limits": limits,
+    "verify_cost": verify,
+    "batch": batch,
+    "predicted": predicted,
+    "accept_cost": accept,
+    "memory_cost": memory,
+    "parity": parity,
+}
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f}×"
+
+
+def precision(record: Report) -> str:
+    return "bfloat16" if record["quantise"] == "none" else record["quantise"]
+
+
+def figures(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Machines with what they are, and by label the figure of each machine that has one."""
+    machines: dict[str, str] = {}
+    table: dict[str, dict[str, str]] = {}
+    named = ((path, NAME.fullmatch(path.stem)) for path in sorted(folder.glob("*.json")))
+    known = [(path, found) for path, found in named if found and found["name"] in MAKERS]
+    for path, found in sorted(known, key=lambda item: place_of(item[1])):
+        report = json.loads(path.read_text("utf-8"))
+        if report.get("quick") or found["machine"] == "local":
+            continue
+        machine = found["machine"]
+        origin = report["provenance"]
+        machines.setdefault(machine, f"{origin['cores']} cores of {origin['cpu']}")
+        for label, figure in MAKERS[found["name"]](report):
+            table.setdefault(label, {})[machine] = figure
+    return machines, table
+
+
+def place_of(found: re.Match[str]) -> tuple[int, int]:
+    """By the order of MAKERS, then wider numbers before narrower ones."""
+    widths = [int(digits) for digits in re.findall(r"(\d+)$", found["variant"] or "")]
+    return list(MAKERS).index(found["name"]), -sum(widths)
+
+
+def block(folder: Path) -> str:
+    """What stands between the two comments, and they themselves."""
+    machines, table = figures(folder)
+    names = sorted(machines)
+    lines = [BEGIN, ""]
+    if names:
+        lines += prose(machines, names)
+        lines += [row(["", *names]), row(["---", *("--:" for _ in names)])]
+        lines += [
+            row([label, *(found.get(n, "") for n in names)]) for label, found in table.items()
+        ]
+        lines.append("")
+    return "\n".join([*lines, END])
+
+
+def prose(machines: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    told = "; ".join(f"`{name}` is {machines[name]}" for name in names)
+    text = (
+        "Tier A is the embedded target (8.0 M parameters, 1.4 M its draft), tier B the same target "
+        "inflated to 0.4 billion weights; figures of the one say little about the other. Decoding "
+        "is greedy, and both sides of a ratio take turns in one run. "
+        f"{told}. [Results](benchmarks/results/), [how they are made](docs/benchmarks.md)."
+    )
+    return [*wrapped(text), ""]
+
+
+def wrapped(text: str, width: int = 100) -> list[str]:
+    """`text` in lines of at most `width`, broken at spaces."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def replaced(text: str, new: str) -> str:
+    """README with its block replaced. Raises SystemExit if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md lacks the line {BEGIN} or {END}")
+    return before + new + after
+
+
+def main(words: Sequence[str]) -> int:
+    text = README.read_text("utf-8")
+    new = replaced(text, block(RESULTS))
+    if "--check" in words:
+        if text == new:
+            return 0
+        print("README's table is out of date: run scripts/bench_table", file=sys.stderr)
+        return 1
+    README.write_text(new, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""What a round is expected to emit and how much faster that makes decoding, in closed form.
+
+beta is the probability that a drafted token is accepted given that all before it were, the same at
+every place; K tokens are drafted a round. Then
+
+    E = 1 + beta + ... + beta^K = (1 - beta^(K+1)) / (1 - beta)      tokens a round
+    S = E / (1 + T)                                                  verification as long as a pass
+    S = E T_plain / (T_draft + T_verify)                             from measured times
+
+with T the time of drafting K tokens as a share of a pass of the target over one token. Accepted /
+drafted, which a run counts, is (E - 1) / K and lower than beta.
+
+E is equation 1 of Leviathan, Kalman, Matias 2023 (arXiv 2211.17192). `docs/theory.md` has examples.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def expected_tokens(beta: float, k: int) -> float:
+    """E, the target's own token included; between 1 and `k` + 1."""
+    assert 0 <= beta <= 1
+    assert k >= 0
+    # The quotient loses digits near beta = 1, the sum none.
+    return math.fsum(beta**i for i in range(k + 1))
+
+
+def acceptance_rate(beta: float, k: int) -> float:
+    """Accepted / drafted of rounds of `k` > 0."""
+    return (expected_tokens(beta, k) - 1) / k
+
+
+def estimated_beta(num_accepted: int, num_refused: int) -> float | None:
+    """beta from counts: `num_refused` rounds refused a token, others kept all. None without any.
+
+    The share of accepted tokens among those that were judged at all, its maximum likelihood.
+    """
+    num_judged = num_accepted + num_refused
+    return num_accepted / num_judged if num_judged else None
+
+
+def speed_up(tokens: float, draft_time: float) -> float:
+    """S over plain decoding, where verifying takes as long as a plain pass.
+
+    `draft_time` is the time of all draft passes of a round in plain passes of the target.
+    """
+    return tokens / (1 + draft_time)
+
+
+def measured_speed_up(tokens: float, *, plain: float, draft: float, verify: float) -> float:
+    """S from the times of a plain pass, of a round's draft passes and of its verifying pass, in
+    any one unit; what results should be compared with."""
+    return tokens * plain / (draft + verify)
+
+
+def best_k(beta: float, draft_share: float, highest: int) -> int:
+    """The K from 0 to `highest` with the largest S; a draft pass takes `draft_share` of the
+    target's. Of equals the smallest."""
+    return max(
+        range(highest + 1), key=lambda k: speed_up(expected_tokens(beta, k), draft_share * k)
+    )

@@ -1,0 +1,170 @@
+"""Whole rounds as one launch each, the host reading what they decided one round late.
+
+The device carries the state of its rows from round to round, so the host may launch the next round
+before it has read the last one. Each call of `run` launches a round and returns the outcomes of the
+one before; the first call of a batch returns nothing yet. When the batch changes, what is in flight
+is read first, then rows are written anew. A sequence that ended, by a stop string for instance, may
+have one round in flight too many: its report is never read, and its rows lie in memory that nobody
+has been given since, or will write only behind it on the same stream.
+
+What it cannot run goes to `Stages`, with a sentence in the log: `graph_build.py` says what no batch
+may have, `refusal` what a single one has.
+
+Shapes:  R = numbers of a row's report.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.errors import NumericsError, SequenceError
+from outrider.core.sequence import LiveSequence
+from outrider.engine.clamp import clamp
+from outrider.engine.graph_buffers import BROKE_TARGET, RowReport, read_reports
+from outrider.engine.graph_capture import Ticket
+from outrider.engine.graph_memory import RoundMemory
+from outrider.engine.graph_table import RoundTable
+from outrider.engine.round import Chunk
+from outrider.engine.settle import PassTimes
+from outrider.engine.stages import Stages
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A launched round of `batch`; reports beyond it are those of idle rows."""
+
+    batch: Sequence[LiveSequence]
+    ticket: Ticket
+    launched: float
+
+    def carries(self, batch: Sequence[LiveSequence]) -> bool:
+        return len(batch) == len(self.batch) and all(
+            ours is theirs for ours, theirs in zip(self.batch, batch, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class CapturedRound:
+    """`Round` over a table of programs, one a bucket."""
+
+    stages: Stages
+    table: RoundTable
+    memory: RoundMemory
+    _flight: _Flight | None = None
+    _budgets: list[int] = field(default_factory=list[int])
+    _landed: float = 0.0
+    _told: set[str] = field(default_factory=set[str])
+
+    def why_not(self) -> str | None:
+        return None
+
+    def run(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
+        flight, self._flight = self._flight, None
+        refusal = self.refusal(batch)
+        if flight is not None and flight.carries(batch) and refusal is None:
+            self._flight = self._launch(batch)
+            self._read(chunks, num_waiting)
+            return self._land(flight, batch, num_waiting)
+        outcomes = self._land(flight, batch, num_waiting) if flight is not None else []
+        left = [seq for seq in batch if seq.finish is None]
+        if refusal is not None and not outcomes:
+            self._tell(refusal)
+            return self.stages.run(left, chunks, num_waiting=num_waiting)
+        if left and refusal is None:
+            self._flight = self._enter(left, num_waiting)
+        self._read(chunks, num_waiting)
+        return outcomes
+
+    def refusal(self, batch: Sequence[LiveSequence]) -> str | None:
+        """Why this batch needs rounds of another kind; None when it does not."""
+        return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
+
+    def _tell(self, refusal: str) -> None:
+        if refusal not in self._told:
+            self._told.add(refusal)
+            _log.info("Rounds go stage by stage: %s.", refusal)
+
+    def _read(self, chunks: Sequence[Chunk], num_waiting: int) -> None:
+        """Prompt chunks have a pass of their own, behind the round on the device."""
+        if chunks:
+            self.stages.verify([], chunks, num_waiting=num_waiting)
+
+    def _enter(self, batch: Sequence[LiveSequence], num_waiting: int) -> _Flight:
+        """Write rows for `batch`, once both models have read all but the pending tokens."""
+        state = self.stages.target.state
+        counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
+        unread = zip(batch, counts, strict=True)
+        self._read([Chunk(seq, count) for seq, count in unread if count], num_waiting)
+        self._budgets = self._wanted(batch)
+        pairs = zip(batch, self._budgets, strict=True)
+        self.table.enter([self.memory.enter(seq, budget) for seq, budget in pairs])
+        return self._launch(batch)
+
+    def _wanted(self, batch: Sequence[LiveSequence]) -> list[int]:
+        return [self.stages.controller.budget(seq.seq_id).depth for seq in batch]
+
+    def _launch(self, batch: Sequence[LiveSequence]) -> _Flight:
+        budgets = self._wanted(batch)
+        if budgets != self._budgets:
+            self._budgets = budgets
+            self.table.write_budgets(budgets)
+        return _Flight(tuple(batch), self.table.launch(), perf_counter())
+
+    def _land(
+        self, flight: _Flight, batch: Sequence[LiveSequence], num_waiting: int
+    ) -> list[Outcome]:
+        """Read what `flight` decided for those of its sequences that are still in `batch`."""
+        reports = read_reports(flight.ticket.read(), self.table.k)
+        arrived = perf_counter()
+        wanted = {id(seq) for seq in batch}
+        pairs = zip(flight.batch, reports, strict=False)
+        live = [(seq, report) for seq, report in pairs if id(seq) in wanted]
+        for seq, report in live:
+            self._check(seq, report)
+        if not live:
+            return []
+        index, outcomes = next(self.stages.passes), [self._take(*pair) for pair in live]
+        # Rounds follow each other on the device: one begins where the one before ended.
+        began = max(flight.launched, self._landed)
+        self._landed = arrived
+        shared = PassTimes(
+            index=index,
+            drafter=self.stages.drafter.name,
+            batch_size=len(live),
+            num_target_passes=1,
+            num_rows_copied=0,
+            num_waiting=num_waiting,
+            draft_seconds=0.0,
+            verify_seconds=arrived - began,
+            accept_seconds=perf_counter() - arrived,
+        )
+        for outcome in outcomes:
+            self.stages.report(shared.trace(outcome.seq_id, 0, outcome))
+        return outcomes
+
+    def _check(self, seq: LiveSequence, report: RowReport) -> None:
+        """Nothing of a flight counts if one of its rows broke: the others run it again, with the
+        same numbers. Raises SequenceError for the target, NumericsError for the draft model."""
+        if not report.broke:
+            return
+        self._flight = None
+        if report.broke & BROKE_TARGET:
+            error = SequenceError(seq.seq_id)
+            error.__cause__ = NumericsError("the target")
+            raise error
+        raise NumericsError("the draft model")
+
+    def _take(self, seq: LiveSequence, report: RowReport) -> Outcome:
+        """Clamp, commit and append, as stages do."""
+        verdict = Verdict(tuple(range(report.num_kept)), report.next_token)
+        outcome, ending = clamp(Outcome(seq.seq_id, Draft.chain(report.drafted), verdict), seq)
+        self.memory.keep(seq, outcome, ending)
+        return outcome

@@ -1,0 +1,135 @@
+"""Whether an engine's rounds can be captured, and the objects for it if so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
+from outrider.core.protocols import CausalLM, Drafter
+from outrider.drafters.model import ModelDrafter
+from outrider.engine.graph import CapturedRound
+from outrider.engine.graph_accept import RULES, GreedyLaws, TorchRoundLaws
+from outrider.engine.graph_capture import Launcher, launcher_for
+from outrider.engine.graph_laws import RoundLaws
+from outrider.engine.graph_memory import Drafting, RoundMemory
+from outrider.engine.graph_noise import Decisions
+from outrider.engine.graph_pass import StackModel
+from outrider.engine.graph_table import MakeLaws, RoundSizes, RoundTable
+from outrider.engine.stages import Stages
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.llama import LlamaModel
+
+
+def captured_round(
+    config: EngineConfig,
+    stages: Stages,
+    *,
+    draft: CausalLM | None,
+    window: Callable[[], int],
+    launcher: Launcher | None = None,
+) -> CapturedRound | str:
+    """Rounds over the models of `stages`, or why there are none, in a sentence.
+
+    `draft` is the model of its drafter, if that is a model drafter; `window` says how many tokens a
+    sequence may hold. `launcher` None captures on CUDA and refuses other devices; tests run the
+    same rounds eagerly.
+    """
+    target, drafting = _stack(stages.target), _drafting(stages.drafter, draft)
+    refused = _policy_refusal(config, stages.drafter.name)
+    if target is None:
+        refused = refused or "the target's layers are not ours to run one by one"
+    elif stages.drafter.name == "model" and drafting is None:
+        refused = refused or "the draft model's layers are not ours to run one by one"
+    elif launcher is None:
+        refused = refused or _device_refusal(target, drafting)
+    if refused is not None:
+        return refused
+    assert target is not None
+    k = 0 if drafting is None else config.k
+    sizes = RoundSizes(
+        k=k,
+        batch_size=config.batch_size,
+        page_size=config.page_size,
+        num_pages=-(-(window() + k) // config.page_size),
+        makes_laws=config.sampler in RULES,
+    )
+    device = target.scratch.x_ND.device
+    table = RoundTable(
+        sizes=sizes,
+        target=target,
+        draft=None if drafting is None else drafting.model,
+        launcher=launcher or launcher_for(device),
+        make_laws=triton_laws(device, config.sampler)
+        if _attention(target) == "triton"
+        else partial(torch_laws, config.sampler, k),
+    )
+    return CapturedRound(stages, table, RoundMemory(target, drafting, k))
+
+
+def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
+    if drafter not in ("model", "none"):
+        return f"drafter {drafter!r} proposes on the host"
+    if config.sampler in LOSSY_SAMPLERS:
+        return f"sampler {config.sampler!r} is lossy"
+    return None
+
+
+def _device_refusal(target: StackModel, drafting: Drafting | None) -> str | None:
+    models = [target] if drafting is None else [target, drafting.model]
+    device = target.scratch.x_ND.device
+    if device.type != "cuda":
+        return f"they run on cuda, not on {device.type}"
+    if any(_attention(model) == "reference" for model in models):
+        return "the reference attention waits for the host"
+    return None
+
+
+def _stack(model: CausalLM | None) -> StackModel | None:
+    match model:
+        case LlamaModel() | GPT2Model():
+            return model
+        case _:
+            return None
+
+
+def _drafting(drafter: Drafter, model: CausalLM | None) -> Drafting | None:
+    stack = _stack(model)
+    match drafter:
+        case ModelDrafter() if stack is not None:
+            return Drafting(stack, drafter)
+        case _:
+            return None
+
+
+def _attention(model: StackModel) -> str:
+    """The name of the implementation that its attention has."""
+    return next(choice.name for choice in model.kernels.choices if choice.op == "attention")
+
+
+def torch_laws(sampler: str, k: int, laws_BKV: Tensor | None) -> RoundLaws:
+    """The definition, on any device."""
+    if laws_BKV is None:
+        return GreedyLaws()
+    decisions = Decisions.of_round(k, laws_BKV.device)
+    return TorchRoundLaws(RULES[sampler], decisions, laws_BKV)
+
+
+def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
+    """Fused kernels, with a room of their own: the graph's stream is theirs."""
+    # Imported here: Triton comes with PyTorch for CUDA alone.
+    from outrider.engine.graph_triton import TritonGreedyLaws, TritonRoundLaws
+    from outrider.kernels.triton.laws import TritonLaws
+    from outrider.kernels.triton.room import Room
+
+    laws = TritonLaws(Room(device))
+
+    def make(logits_BKV: Tensor | None) -> RoundLaws:
+        if logits_BKV is None:
+            return TritonGreedyLaws(laws)
+        return TritonRoundLaws(laws, logits_BKV, block=sampler == "block")
+
+    return make

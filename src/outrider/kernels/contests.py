@@ -1,0 +1,143 @@
+"""What measured.py times: a linear of each kind on weights from memory and on weights in a cache.
+
+Large weights are many copies of one matrix, together larger than the last cache, and each turn
+takes the next copy; small ones are one matrix that stays in a cache, where the start of a team of
+threads counts. Both with the rows of plain decoding and of a draft's verification. Values do not
+matter for time.
+
+A process keeps one team of threads for all its models, so their number is decided once, on
+bfloat16 weights, for every precision. Tiles are tried with the physical cores, whatever number of
+threads a user wants: in bfloat16 they round in another order than vectors, and the bits of a text
+must not depend on the number of threads.
+
+Shapes:  N = rows, I = inputs, O = outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.linear.quantised_native import NativeQuantised
+from outrider.kernels.measured import Answer, decide
+from outrider.kernels.native import NativeOps
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.tiles import tiles_refusal
+from outrider.kernels.topology import hardware_threads, last_cache_bytes
+
+ROWS = (1, 9)
+LARGE_OI, SMALL_OI = (4096, 1024), (1024, 256)
+# Enough to be no cache's, and little enough to be allocated in passing.
+MAX_LARGE_BYTES = 128 << 20
+SMALL_CALLS = 32
+VECTORS, TILES = "vectors", "tiles"
+
+
+class Packs(Protocol):
+    """One kind of linear: `NativeOps` or `NativeQuantised`."""
+
+    def pack(self, weight_OI: Tensor) -> PackedLinear: ...
+    def linear(self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor) -> None: ...
+
+
+def library_key(library: ctypes.CDLL) -> str:
+    """What build.py named the library after: sources, compiler, flags and CPU."""
+    return Path(library._name).stem  # pyright: ignore[reportPrivateUsage] - documented as public
+
+
+def about_machine(library: ctypes.CDLL) -> dict[str, str]:
+    """What every measured answer depends on."""
+    cpus = ",".join(map(str, hardware_threads()))
+    return {"library": library_key(library), "hardware_threads": cpus}
+
+
+def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
+    """The number of threads as a candidate's name: the physical cores, or all hardware threads."""
+    candidates = dict.fromkeys([num_physical_cores(), len(hardware_threads())])
+    if len(candidates) == 1:
+        return Answer(str(num_physical_cores()))
+    question = about_machine(library) | {"choice": "threads", "candidates": f"{[*candidates]}"}
+
+    def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
+        kinds = {n: NativeOps(library, torch.bfloat16, n) for n in candidates}
+        return {str(n): linear_works(ops, torch.bfloat16) for n, ops in kinds.items()}
+
+    return decide(question, contest, folder=folder)
+
+
+def tiles_answer(
+    library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
+) -> Answer:
+    """TILES or VECTORS, for linears of `dtype` or of a scheme of quantisation; tiles that
+    `why_no_tiles` refuses are not tried."""
+    if why_no_tiles(library, dtype, scheme) is not None:
+        return Answer(VECTORS)
+    name = str(dtype).removeprefix("torch.")
+    question = about_machine(library) | {"choice": "tiles", "dtype": name, "scheme": scheme}
+    threads = num_physical_cores()
+
+    def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
+        kinds: dict[str, Packs] = {}
+        for kind, tiles in ((VECTORS, False), (TILES, True)):
+            if scheme == "none":
+                kinds[kind] = NativeOps(library, dtype, threads, tiles=tiles)
+            else:
+                kinds[kind] = NativeQuantised(library, scheme, threads, tiles=tiles)
+        return {kind: linear_works(packs, dtype) for kind, packs in kinds.items()}
+
+    return decide(question, contest, folder=folder)
+
+
+def why_no_tiles(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> str | None:
+    """One sentence, or None where they can be used."""
+    # Asked of every precision: permission must come before the first team of threads.
+    refusal = tiles_refusal(library)
+    if scheme == "none" and dtype != torch.bfloat16:
+        return "they multiply bfloat16 and integers only"
+    return refusal
+
+
+def linear_works(kind: Packs, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """A turn at each work, by name."""
+    rng = torch.Generator().manual_seed(0)
+    large = kind.pack(torch.randn(LARGE_OI, generator=rng).to(dtype))
+    room = min(2 * last_cache_bytes(), MAX_LARGE_BYTES)
+    copies = cycle([large, *(copied(large) for _ in range(room // large.nbytes))])
+    small = kind.pack(torch.randn(SMALL_OI, generator=rng).to(dtype))
+    works: dict[str, Callable[[], object]] = {}
+    for rows in ROWS:
+        told = f"{rows} row{'s' if rows > 1 else ''}"
+        works[f"{told}, large"] = _turn(kind, copies, rows, 1)
+        works[f"{told}, small"] = _turn(kind, cycle([small]), rows, SMALL_CALLS)
+    return works
+
+
+def copied(packed: PackedLinear) -> PackedLinear:
+    """The same weights in memory of their own."""
+    data = packed.data.clone()
+    assert packed.descriptor is not None
+    descriptor: Any = type(packed.descriptor).from_buffer_copy(packed.descriptor)
+    assert descriptor.packed == packed.data.data_ptr()
+    descriptor.packed = data.data_ptr()
+    return replace(packed, data=data, pointer=ctypes.addressof(descriptor), descriptor=descriptor)
+
+
+def _turn(
+    kind: Packs, weights: Iterator[PackedLinear], rows: int, num_calls: int
+) -> Callable[[], None]:
+    num_out, num_in = LARGE_OI if num_calls == 1 else SMALL_OI
+    x_NI, out_NO = torch.ones(rows, num_in), torch.empty(rows, num_out)
+
+    def turn() -> None:
+        for _ in range(num_calls):
+            kind.linear(x_NI, next(weights), out_NO)
+
+    return turn

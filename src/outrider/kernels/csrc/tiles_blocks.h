@@ -1,0 +1,163 @@
+// Row tiles by blocks of packed weights: what linears of bfloat16 and int8 on tiles share.
+//
+// A block is 32 output columns: two column tiles side by side. A step of it is 64 bytes of inputs
+// by 32 columns, 16 rows of 128 bytes, of which each column tile takes one half:
+//
+//     [inputs of lane 0][column 0 .. 15 | 16 .. 31]     a lane is two bfloat16 or four bytes
+//     [inputs of lane 1][column 0 .. 15 | 16 .. 31]
+//     ...
+//
+// Blocks are stored one after the other, a block's steps likewise, so a pass reads memory in order.
+// Every sum takes the steps in order, whatever rows it comes with. Up to 32 rows meet a step at
+// once; more go over the block again while it is in the cache.
+#pragma once
+
+#include <algorithm>
+
+#include "team.h"
+#include "tiles.h"
+#include "vectors.h"
+
+#if defined(OUTRIDER_HAS_TILES)
+
+namespace outrider {
+
+constexpr int TILE_BLOCK = 2 * TILE_COLUMNS;
+constexpr int STEP_STRIDE = TILE_BLOCK * 4, STEP_BYTES = TILE_ROWS * STEP_STRIDE;
+// How far ahead of use memory is asked for weights.
+constexpr int TILE_PREFETCH = 8192, CACHE_LINE = 64;
+// A thread takes at least so many bytes of weights at a time: less would not repay its tiles.
+constexpr int CHUNK_BYTES = 32 * 1024;
+// Rows that meet all blocks of a chunk before the next rows do, so that they stay in the cache.
+constexpr int BAND_BYTES = 512 * 1024;
+
+// Mirrored by `_Weights` in native.py and in linear/quantised_native.py.
+struct TileWeights {
+    Team* team;
+    const uint8_t* packed;
+    int32_t num_in, num_out;
+};
+
+// Rows of activations, whole steps each.
+struct TileInputs {
+    const uint8_t* rows;
+    int64_t stride;
+    int num_rows, num_steps;
+};
+
+struct TileOutputs {
+    float* out;
+    int num_out;
+    bool accumulate;
+
+    // Columns of one block in one row; `result(v)` is the block's v-th vector.
+    template <class Result>
+    void put(int row, int block, const Result& result) const {
+        for (int v = 0; v < TILE_BLOCK / LANES; ++v) {
+            const int first = block * TILE_BLOCK + v * LANES, count = num_out - first;
+            if (count <= 0) break;
+            float* to = out + static_cast<int64_t>(row) * num_out + first;
+            const Vec vec = result(v);
+            store_some(to, accumulate ? load_some(to, count) + vec : vec, count);
+        }
+    }
+};
+
+// Rows dealt to tiles of one height, the least that does. The last tile begins early enough to be
+// whole; what it has in common with the one before has the same bits and is dropped.
+struct RowTiles {
+    explicit RowTiles(int num_rows)
+        : num_rows(num_rows),
+          count((num_rows + TILE_ROWS - 1) / TILE_ROWS),
+          height((num_rows + count - 1) / count) {}
+
+    int num_rows, count, height;
+
+    int first(int tile) const { return std::min(tile * height, num_rows - height); }
+    int num_dropped(int tile) const { return tile * height - first(tile); }
+};
+
+inline int blocks_of_chunk(const Team& team, int num_blocks, int64_t block_bytes, bool few_rows) {
+    if (!few_rows) return std::max(1, num_blocks / (4 * team.num_threads()));
+    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(CHUNK_BYTES / block_bytes, 1),
+                                              num_blocks));
+}
+
+inline void prefetch(const uint8_t* weights, int num_bytes) {
+    for (int at = 0; at < num_bytes; at += CACHE_LINE)
+        __builtin_prefetch(weights + TILE_PREFETCH + at, 0, 2);
+}
+
+// Sums of one or two row tiles by a block, in tiles 0 and 1, and 2 and 3.
+template <class Format, bool BOTH>
+void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& in,
+              const uint8_t* weights, bool is_fresh) {
+    using Shapes = TileShapes;
+    tiles::zero<0>(), tiles::zero<1>();
+    if (BOTH) tiles::zero<2>(), tiles::zero<3>();
+    for (int step = 0; step < in.num_steps; ++step, weights += STEP_BYTES) {
+        if (is_fresh) prefetch(weights, STEP_BYTES);
+        tiles::load<Shapes::ROWS_0>(rows + step * TILE_BYTES, in.stride);
+        tiles::load<Shapes::COLUMNS_0>(weights, STEP_STRIDE);
+        Format::template dot<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
+        tiles::load<Shapes::COLUMNS_1>(weights + TILE_BYTES, STEP_STRIDE);
+        Format::template dot<1, Shapes::ROWS_0, Shapes::COLUMNS_1>();
+        if (!BOTH) continue;
+        tiles::load<Shapes::ROWS_1>(more_rows + step * TILE_BYTES, in.stride);
+        Format::template dot<2, Shapes::ROWS_1, Shapes::COLUMNS_0>();
+        Format::template dot<3, Shapes::ROWS_1, Shapes::COLUMNS_1>();
+    }
+}
+
+// 32 sums of 32 bits for each row of two row tiles.
+struct alignas(CACHE_LINE) BlockSums {
+    uint8_t of[2][TILE_ROWS][STEP_STRIDE];
+
+    template <bool BOTH>
+    void take() {
+        tiles::store<0>(of[0], STEP_STRIDE);
+        tiles::store<1>(of[0][0] + TILE_BYTES, STEP_STRIDE);
+        if (!BOTH) return;
+        tiles::store<2>(of[1], STEP_STRIDE);
+        tiles::store<3>(of[1][0] + TILE_BYTES, STEP_STRIDE);
+    }
+};
+
+// All blocks of [first, last): the weights of block b, STEP_BYTES a step, begin at weights_of(b);
+// finish(row, block, sums) gets 32 sums.
+template <class Format, class WeightsOf, class Finish>
+void multiply_blocks(const TileInputs& in, int first, int last, const WeightsOf& weights_of,
+                     const Finish& finish) {
+    const RowTiles dealt(in.num_rows);
+    const Tiles in_use({dealt.height, TILE_BYTES});
+    const int64_t tile_bytes = dealt.height * in.stride;
+    const int band = std::max<int>(2, static_cast<int>(BAND_BYTES / tile_bytes) / 2 * 2);
+    const auto rows_of = [&](int tile) { return in.rows + dealt.first(tile) * in.stride; };
+    BlockSums sums;
+    for (int from = 0; from < dealt.count; from += band) {
+        const int end = std::min(from + band, dealt.count);
+        for (int block = first; block < last; ++block) {
+            for (int tile = from; tile < end; tile += 2) {
+                const bool is_pair = tile + 1 < end;
+                if (is_pair) {
+                    multiply<Format, true>(rows_of(tile), rows_of(tile + 1), in, weights_of(block),
+                                           tile == 0);
+                    sums.take<true>();
+                } else {
+                    multiply<Format, false>(rows_of(tile), nullptr, in, weights_of(block),
+                                            tile == 0);
+                    sums.take<false>();
+                }
+                for (int t = tile; t < tile + 1 + is_pair; ++t)
+                    for (int r = dealt.num_dropped(t); r < dealt.height; ++r)
+                        finish(dealt.first(t) + r, block, sums.of[t - tile][r]);
+            }
+        }
+    }
+}
+
+inline bool few_rows(const TileInputs& in) { return in.num_rows * in.stride <= BAND_BYTES; }
+
+}  // namespace outrider
+
+#endif

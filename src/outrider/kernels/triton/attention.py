@@ -1,0 +1,179 @@
+# pyright: basic
+"""Softmax attention over the keys that a plan names, in two launches.
+
+`attend_kernel`: one program takes a tile of 16 rows (the query heads that share a key head, of one
+or more tokens of a sequence) and one part of the context, PART positions from a multiple of PART.
+It goes over the part's keys in steps, from the first, and leaves the largest score, the sum of
+weights and the mixed values. `merge_kernel` merges a row's parts in order. Which keys make a step,
+and which steps a part, follows from logical positions alone; a program that serves several tokens
+does the same steps for each, so a row's bits do not depend on its neighbours, on the length of
+other sequences or on where pages lie.
+
+Tokens of a tile share the steps whose keys all of them see. The rest, each token's own last keys,
+is done token by token, with the other rows left as they are. Keys past a token's last are never
+loaded: they may hold anything.
+
+Shapes:  as flat pointers; the arena is [key heads, slots, head size], parts are
+         [rows, query heads, parts] and [rows, query heads, parts, head size].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.kernels.triton.rounding import dot_whole, rounded
+
+
+@triton.jit
+def _num_keys(visible_ptr, offsets_ptr, row, LISTED: tl.constexpr):
+    """Keys of a token: those of its pages, and those that the plan lists."""
+    visible = tl.load(visible_ptr + row)
+    if LISTED:
+        return visible + tl.load(offsets_ptr + row + 1) - tl.load(offsets_ptr + row)
+    return visible
+
+
+@triton.jit
+def _slots(
+    position, row, num_keys, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr,
+    num_columns, page_size, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Where the keys at logical `position`s of a token lie."""
+    visible = tl.load(visible_ptr + row)
+    table_ptr = pages_ptr + tl.load(seq_ptr + row).to(tl.int64) * num_columns
+    paged = position < visible
+    page = tl.load(table_ptr + position // page_size, mask=paged, other=0)
+    slot = page * page_size + position % page_size
+    if LISTED:
+        listed = (position >= visible) & (position < num_keys)
+        first = tl.load(offsets_ptr + row) - visible
+        slot = tl.where(paged, slot, tl.load(extra_ptr + first + position, mask=listed, other=0))
+    return slot
+
+
+@triton.jit
+def _step(q, keys, values, valid, best, total, mixed, scale):
+    """The softmax so far, carried on by one step of keys; `best` is the largest score so far."""
+    score = tl.zeros((q.shape[0], keys.shape[0]), tl.float32)
+    score = dot_whole(q, tl.trans(keys), score) * scale
+    score = tl.where(valid[None, :], score, float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 1))
+    # While every score is -inf, differences from it would be NaN.
+    base = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.exp(best - base)
+    weight = tl.exp(score - base[:, None])
+    total = total * shrink + tl.sum(weight, 1)
+    mixed = dot_whole(weight, values, mixed * shrink[:, None])
+    return new_best, total, mixed
+
+
+# One binary whatever the rows and however many tokens share a tile.
+@triton.jit(do_not_specialize=["first_row", "end_row", "tokens", "num_parts", "num_columns"])
+def attend_kernel(
+    qkv_ptr, k_ptr, v_ptr, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr,
+    best_ptr, total_ptr, mixed_ptr, first_row, end_row, tokens, num_parts, num_columns, page_size,
+    row_stride, group_stride, slot_stride, scale,
+    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SHARED: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    first = first_row + tl.program_id(0) * tokens
+    head_tiles: tl.constexpr = (SHARED + HEADS - 1) // HEADS
+    group = tl.program_id(1) // head_tiles
+    start = tl.program_id(2) * PART
+
+    place = tl.arange(0, ROWS)
+    head = (tl.program_id(1) % head_tiles) * HEADS + place % HEADS
+    live = (place // HEADS < tokens) & (first + place // HEADS < end_row) & (head < SHARED)
+    # Rows past the last token ask for its keys, and are not stored.
+    row = first + tl.minimum(place // HEADS, tl.minimum(tokens, end_row - first) - 1)
+    busy = live & (_num_keys(visible_ptr, offsets_ptr, row, LISTED) > start)
+    head = group * SHARED + head
+    dim = tl.arange(0, DIMS)
+    q = tl.load(
+        qkv_ptr + row[:, None].to(tl.int64) * row_stride + head[:, None] * HEAD_DIM + dim[None, :],
+        mask=busy[:, None] & (dim[None, :] < HEAD_DIM),
+        other=0.0,
+    ).to(tl.float32)
+
+    seq, visible = tl.load(seq_ptr + row), tl.load(visible_ptr + row)
+    # Nobody shares in a tile of one token, or of several sequences.
+    shares = (tokens > 1) & (tl.min(seq, 0) == tl.max(seq, 0))
+    in_part = tl.minimum(tl.maximum(tl.min(visible, 0) - start, 0), PART)
+    num_shared = tl.where(shares, in_part // KEYS, 0)
+
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIMS), tl.float32)
+    arena = group.to(tl.int64) * group_stride
+    # Turn 0 is the shared steps; turn i is the own steps of token i - 1.
+    for turn in range(0, tokens + 1):
+        index = tl.maximum(turn - 1, 0)
+        token = tl.minimum(first + index, end_row - 1)
+        num_keys = _num_keys(visible_ptr, offsets_ptr, token, LISTED)
+        own = (tl.minimum(tl.maximum(num_keys - start, 0), PART) + KEYS - 1) // KEYS
+        own = tl.where(first + index < end_row, own, 0)
+        begin = tl.where(turn == 0, 0, num_shared)
+        end = tl.where(turn == 0, num_shared, own)
+        takes = (turn == 0) | (place // HEADS == index)
+        for step in range(begin, end):
+            position = start + step * KEYS + tl.arange(0, KEYS)
+            slot = _slots(
+                position, token, num_keys, seq_ptr, visible_ptr, offsets_ptr, extra_ptr,
+                pages_ptr, num_columns, page_size, LISTED,
+            )  # fmt: skip
+            valid = position < num_keys
+            at = arena + slot[:, None].to(tl.int64) * slot_stride + dim[None, :]
+            mask = valid[:, None] & (dim[None, :] < HEAD_DIM)
+            keys = tl.load(k_ptr + at, mask=mask, other=0.0)
+            values = tl.load(v_ptr + at, mask=mask, other=0.0)
+            new_best, new_total, new_mixed = _step(
+                q, keys, values, valid, best, total, mixed, scale
+            )
+            best = tl.where(takes, new_best, best)
+            total = tl.where(takes, new_total, total)
+            mixed = tl.where(takes[:, None], new_mixed, mixed)
+
+    num_heads = SHARED * (tl.num_programs(1) // head_tiles)
+    out = ((row - first_row).to(tl.int64) * num_heads + head) * num_parts + tl.program_id(2)
+    tl.store(best_ptr + out, best, mask=busy)
+    tl.store(total_ptr + out, total, mask=busy)
+    tl.store(
+        mixed_ptr + out[:, None] * HEAD_DIM + dim[None, :],
+        mixed,
+        mask=busy[:, None] & (dim[None, :] < HEAD_DIM),
+    )
+
+
+@triton.jit(do_not_specialize=["first_row", "num_parts"])
+def merge_kernel(
+    visible_ptr, offsets_ptr, best_ptr, total_ptr, mixed_ptr, out_ptr, first_row, num_parts,
+    out_stride,
+    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One query head of one token."""
+    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = first_row + index
+    dim = tl.arange(0, DIMS)
+    num_keys = _num_keys(visible_ptr, offsets_ptr, row, LISTED)
+    start = (index * tl.num_programs(1) + head) * num_parts
+    best = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    mixed = tl.zeros((DIMS,), tl.float32)
+    for part in range(0, (num_keys + PART - 1) // PART):
+        part_best = tl.load(best_ptr + start + part)
+        part_mixed = tl.load(
+            mixed_ptr + (start + part) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0
+        )
+        new_best = tl.maximum(best, part_best)
+        base = tl.where(new_best == float("-inf"), 0.0, new_best)
+        shrink, part_shrink = tl.exp(best - base), tl.exp(part_best - base)
+        total = total * shrink + tl.load(total_ptr + start + part) * part_shrink
+        mixed = mixed * shrink + part_mixed * part_shrink
+        best = new_best
+    out = tl.where(num_keys > 0, tl.div_rn(mixed, tl.zeros_like(mixed) + total), 0.0)
+    tl.store(
+        out_ptr + row * out_stride + head * HEAD_DIM + dim,
+        rounded(out, out_ptr.dtype.element_ty),
+        mask=dim < HEAD_DIM,
+    )

@@ -1,0 +1,317 @@
+"""The operators of a decoder on CUDA: launches of Triton kernels, nothing else.
+
+They follow `Kernels` in registry.py. Lengths, tables and slots are read on the device; nothing here
+waits for it, and nothing is allocated but by `pack` and by a room that is too small, so a CUDA
+graph can capture every call but those. Each call launches the same kernels with the same grid for
+the same shapes. `out` and `x` may be float32 or the dtype of the weights: a norm whose `out` has the
+dtype of the next linear's weights rounds what that linear would round, to the same bits, and saves
+it half of what it reads.
+
+Row-invariance: tiles have 16 rows whatever the number of rows, sizes come from the weight's shape
+and dtype alone, no dot product is split, and nothing is tuned at run time.
+
+Shapes:  N = packed tokens or rows, I = inputs, O = outputs, D = head or hidden size,
+         F = feed-forward size, E = packed query, key and value heads, T = positions, H = D / 2,
+         G = key/value heads, S = slots, V = vocabulary, A = query heads, P = parts of the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.triton import attention, linear, pointwise, quantised
+from outrider.kernels.triton.launch import cdiv, launch, power_of_two
+from outrider.kernels.triton.packing import pack, padded_inputs
+from outrider.kernels.triton.room import Room
+from outrider.kernels.triton.shapes import (
+    ROWS,
+    AttentionShape,
+    attention_shape,
+    linear_shape,
+    num_warps,
+)
+
+# More rows are attended in several launches, so that the room for parts of a context stays small.
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """What `norm_rope_append` scales query and key heads by, of shape D each."""
+
+    q_weight_D: Tensor
+    k_weight_D: Tensor
+    eps: float
+
+
+class TritonOps:
+    """The operators of one stream. `scheme` is none, int8 or int4, and concerns linears alone."""
+
+    __slots__ = ("_room", "scheme")
+
+    def __init__(self, room: Room, scheme: str = "none") -> None:
+        self._room, self.scheme = room, scheme
+
+    def pack(self, weight_OI: Tensor) -> PackedLinear:
+        """At load. The weight itself where it is not quantised and contiguous."""
+        return pack(weight_OI, self.scheme)
+
+    def linear(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None:
+        """out (+)= round(x) W^T, summed in float32; of integers as linear/quantised.py defines."""
+        num_rows, num_in = x_NI.shape
+        assert num_in == packed.num_in
+        assert x_NI.stride(1) == 1
+        assert out_NO.stride(1) == 1
+        if packed.scales is not None:
+            self._linear_of_integers(x_NI, packed, packed.scales, (out_NO, accumulate))
+            return
+        shape = linear_shape(packed.num_out, packed.data.dtype)
+        launch(
+            linear.linear_kernel,
+            (cdiv(num_rows, ROWS), cdiv(packed.num_out, shape.outputs)),
+            x_NI, packed.data, out_NO, num_rows, num_in, packed.num_out,
+            x_NI.stride(0), out_NO.stride(0),
+            ACCUMULATE=accumulate,
+            WHOLE=num_in % shape.inputs == 0,
+            ROWS=ROWS,
+            OUTPUTS=shape.outputs,
+            INPUTS=shape.inputs,
+            num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
+        )  # fmt: skip
+
+    def _linear_of_integers(
+        self,
+        x_NI: Tensor,
+        packed: PackedLinear,
+        scales: Tensor,
+        result: tuple[Tensor, bool],
+    ) -> None:
+        out_NO, accumulate = result
+        num_rows, num_in = x_NI.shape
+        padded_in = padded_inputs(num_in)
+        values_NI, scale_N = self._room.carve(
+            ((num_rows, padded_in), torch.int8), ((num_rows,), torch.float32)
+        )
+        launch(
+            quantised.quantise_kernel,
+            (num_rows,),
+            x_NI, values_NI, scale_N, num_in, padded_in, x_NI.stride(0),
+            BLOCK=min(power_of_two(padded_in), 4096),
+            num_warps=8,
+        )  # fmt: skip
+        shape = linear_shape(packed.num_out, packed.data.dtype)
+        launch(
+            quantised.int8_kernel if packed.data.dtype == torch.int8 else quantised.int4_kernel,
+            (cdiv(num_rows, ROWS), cdiv(packed.num_out, shape.outputs)),
+            values_NI, scale_N, packed.data, scales, out_NO,
+            num_rows, padded_in, packed.num_out, out_NO.stride(0),
+            ACCUMULATE=accumulate,
+            ROWS=ROWS,
+            OUTPUTS=shape.outputs,
+            INPUTS=shape.inputs,
+            num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
+        )  # fmt: skip
+
+    def embed(self, table_VD: Tensor, tokens_N: Tensor, out_ND: Tensor) -> None:
+        """Rows of the table, widened to `out`. Tokens are of any integer dtype."""
+        num_rows, size = out_ND.shape
+        launch(
+            pointwise.embed_kernel,
+            (num_rows,),
+            table_VD, tokens_N, out_ND, size, out_ND.stride(0),
+            BLOCK=power_of_two(size),
+            num_warps=num_warps(size),
+        )  # fmt: skip
+
+    def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
+        """x / sqrt(mean(x^2) + eps) * weight; `out` may be x."""
+        self._norm(x_ND, (weight_D, weight_D), eps, out_ND, centred=False)
+
+    def layer_norm(
+        self, x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, out_ND: Tensor
+    ) -> None:
+        """The RMS norm of what is centred, plus a bias; `out` may be x."""
+        self._norm(x_ND, (weight_D, bias_D), eps, out_ND, centred=True)
+
+    def _norm(
+        self,
+        x_ND: Tensor,
+        tables: tuple[Tensor, Tensor],
+        eps: float,
+        out_ND: Tensor,
+        *,
+        centred: bool,
+    ) -> None:
+        num_rows, size = x_ND.shape
+        launch(
+            pointwise.norm_kernel,
+            (num_rows,),
+            x_ND, *tables, out_ND, size, x_ND.stride(0), out_ND.stride(0), eps,
+            CENTRED=centred,
+            BLOCK=power_of_two(size),
+            num_warps=num_warps(size),
+        )  # fmt: skip
+
+    def head_norm(
+        self,
+        qkv_NE: Tensor,
+        q_weight_D: Tensor,
+        k_weight_D: Tensor,
+        num_kv_heads: int,
+        eps: float,
+    ) -> None:
+        """RMS norm of each query and key head, in place."""
+        head_dim = q_weight_D.shape[0]
+        num_heads = qkv_NE.shape[1] // head_dim - 2 * num_kv_heads
+        launch(
+            pointwise.head_norm_kernel,
+            (qkv_NE.shape[0], num_heads + num_kv_heads),
+            qkv_NE, q_weight_D, k_weight_D, head_dim // 2, num_heads, qkv_NE.stride(0), eps,
+            BLOCK=power_of_two(head_dim // 2),
+            num_warps=1,
+        )  # fmt: skip
+
+    def rope_append(
+        self,
+        qkv_NE: Tensor,
+        cos_TH: Tensor,
+        sin_TH: Tensor,
+        plan: PackedPlan,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+    ) -> None:
+        """Rotates queries and keys in place, writes keys and values. A token whose slot is negative
+        writes nothing: that is how a captured graph leaves a row out."""
+        self.norm_rope_append(qkv_NE, None, (cos_TH, sin_TH), plan, (k_GSD, v_GSD))
+
+    def norm_rope_append(
+        self,
+        qkv_NE: Tensor,
+        norms: HeadNorms | None,
+        tables: tuple[Tensor, Tensor],
+        plan: PackedPlan,
+        arena: tuple[Tensor, Tensor],
+    ) -> None:
+        """`head_norm` and `rope_append` in one launch, with the bits of the two. `tables` are cos
+        and sin of shape TH, `arena` keys and values of shape GSD."""
+        k_GSD, v_GSD = arena
+        cos_TH, sin_TH = tables
+        num_kv_heads, _, head_dim = k_GSD.shape
+        assert k_GSD.stride() == v_GSD.stride()
+        num_all = qkv_NE.shape[1] // head_dim
+        q_weight_D, k_weight_D, eps = cos_TH, cos_TH, 0.0
+        if norms is not None:
+            q_weight_D, k_weight_D, eps = norms.q_weight_D, norms.k_weight_D, norms.eps
+        launch(
+            pointwise.rope_append_kernel,
+            (plan.num_tokens, num_all),
+            qkv_NE, q_weight_D, k_weight_D, cos_TH, sin_TH, plan.positions_N, plan.slots_N,
+            k_GSD, v_GSD, num_all - 2 * num_kv_heads, num_kv_heads, qkv_NE.stride(0),
+            k_GSD.stride(0), k_GSD.stride(1), eps,
+            NORM=norms is not None,
+            HALF=head_dim // 2,
+            BLOCK=power_of_two(head_dim // 2),
+            num_warps=1,
+        )  # fmt: skip
+
+    def attention(
+        self,
+        qkv_NE: Tensor,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+        plan: PackedPlan,
+        scale: float,
+        out_NO: Tensor,
+    ) -> None:
+        """Softmax over exactly the keys that the plan names; a token of none gets zeros.
+
+        Needs of the room `attention_shape(...).room(...)`.
+        """
+        num_kv_heads, _, head_dim = k_GSD.shape
+        assert k_GSD.stride() == v_GSD.stride()
+        assert k_GSD.stride(2) == 1
+        shape = attention_shape(
+            num_heads=out_NO.shape[1] // head_dim,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=k_GSD.dtype,
+        )
+        for first in range(0, plan.num_tokens, _ROWS_AT_ONCE):
+            rows = (first, min(first + _ROWS_AT_ONCE, plan.num_tokens))
+            self._attend(qkv_NE, (k_GSD, v_GSD), (plan, rows), (shape, scale), out_NO)
+
+    def _attend(
+        self,
+        qkv_NE: Tensor,
+        arena: tuple[Tensor, Tensor],
+        which: tuple[PackedPlan, tuple[int, int]],
+        how: tuple[AttentionShape, float],
+        out_NO: Tensor,
+    ) -> None:
+        (k_GSD, v_GSD), (plan, (first, end)), (shape, scale) = arena, which, how
+        num_seqs, num_columns = plan.pages_BP.shape
+        parts = cdiv(num_columns * plan.page_size, shape.part)
+        best_NAP, total_NAP, mixed_NAPD = self._room.carve(*shape.room(end - first, parts))
+        tokens = shape.tokens_of_a_tile(plan.num_tokens, num_seqs)
+        listed = plan.extra_slots_E is not None
+        offsets_N1 = plan.extra_offsets_N1 if listed else plan.visible_N
+        extra_E = plan.extra_slots_E if listed else plan.visible_N
+        launch(
+            attention.attend_kernel,
+            (cdiv(end - first, tokens), shape.num_kv_heads * shape.head_tiles, parts),
+            qkv_NE, k_GSD, v_GSD, plan.seq_N, plan.visible_N, offsets_N1, extra_E, plan.pages_BP,
+            best_NAP, total_NAP, mixed_NAPD, first, end, tokens, parts, num_columns,
+            plan.page_size, qkv_NE.stride(0), k_GSD.stride(0), k_GSD.stride(1), scale,
+            LISTED=listed,
+            HEAD_DIM=shape.head_dim,
+            DIMS=shape.dims,
+            SHARED=shape.shared,
+            HEADS=shape.heads_of_a_tile,
+            KEYS=shape.keys,
+            PART=shape.part,
+            ROWS=ROWS,
+            num_warps=4,
+            num_stages=shape.num_stages,
+        )  # fmt: skip
+        launch(
+            attention.merge_kernel,
+            (end - first, shape.num_heads),
+            plan.visible_N, offsets_N1, best_NAP, total_NAP, mixed_NAPD, out_NO, first, parts,
+            out_NO.stride(0),
+            LISTED=listed,
+            HEAD_DIM=shape.head_dim,
+            DIMS=shape.dims,
+            PART=shape.part,
+            num_warps=1,
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+        """silu(gate) * up."""
+        num_rows, size = out_NF.shape
+        launch(
+            pointwise.silu_mul_kernel,
+            (num_rows, cdiv(size, pointwise.BLOCK)),
+            gate_up_N2F, out_NF, size, gate_up_N2F.stride(0), out_NF.stride(0),
+            BLOCK=pointwise.BLOCK,
+            num_warps=4,
+        )  # fmt: skip
+
+    def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
+        """With tanh; `out` may be x."""
+        num_rows, size = out_NF.shape
+        launch(
+            pointwise.gelu_kernel,
+            (num_rows, cdiv(size, pointwise.BLOCK)),
+            x_NF, out_NF, size, x_NF.stride(0), out_NF.stride(0),
+            BLOCK=pointwise.BLOCK,
+            num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Scratch memory of Triton operators: one allocation, carved by shape.
+
+What lies in it lives within one call of an operator, and calls on one stream follow each other, so
+all operators of a stream share the same bytes; another stream needs a room of its own. A captured
+graph keeps the addresses that it saw: `reserve` what its largest call needs, or run the calls once,
+before the capture. A room that grows keeps its older memory, so earlier captures stay valid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+# A shape and a dtype.
+Part: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+
+# Views start at multiples of this many bytes, which is what wide loads need.
+_ALIGNMENT = 256
+_LEAST = 1 << 20
+
+
+class Room:
+    """Memory on one device for the calls of one stream."""
+
+    __slots__ = ("_bytes", "_device", "_kept", "_views")
+
+    def __init__(self, device: torch.device, num_bytes: int = 0) -> None:
+        self._device = device
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
+        self._kept: list[Tensor] = []
+        self._views: dict[tuple[Part, ...], list[Tensor]] = {}
+        self.reserve(num_bytes)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Allocates if there is less. Not within a capture."""
+        if num_bytes <= self._bytes.nbytes:
+            return
+        if self._device.type == "cuda":
+            assert not torch.cuda.is_current_stream_capturing(), "reserve before the capture"
+        self._kept.append(self._bytes)
+        size = max(_LEAST, 1 << (num_bytes - 1).bit_length())
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._views.clear()
+
+    def carve(self, *parts: Part) -> list[Tensor]:
+        """Tensors of these shapes and dtypes side by side, of undefined content."""
+        views = self._views.get(parts)
+        if views is None:
+            self.reserve(bytes_of(parts))
+            views = self._views[parts] = self._cut(parts)
+        return views
+
+    def _cut(self, parts: Sequence[Part]) -> list[Tensor]:
+        views: list[Tensor] = []
+        start = 0
+        for shape, dtype in parts:
+            size = math.prod(shape) * dtype.itemsize
+            views.append(self._bytes[start : start + size].view(dtype).view(shape))
+            start += _aligned(size)
+        return views
+
+
+def bytes_of(parts: Sequence[Part]) -> int:
+    """How much of a room these take."""
+    return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in parts)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,156 @@
+# pyright: basic
+"""Laws as they are needed: what pieces of the vocabulary leave, and probabilities made from it.
+
+`pieces_kernel` goes over the logits once. For each piece it leaves the largest logit (divided by
+the temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
+the piece holds a NaN. `read_law` merges the pieces of a row, in one order, and `probability` makes a
+probability of a logit; every kernel that needs one uses these two, so all see the same bits.
+
+Shapes:  as flat pointers; logits are [rows, vocabulary], what pieces leave is [rows, pieces].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.kernels.triton.rounding import rounded
+
+# A quotient by less would overflow (core/laws.py).
+_LEAST_TEMPERATURE = tl.constexpr(1e-20)
+_NOWHERE = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def divisor(temperature_ptr, row, rows_per_law, TEMPERED: tl.constexpr):
+    """The temperature of a row, and what its logits are divided by; temperature 0 leaves them."""
+    temperature = tl.full((), 0.0, tl.float32)
+    if TEMPERED:
+        temperature = tl.load(temperature_ptr + row // rows_per_law).to(tl.float32)
+    return temperature, tl.where(temperature > 0, tl.maximum(temperature, _LEAST_TEMPERATURE), 1.0)
+
+
+@triton.jit(do_not_specialize=["rows_per_law"])
+def pieces_kernel(
+    rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, size, num_pieces, rows_per_law,
+    TEMPERED: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = piece * PIECE + tl.arange(0, PIECE)
+    mask = index < size
+    _, below = divisor(temperature_ptr, row, rows_per_law, TEMPERED)
+    logit = tl.load(rows_ptr + row * size + index, mask=mask, other=float("-inf"))
+    logit = tl.div_rn(logit.to(tl.float32), below)
+    has_nan = tl.max(tl.where(logit == logit, 0, 1), 0) == 1
+    best = tl.max(logit, 0)
+    base = tl.where(best == float("-inf"), 0.0, best)
+    first = tl.min(tl.where(mask & (logit == best), index, _NOWHERE), 0)
+    at = row * num_pieces + piece
+    tl.store(best_ptr + at, best)
+    tl.store(total_ptr + at, tl.sum(tl.exp(logit - base), 0))
+    tl.store(first_ptr + at, tl.where(has_nan, -1, first))
+
+
+@triton.jit
+def read_law(
+    temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_law,
+    READY: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """(temperature, divisor, largest, sum, first largest or -1) of a row; nothing if READY."""
+    if READY:
+        zero = tl.full((), 0.0, tl.float32)
+        return zero, zero, zero, zero, tl.full((), 0, tl.int32)
+    else:
+        temperature, below = divisor(temperature_ptr, row, rows_per_law, True)
+        piece = tl.arange(0, PIECES)
+        mask, at = piece < num_pieces, row * num_pieces + piece
+        bests = tl.load(best_ptr + at, mask=mask, other=float("-inf"))
+        best = tl.max(bests, 0)
+        base = tl.where(best == float("-inf"), 0.0, best)
+        totals = tl.load(total_ptr + at, mask=mask, other=0.0)
+        total = tl.sum(totals * tl.exp(bests - base), 0)
+        first = first_largest(best_ptr, first_ptr, row, num_pieces, PIECES)
+        return temperature, below, base, total, first
+
+
+@triton.jit
+def first_largest(best_ptr, first_ptr, row, num_pieces, PIECES: tl.constexpr):
+    """The first largest of a row, -1 if the row has a NaN."""
+    piece = tl.arange(0, PIECES)
+    mask, at = piece < num_pieces, row * num_pieces + piece
+    firsts = tl.load(first_ptr + at, mask=mask, other=_NOWHERE)
+    has_nan = tl.min(firsts, 0) < 0
+    bests = tl.load(best_ptr + at, mask=mask, other=float("-inf"))
+    return tl.where(has_nan, -1, tl.min(tl.where(bests == tl.max(bests, 0), firsts, _NOWHERE), 0))
+
+
+@triton.jit
+def probability(value, index, law, READY: tl.constexpr):
+    """Of a token whose logit is `value`, under what `read_law` gave; float32."""
+    if READY:
+        return value
+    else:
+        temperature, below, base, total, first = law
+        soft = tl.div_rn(tl.exp(tl.div_rn(value, below) - base), total)
+        point = tl.where(first < 0, float("nan"), tl.where(index == first, 1.0, 0.0))
+        return tl.where(temperature > 0, soft, point)
+
+
+@triton.jit(do_not_specialize=["rows_per_law"])
+def softmax_kernel(
+    rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, out_ptr, size, num_pieces,
+    rows_per_law, PIECE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    mask = index < size
+    law = read_law(
+        temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_law,
+        False, PIECES,
+    )  # fmt: skip
+    logit = tl.load(rows_ptr + row * size + index, mask=mask, other=0.0).to(tl.float32)
+    out = probability(logit, index, law, False)
+    tl.store(out_ptr + row * size + index, rounded(out, out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def argmax_kernel(best_ptr, first_ptr, out_ptr, num_pieces, PIECES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    first = first_largest(best_ptr, first_ptr, row, num_pieces, PIECES)
+    tl.store(out_ptr + row, first.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def prefix_kernel(
+    choices_ptr, drafts_ptr, accept_len_ptr, mask_ptr, num_drafted, PLACES: tl.constexpr
+):
+    """How far a chain follows the choices; a draft token below 0 is never accepted."""
+    chain = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, PLACES)
+    inside, at = place < num_drafted, chain * num_drafted + place
+    draft = tl.load(drafts_ptr + at, mask=inside, other=-1).to(tl.int64)
+    choice = tl.load(choices_ptr + at, mask=inside, other=-1).to(tl.int64)
+    agrees = (draft == choice) & (draft >= 0)
+    length = tl.min(tl.where(inside & agrees, PLACES, place), 0)
+    length = tl.minimum(length, num_drafted)
+    tl.store(accept_len_ptr + chain, length.to(accept_len_ptr.dtype.element_ty))
+    tl.store(mask_ptr + at, place < length, mask=inside)
+
+
+@triton.jit(do_not_specialize=["token"])
+def leftover_kernel(
+    p_ptr, q_ptr, share_ptr, out_ptr, sums_ptr, token, size,
+    POINT: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """max(share * p - q, 0) of one law, and its sum in each piece; with POINT, q is all on
+    `token`."""
+    index = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    mask = index < size
+    p = tl.load(p_ptr + index, mask=mask, other=0.0).to(tl.float64) * tl.load(share_ptr)
+    if POINT:
+        left = tl.where(index == token, 0.0, p)
+    else:
+        left = p - tl.load(q_ptr + index, mask=mask, other=0.0).to(tl.float64)
+        left = tl.where(left < 0, 0.0, left)
+    tl.store(out_ptr + index, left.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(sums_ptr + tl.program_id(0), tl.sum(left, 0))

@@ -1,0 +1,64 @@
+"""Are rows computed alike on this very device? Asked once, when kernels are chosen.
+
+The kernels are written to be row-invariant, but a compiler's layout of a sum is its own affair, so
+`Kernels.exact` is what a short trial found: every row of a linear and of an attention alone against
+the same rows together.
+
+Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value heads, S = slots,
+         D = head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.triton.ops import TritonOps
+
+# More than two tiles of rows, the last of them not full.
+_ROWS = 37
+_HEADS, _KV_HEADS, _DIM = 4, 2, 64
+_PAGE, _COMMITTED = 16, 290
+
+
+def rows_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
+    """Compiles what it runs; waits for the device."""
+    return _linear_alike(ops, device, dtype) and _attention_alike(ops, device, dtype)
+
+
+def _linear_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
+    packed = ops.pack(_waves((256, 512), device, torch.float32).to(dtype))
+    x_NI = _waves((_ROWS, 512), device, torch.float32)
+    out_NO, alone_NO = (torch.zeros(_ROWS, 256, device=device) for _ in range(2))
+    ops.linear(x_NI, packed, out_NO)
+    for row in range(_ROWS):
+        ops.linear(x_NI[row : row + 1], packed, alone_NO[row : row + 1])
+    return torch.equal(out_NO, alone_NO)
+
+
+def _attention_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
+    """A chain of new tokens behind a context of more than one part."""
+    pages = -(-(_COMMITTED + _ROWS) // _PAGE)
+    shape = (_KV_HEADS, pages * _PAGE, _DIM)
+    k_GSD, v_GSD = _waves(shape, device, dtype), _waves(shape, device, dtype).flip(1)
+    qkv_NE = _waves((_ROWS, (_HEADS + 2 * _KV_HEADS) * _DIM), device, torch.float32)
+    whole_NO, alone_NO = (torch.zeros(_ROWS, _HEADS * _DIM, device=device) for _ in range(2))
+    ops.attention(qkv_NE, k_GSD, v_GSD, _plan(0, _ROWS, pages, device), 0.125, whole_NO)
+    for row in range(_ROWS):
+        plan, at = _plan(row, 1, pages, device), slice(row, row + 1)
+        ops.attention(qkv_NE[at], k_GSD, v_GSD, plan, 0.125, alone_NO[at])
+    return torch.equal(whole_NO, alone_NO)
+
+
+def _plan(first: int, count: int, pages: int, device: torch.device) -> PackedPlan:
+    position_N = torch.arange(first, first + count, dtype=torch.int32, device=device) + _COMMITTED
+    nothing_N = torch.zeros_like(position_N)
+    pages_BP = torch.arange(pages, dtype=torch.int32, device=device)[None].flip(1).contiguous()
+    return PackedPlan(_PAGE, nothing_N, position_N, nothing_N, nothing_N, position_N + 1, pages_BP)
+
+
+def _waves(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers of every size up to 1, the same each time and drawn from nothing."""
+    place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
+    return (place * 0.7390851).sin_().view(shape).to(dtype)

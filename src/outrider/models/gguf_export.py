@@ -1,0 +1,149 @@
+"""Writes a checkpoint of the Llama family as one GGUF file, tensor by tensor.
+
+Sizes are known from config.json, so the head of the file is written before any weight is read, and
+no more than one tensor and a part of it in the new format are in memory. The file appears under its
+name when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.models.gguf import TensorEntry, Value, head_of, padding
+from outrider.models.gguf_blocks import FORMATS, Format, encoded
+from outrider.models.gguf_llama import Exportable, metadata_of, tensors_of
+from outrider.models.gguf_vocabulary import Vocabulary, read_vocabulary
+from outrider.models.hf_config import read_native_config
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.weights import Weights
+
+_QUANTISATION_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What is written so far; the last of a run is the whole. `notes` are for the user."""
+
+    num_tensors: int
+    num_tensors_in_all: int
+    num_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """`form` is a name of FORMATS, `pre_tokenizer` one of PRE_TOKENIZERS; `name` is what the file
+    calls the model. `force` replaces a file that is there."""
+
+    form: str = "bf16"
+    pre_tokenizer: str = "auto"
+    name: str = ""
+    force: bool = False
+
+
+def export(source: Path, path: Path, wish: Wish) -> Generator[Exported]:
+    """Write the checkpoint in folder `source` to `path`, yielding after each tensor.
+
+    Raises ConfigError for a bad wish or a file that is there, CheckpointError for a model or a
+    tokenizer that the format cannot express, MachineError if the disk is too small.
+    """
+    if wish.form not in FORMATS:
+        raise ConfigError(f"no format {wish.form!r}.", hint=did_you_mean(wish.form, FORMATS))
+    _check_place(path, force=wish.force)
+    config = read_native_config(source)
+    if not isinstance(config, LlamaConfig):
+        raise CheckpointError(
+            f"a {config.family} model cannot be exported to GGUF.",
+            hint="choose a checkpoint of the Llama family",
+        )
+    metadata = metadata_of(config, wish.name or source.name)
+    vocabulary = read_vocabulary(
+        source,
+        vocab_size=config.vocab_size,
+        stop_ids=config.stop_ids,
+        pre_tokenizer=wish.pre_tokenizer,
+    )
+    part = path.parent / f".{path.name}.{os.getpid()}.part"
+    try:
+        with Weights(source) as weights:
+            tensors = tensors_of(config, weights)
+            yield from _write(part, metadata, vocabulary, tensors, FORMATS[wish.form])
+            weights.check_all_taken()
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _check_place(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder.", hint="name a file, such as model.gguf")
+    if path.exists() and not force:
+        raise ConfigError(
+            f"{path} is there already.", hint="name another file, or replace it with --force"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}.", hint=f"mkdir -p {path.parent}")
+
+
+def _write(
+    part: Path,
+    metadata: dict[str, Value],
+    vocabulary: Vocabulary,
+    tensors: list[Exportable],
+    form: Format,
+) -> Iterator[Exported]:
+    entries = [_entry(tensor, form) for tensor in tensors]
+    about: dict[str, Value] = {"general.file_type": form.file_type}
+    about["general.quantization_version"] = _QUANTISATION_VERSION
+    head = head_of({**metadata, **about, **vocabulary.metadata}, entries)
+    total = len(head) + sum(e.num_bytes + padding(e.num_bytes) for e in entries)
+    _check_disk(part.parent, total)
+    done = Exported(0, len(tensors), len(head), vocabulary.notes)
+    try:
+        with part.open("wb") as file:
+            file.write(head)
+            for number, (tensor, entry) in enumerate(zip(tensors, entries, strict=True), start=1):
+                for piece in encoded(tensor.read(), _format_of(tensor, form)):
+                    file.write(piece)
+                file.write(bytes(padding(entry.num_bytes)))
+                done = Exported(number, len(tensors), file.tell(), vocabulary.notes)
+                yield done
+    except OSError as error:
+        raise MachineError(
+            f"{part.parent} cannot be written: {error.strerror or error}.",
+            hint="name a file in a folder that you may write, on a disk with room",
+        ) from error
+    assert done.num_bytes == total
+
+
+def _entry(tensor: Exportable, form: Format) -> TensorEntry:
+    form = _format_of(tensor, form)
+    if tensor.shape[-1] % form.block:
+        raise CheckpointError(
+            f"{tensor.name} has rows of {tensor.shape[-1]} numbers, which are no whole blocks of "
+            f"{form.block}.",
+            hint="use --gguf bf16",
+        )
+    return TensorEntry(tensor.name, tensor.shape, form.type_id, form.num_bytes(tensor.shape))
+
+
+def _format_of(tensor: Exportable, form: Format) -> Format:
+    """Norms, biases and factors are few, and stay exact."""
+    return form if tensor.is_matrix else FORMATS["f32"]
+
+
+def _check_disk(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise MachineError(
+            f"the file takes {num_bytes / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free.",
+            hint="name a file on a larger disk, or a smaller format with --gguf",
+        )

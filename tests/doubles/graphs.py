@@ -1,0 +1,143 @@
+"""Captured rounds run eagerly around tiny models, beside the stages that define them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from doubles.rig import MANY, Request
+from doubles.tiny_checkpoints import random_model, variant
+from outrider.core.budget import RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.draft import Outcome
+from outrider.core.sequence import LiveSequence
+from outrider.engine.build import Parts, build_engine
+from outrider.engine.graph import CapturedRound
+from outrider.engine.graph_build import captured_round
+from outrider.engine.graph_capture import EagerLauncher
+from outrider.engine.inline import InlineEngine
+from outrider.engine.stages import Stages
+from outrider.kernels.plan import PackedPlan
+from outrider.models.decoder import Decoder, Room
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.llama import LlamaModel
+
+PAGE, SLOTS, WINDOW = 4, 512, 96
+
+
+@cache
+def tiny(name: str, seed: int, role: str = "target") -> LlamaModel | GPT2Model:
+    """A model of the variant so called, one a role, shared by tests: every run closes what it
+    opened."""
+    del role
+    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
+    model = random_model(variant(name), seed=seed, room=room)
+    assert isinstance(model, LlamaModel | GPT2Model)
+    return model
+
+
+@dataclass(slots=True)
+class GraphRig:
+    """Runs requests by rounds of one kind or the other; without a draft nothing is drafted."""
+
+    target: LlamaModel | GPT2Model
+    draft: LlamaModel | GPT2Model | None
+    config: EngineConfig
+    traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
+    jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
+
+    def engine(self, *, captured: bool) -> InlineEngine:
+        config = replace(self.config, page_size=PAGE, fused_round=False)
+        kernels = self.target.kernels
+        parts = Parts(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
+        engine = build_engine(config, parts, num_slots=SLOTS, sink=self.traces.append)
+        if captured:
+            assert isinstance(engine.round, Stages)
+            engine.round = self.captured(engine.round)
+        return engine
+
+    def captured(self, stages: Stages) -> CapturedRound:
+        config = replace(self.config, page_size=PAGE)
+        made = captured_round(
+            config, stages, draft=self.draft, window=lambda: WINDOW, launcher=EagerLauncher()
+        )
+        assert isinstance(made, CapturedRound), made
+        return made
+
+    def run(
+        self, requests: Sequence[Request], *, captured: bool, errors: int = 0
+    ) -> list[list[int]]:
+        """What each request got, but for `errors`; every memory must be empty again at the end."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        free = [model.state.num_free_tokens for model in models]
+        self.traces.clear()
+        self.jobs.clear()
+        engine = self.engine(captured=captured)
+        self.sequences = [_live(seq_id, request) for seq_id, request in enumerate(requests)]
+        for seq in self.sequences:
+            engine.submit(seq)
+        while engine.has_work:
+            self.jobs.append(engine.step())
+            assert len(self.jobs) < MANY
+        for model, before in zip(models, free, strict=True):
+            model.state.check()
+            assert model.state.num_free_tokens == before
+        found = [seq.error for seq in self.sequences if seq.error is not None]
+        assert len(found) == errors, found
+        return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
+
+
+def _live(seq_id: int, request: Request) -> LiveSequence:
+    return LiveSequence(
+        seq_id=seq_id,
+        tokens=list(request.prompt),
+        prompt_length=len(request.prompt),
+        params=request.params,
+        limit=request.params.max_tokens,
+        stop_ids=request.stop_ids,
+        match=request.match,
+        shaper=request.shaper,
+        sample=request.sample,
+    )
+
+
+class DenseAttention:
+    """Reads every slot of a sequence's table and masks: no number comes to the host, so a graph
+    could capture it. Dead space must hold numbers.
+
+    Shapes:  N = rows, A = query heads, G = KV heads, R = query heads a KV head, D = head size,
+             T = table's positions, S = slots, E, O = fused heads.
+    """
+
+    def __call__(
+        self,
+        qkv_NE: Tensor,
+        k_GSD: Tensor,
+        v_GSD: Tensor,
+        plan: PackedPlan,
+        scale: float,
+        out_NO: Tensor,
+    ) -> None:
+        num_kv_heads, _, head_dim = k_GSD.shape
+        num_rows = qkv_NE.shape[0]
+        within = torch.arange(plan.page_size, device=k_GSD.device)
+        slots_NT = (plan.pages_BP[plan.seq_N][..., None] * plan.page_size + within).flatten(1)
+        seen_NT = torch.arange(slots_NT.shape[1], device=k_GSD.device) < plan.visible_N[:, None]
+        q_NGRD = qkv_NE[:, : out_NO.shape[1]].view(num_rows, num_kv_heads, -1, head_dim)
+        k_NGTD = k_GSD[:, slots_NT].transpose(0, 1).float()
+        v_NGTD = v_GSD[:, slots_NT].transpose(0, 1).float()
+        mixed_NGRD = functional.scaled_dot_product_attention(
+            q_NGRD, k_NGTD, v_NGTD, attn_mask=seen_NT[:, None, None], scale=scale
+        )
+        out_NO.copy_(mixed_NGRD.reshape(num_rows, -1))
+
+
+def make_dense(model: Decoder) -> None:
+    """Exchange attention of `model` for one that a graph could capture."""
+    model.kernels = replace(model.kernels, attention=DenseAttention(), forward=None)

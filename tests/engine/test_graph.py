@@ -1,0 +1,223 @@
+"""Captured rounds, run eagerly: the text of the stages, for every K, batch and rule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.effort import examples
+from doubles.graphs import PAGE, WINDOW, GraphRig, tiny
+from doubles.rig import Request
+from outrider.core.config import EngineConfig
+from outrider.core.errors import NumericsError
+from outrider.core.params import SamplingParams
+from outrider.core.shaping import Shaper
+from outrider.engine.build import Parts, build_engine
+from outrider.engine.graph import CapturedRound
+from outrider.engine.graph_build import captured_round
+from outrider.engine.stages import Stages
+from outrider.metrics.summary import summarise
+
+VOCAB = 96
+PROMPTS = [[1, 5, 9], [3], [8, 8, 8, 8, 8, 8, 8], [4, 2] * 6, [11, 60, 12]]
+# An untrained model's greedy text soon repeats itself, so this one is met now and then.
+STOPS = frozenset({3, 50, 77})
+
+
+def rig(k: int, sampler: str = "block", *, batch_size: int = 4, chunk: int = 256) -> GraphRig:
+    """Target and draft of one family with other weights: some drafts are accepted, some are not."""
+    config = EngineConfig(
+        k=k, sampler=sampler, batch_size=batch_size, prefill_chunk=chunk, drafter="model"
+    )
+    return GraphRig(tiny("llama2", 3), tiny("llama2", 4, "draft"), config)
+
+
+def requests(
+    temperatures: Sequence[float], *, max_tokens: int = 14, stops: frozenset[int] = frozenset()
+) -> list[Request]:
+    return [
+        Request(
+            prompt,
+            SamplingParams(
+                max_tokens=max_tokens + 3 * index, temperature=temperature, seed=41 + index
+            ),
+            stop_ids=stops,
+            sample=index % 2,
+        )
+        for index, (prompt, temperature) in enumerate(zip(PROMPTS, temperatures, strict=False))
+    ]
+
+
+def check_same(rig: GraphRig, wanted: Sequence[Request]) -> None:
+    by_stages = rig.run(wanted, captured=False)
+    assert rig.run(wanted, captured=True) == by_stages
+
+
+@pytest.mark.parametrize("sampler", ["token", "block"])
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+@pytest.mark.parametrize("temperatures", [(1.5,) * 3, (0, 0.9, 2.5)])
+def test_text_is_that_of_the_stages(k: int, sampler: str, temperatures: tuple[float, ...]) -> None:
+    check_same(rig(k, sampler), requests(temperatures))
+
+
+@pytest.mark.slow
+@examples(8)
+@given(
+    k=st.integers(0, 6),
+    batch_size=st.integers(1, 5),
+    temperatures=st.lists(st.sampled_from([0, 0.4, 1.0, 3.0]), min_size=1, max_size=5),
+    max_tokens=st.integers(1, 20),
+    sampler=st.sampled_from(["token", "block"]),
+    chunk=st.integers(2, 12),
+)
+def test_text_is_that_of_the_stages_whatever_the_batch(
+    k: int,
+    batch_size: int,
+    temperatures: list[float],
+    max_tokens: int,
+    sampler: str,
+    chunk: int,
+) -> None:
+    """Sequences come and go, prompts are read in chunks beside rounds, stops end some early."""
+    rigged = rig(k, sampler, batch_size=batch_size, chunk=chunk)
+    check_same(rigged, requests(temperatures, max_tokens=max_tokens, stops=STOPS))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "attention_bias"])
+def test_other_families(family: str) -> None:
+    config = EngineConfig(k=3, batch_size=4, drafter="model")
+    check_same(GraphRig(tiny(family, 3), tiny(family, 3, "draft"), config), requests((0, 0.8, 0)))
+
+
+def test_a_draft_that_is_the_target_is_always_accepted() -> None:
+    config = EngineConfig(k=4, batch_size=2, drafter="model")
+    rigged = GraphRig(tiny("llama2", 3), tiny("llama2", 3, "draft"), config)
+    rigged.run(requests((0, 1.0), max_tokens=15), captured=True)
+    stats = summarise(rigged.traces, drafter="model", k=4, total_seconds=1.0)
+    assert stats.num_accepted == stats.num_drafted > 0
+    assert stats.num_target_passes >= stats.num_rounds / 2
+
+
+@pytest.mark.parametrize("sampler", ["match", "coupled"])
+def test_any_exact_sampler_may_be_greedy(sampler: str) -> None:
+    check_same(rig(3, sampler), requests((0, 0)))
+
+
+def test_stop_strings_end_a_text_a_round_late() -> None:
+    """The device cannot know them: one round too many is launched, and never read."""
+
+    def ends(tokens: Sequence[int]) -> int | None:
+        return 1 if sum(tokens) % 5 == 0 else None
+
+    wanted = [replace(request, match=ends) for request in requests((0, 1.2, 0.7))]
+    rigged = rig(3)
+    check_same(rigged, wanted)
+    assert any(seq.finish == "stop" for seq in rigged.sequences)
+
+
+def test_a_seed_has_one_text_however_rounds_are_run() -> None:
+    """A request that needs other rounds sends its batch through the stages until it has ended."""
+    rigged = rig(3, batch_size=2)
+
+    def mixed() -> list[Request]:
+        plain, shaped, last = requests((0.9, 0.9, 0.9))
+        params = replace(shaped.params, repetition_penalty=1.3, max_tokens=6)
+        shaper = Shaper(params, len(shaped.prompt))  # counts its text, so each run has its own
+        return [plain, replace(shaped, params=params, shaper=shaper), last]
+
+    by_stages = rigged.run(mixed(), captured=False)
+    assert rigged.run(mixed(), captured=True) == by_stages
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(max_tokens=6, temperature=0.7, top_k=5), "filters"),
+        (SamplingParams(max_tokens=6, temperature=0.7, top_p=0.9), "filters"),
+        (SamplingParams(max_tokens=6, temperature=0.7, min_p=0.1), "filters"),
+        (SamplingParams(max_tokens=6, logprobs=True), "log-probabilities"),
+        (SamplingParams(max_tokens=WINDOW), "may pass"),
+    ],
+)
+def test_requests_that_need_other_rounds(
+    params: SamplingParams, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="outrider.engine.graph"):
+        check_same(rig(2), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
+    assert len([r for r in caplog.records if reason in r.message]) == 1
+
+
+def test_only_a_change_of_batch_costs_a_call_without_outcomes() -> None:
+    rigged = rig(2, batch_size=2)
+    rigged.run(requests((0, 0), max_tokens=12), captured=True)
+    silent = [index for index, outcomes in enumerate(rigged.jobs) if not outcomes]
+    assert silent[0] == 0
+    assert len(silent) <= 2
+
+
+def test_traces_add_up() -> None:
+    rigged = rig(2, chunk=4)
+    rigged.run(requests((0, 0.8, 0, 0)), captured=True)
+    for seq in rigged.sequences:
+        own = [trace for trace in rigged.traces if trace.seq_id == seq.seq_id]
+        assert sum(trace.num_emitted for trace in own) == seq.num_emitted
+        assert sum(trace.num_emitted > 0 for trace in own) == seq.num_rounds
+        assert sum(trace.num_prompt_tokens for trace in own) <= seq.prompt_length - 1
+        assert all(trace.verify_seconds >= 0 for trace in own)
+    for index in {trace.pass_index for trace in rigged.traces}:
+        shared = [trace for trace in rigged.traces if trace.pass_index == index]
+        assert {trace.batch_size for trace in shared} == {len(shared)}
+
+
+def test_logits_that_are_no_numbers_cost_one_request() -> None:
+    """The others of its batch run the round again, with the same numbers."""
+    rigged = rig(2, batch_size=2)
+    wanted = requests((0.8, 0.8))
+    expected = rigged.run(wanted, captured=True)
+    table_VD = rigged.target._tables.embedding_VD  # pyright: ignore[reportPrivateUsage]
+    poison = next(t for t in range(VOCAB) if t not in [*wanted[0].prompt, *expected[0]])
+    kept_D = table_VD[poison].clone()
+    table_VD[poison] = torch.nan
+    try:
+        bad = Request([1, poison], wanted[1].params)
+        outputs = rigged.run([wanted[0], bad], captured=True, errors=1)
+    finally:
+        table_VD[poison] = kept_D
+    assert outputs[0] == expected[0]
+    assert isinstance(rigged.sequences[1].error, NumericsError)
+
+
+def refusal(config: EngineConfig, *, draft: bool = True) -> str:
+    rigged = GraphRig(tiny("llama2", 3), tiny("llama2", 4) if draft else None, config)
+    stages = rigged.engine(captured=False).round
+    assert isinstance(stages, Stages)
+    made = captured_round(config, stages, draft=rigged.draft, window=lambda: WINDOW)
+    assert isinstance(made, str)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (EngineConfig(drafter="ngram", page_size=PAGE), "proposes on the host"),
+        (EngineConfig(sampler="typical", page_size=PAGE), "lossy"),
+        (EngineConfig(batched_verify=False, page_size=PAGE), "layers are not ours"),
+        (EngineConfig(page_size=PAGE), "on cuda, not on cpu"),
+    ],
+)
+def test_what_cannot_be_captured(config: EngineConfig, reason: str) -> None:
+    assert reason in refusal(config)
+
+
+def test_an_engine_on_a_cpu_captures_nothing() -> None:
+    model = tiny("llama2", 3)
+    parts = Parts(model, None, model.kernels.argmax)
+    config = EngineConfig(page_size=PAGE, drafter="none")
+    engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
+    assert not isinstance(engine.round, CapturedRound)

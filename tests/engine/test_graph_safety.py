@@ -1,0 +1,144 @@
+"""A captured round must not wait for the host, and every launch must find its memory in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.capture_guard import CaptureGuard, NotCapturableError
+from doubles.graphs import PAGE, SLOTS, WINDOW, make_dense
+from doubles.rig import Request
+from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.core.config import EngineConfig
+from outrider.core.host import host_floats, host_ints
+from outrider.core.params import SamplingParams
+from outrider.core.sequence import LiveSequence
+from outrider.engine.build import Parts, build_engine
+from outrider.engine.graph import CapturedRound
+from outrider.engine.graph_build import captured_round
+from outrider.engine.graph_capture import EagerLauncher
+from outrider.engine.graph_table import RoundTable, bucket_of
+from outrider.engine.stages import Stages
+from outrider.kernels.registry import choose
+from outrider.models.decoder import Room
+from outrider.models.gpt2 import GPT2Model
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+
+REFERENCE = choose(device=torch.device("cpu"), dtype=torch.float32, force_reference=True)
+
+
+def model(family: str, seed: int) -> LlamaModel | GPT2Model:
+    """With operators of PyTorch alone, which are all seen, and attention that does not wait."""
+    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=64, max_logits=64)
+    options = LoadOptions(room=room, dtype="float32", device="cpu", force_reference=True)
+    with TemporaryDirectory() as folder:
+        path = write_checkpoint(Path(folder), variant(family), seed=seed, dtype=torch.float32)
+        made = load_model(path, options)
+    assert isinstance(made, LlamaModel | GPT2Model)
+    make_dense(made)
+    return made
+
+
+def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2") -> RoundTable:
+    """The programs of an engine that has run three requests at once, each with its own length."""
+    target, draft = model(family, 3), model(family, 4)
+    config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
+    parts = Parts(target, draft, target.kernels.argmax)
+    engine = build_engine(config, parts, num_slots=SLOTS, sink=lambda _: None)
+    assert isinstance(engine.round, Stages)
+    made = captured_round(
+        config, engine.round, draft=draft, window=lambda: WINDOW, launcher=EagerLauncher()
+    )
+    assert isinstance(made, CapturedRound)
+    engine.round = made
+    for seq_id in range(3):
+        params = SamplingParams(max_tokens=40, temperature=temperature, seed=seq_id)
+        request = Request([5 + seq_id] * (seq_id + 1), params)
+        seq = LiveSequence(seq_id, list(request.prompt), seq_id + 1, params, 40)
+        engine.submit(seq)
+    for _ in range(4):
+        engine.step()
+    return made.table
+
+
+CASES = [
+    (0, 0.0, "block", "llama2"),
+    (3, 0.0, "block", "llama2"),
+    (3, 0.9, "block", "llama2"),
+    (2, 0.9, "token", "llama2"),
+    (0, 0.9, "token", "llama2"),
+    (2, 0.9, "block", "gpt2"),
+    (2, 0.0, "block", "qwen3"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("k", "temperature", "sampler", "family"), CASES)
+def test_rounds_repeat_the_same_operators_over_the_same_memory(
+    k: int, temperature: float, sampler: str, family: str
+) -> None:
+    """Whatever the data: lengths, tokens and acceptance differ from round to round."""
+    table = table_of(k, temperature, sampler=sampler, family=family)
+    program = table.program(4, sampled=temperature > 0)
+    program()  # rooms that grow do so in a first run, which is not captured
+    guards, lengths = [CaptureGuard() for _ in range(3)], [host_ints(table.buffers.length_B)]
+    for guard in guards:
+        with guard:
+            program()
+        lengths.append(host_ints(table.buffers.length_B))
+    assert all(before != after for before, after in pairwise(lengths))
+    assert guards[0].calls == guards[1].calls == guards[2].calls
+    assert list(guards[0].outside) == list(guards[1].outside) == list(guards[2].outside)
+    assert len(guards[0].calls) > 50
+
+
+def test_all_that_outlives_a_round_is_where_it_was() -> None:
+    table = table_of(2, 0.9, sampler="block")
+    program = table.program(4, sampled=True)
+    buffers = table.buffers
+    names = list(buffers.__dataclass_fields__)
+    before = {name: getattr(buffers, name).data_ptr() for name in names}
+    program()
+    assert {name: getattr(table.buffers, name).data_ptr() for name in names} == before
+    assert table.program(4, sampled=True).buffers.length_B.data_ptr() == before["length_B"]
+
+
+def test_buckets_share_one_memory() -> None:
+    table = table_of(2, 0.0, sampler="block")
+    small, large = table.program(1, sampled=False), table.program(4, sampled=False)
+    assert small.buffers.report_BR.data_ptr() == large.buffers.report_BR.data_ptr()
+    assert [bucket_of(rows, 6) for rows in range(1, 7)] == [1, 2, 4, 4, 6, 6]
+
+
+WAITS: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "tolist": host_floats,
+    "nonzero": torch.nonzero,
+    "mask": lambda x: x[x > 0],
+    "equal": lambda x: torch.equal(x, x),
+    "from the host": lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+    "bool": lambda x: bool((x > 0).all()),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_guard_sees_what_waits(name: str) -> None:
+    x_D = torch.ones(3)
+    with CaptureGuard(), pytest.raises(NotCapturableError):
+        WAITS[name](x_D)
+
+
+def test_the_reference_attention_would_be_caught() -> None:
+    table = table_of(1, 0.0, sampler="block")
+    target = table.target
+    assert isinstance(target, LlamaModel)
+    target.kernels = REFERENCE
+    with CaptureGuard(), pytest.raises(NotCapturableError):
+        table.program(4, sampled=False)()

@@ -1,0 +1,67 @@
+"""Each benchmark runs from a clean checkout, says what it measured, and writes it down."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+# Names of what a benchmark must say, beside what all say.
+SAYS = {
+    "limits": ("ceilings", "cells", "layers", "bars"),
+    "verify_cost": ("kernels", "cells"),
+    "drafter_cost": ("kernels", "cells"),
+    "predicted": ("cells", "bar"),
+    "batch": ("kernels", "cells", "ratio_at_16", "bar"),
+    "memory_cost": ("append_us", "append_ratio", "rollback_ratio", "bars"),
+    "overhead": ("cells",),
+    "accept_cost": ("cells",),
+}
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_taste_of_it_ends_with_one_json_object(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output, script = tmp_path / "result.json", str(FOLDER / f"{name}.py")
+    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output)])
+    runpy.run_path(script, run_name="__main__")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report == json.loads(output.read_text())
+    assert report["benchmark"] == name
+    assert report["quick"] is True
+    assert report["provenance"]["packages"]["outrider"]
+    assert set(SAYS[name]) <= set(report)
+    assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
+
+
+def numbers(value: Any) -> list[float]:
+    """All of them, however deep."""
+    if isinstance(value, dict):
+        return [n for inner in value.values() for n in numbers(inner)]  # pyright: ignore
+    if isinstance(value, list):
+        return [n for inner in value for n in numbers(inner)]  # pyright: ignore
+    return [value] if isinstance(value, float) else []

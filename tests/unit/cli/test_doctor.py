@@ -1,0 +1,114 @@
+"""What doctor says of kernels, threads and ceilings, and what `--measure` forgets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.command_line import Command
+from outrider.cli import examine
+from outrider.core.errors import MachineError
+from outrider.kernels.bandwidth import Ceiling
+from outrider.kernels.measured import Answer, Timing
+from outrider.kernels.registry import Choice, Kernels, choose
+
+TIMINGS = (Timing("2", "1 row, large", 900.0), Timing("4", "1 row, large", 450.0))
+CEILINGS = (
+    Ceiling("L2", 1 << 19, 1, 70.0),
+    Ceiling("L2", 1 << 20, 2, 141.25),
+    Ceiling("memory", 1 << 27, 1, 15.0),
+    Ceiling("memory", 1 << 27, 2, 30.0),
+)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with tiles, where four threads were measured to be faster than two."""
+
+    def chosen(**wishes: Any) -> Kernels:
+        wishes["force_reference"] = True
+        kernels = choose(**wishes)
+        linear = Choice("linear", "native", kind="tiles", why="1.31x as fast as vectors")
+        why = Answer("4", TIMINGS).why
+        threads = Choice("threads", "4", why=why, timings=TIMINGS)
+        return replace(kernels, choices=(linear, *kernels.choices[1:]), threads=threads)
+
+    monkeypatch.setattr(examine, "choose", chosen)
+    monkeypatch.setattr(examine, "ceilings", lambda threads: CEILINGS)  # pyright: ignore
+
+
+def read(outrider: Command, *words: str) -> Any:
+    shown = outrider("doctor", "--json", *words)
+    assert shown.code == 0, shown.err
+    return json.loads(shown.out)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_choice_is_told_with_its_reason_and_its_figures(outrider: Command) -> None:
+    found = read(outrider)
+    assert found["kernels"][0]["kind"] == "tiles"
+    assert found["kernels"][0]["why"] == "1.31x as fast as vectors"
+    assert found["threads"]["name"] == "4"
+    assert found["threads"]["why"] == "2.00x as fast as 2 on this machine"
+    assert found["threads"]["timings"][1] == {
+        "candidate": "4",
+        "work": "1 row, large",
+        "microseconds": 450.0,
+    }
+    shown = outrider("doctor").out
+    assert "native tiles" in shown
+    assert "2.00x as fast as 2 on this machine" in shown
+
+
+@pytest.mark.usefixtures("machine")
+def test_ceilings_are_a_table_of_levels_by_threads(outrider: Command) -> None:
+    assert read(outrider)["ceilings"][1] == {
+        "level": "L2",
+        "num_bytes": 1 << 20,
+        "threads": 2,
+        "gb_per_second": 141.25,
+    }
+    lines = outrider("doctor").out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Read ceilings"))
+    table = [line.split() for line in lines[start + 1 : start + 4]]
+    assert table == [
+        ["level", "1", "thread", "2", "threads"],
+        ["L2", "70.0", "141.2"],
+        ["memory", "15.0", "30.0"],
+    ]
+
+
+def test_the_reference_has_no_ceilings(outrider: Command) -> None:
+    found = read(outrider, "--force-reference")
+    assert (found["threads"], found["ceilings"]) == (None, [])
+    assert "ceilings" not in outrider("doctor", "--force-reference").out
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_cannot_be_read_has_no_ceilings(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> object:
+        raise MachineError("no compiler.")
+
+    monkeypatch.setattr(examine, "ceilings", refuse)
+    assert read(outrider)["ceilings"] == []
+
+
+def test_measure_forgets_what_was_measured(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept, forgotten = tmp_path / "outrider/kernels-1.so", tmp_path / "outrider/measured-1.json"
+    kept.parent.mkdir()
+    kept.touch()
+    forgotten.touch()
+    read(outrider, "--force-reference")
+    assert forgotten.exists()
+    read(outrider, "--force-reference", "--measure")
+    assert kept.exists()
+    assert not forgotten.exists()

@@ -1,0 +1,84 @@
+"""The closed forms against published tables and against rounds that are played out."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.expected import (
+    acceptance_rate,
+    best_k,
+    estimated_beta,
+    expected_tokens,
+    measured_speed_up,
+    speed_up,
+)
+
+NUM_ROUNDS = 20_000
+shares = st.floats(0, 1)
+
+
+def played(beta: float, k: int, seed: int) -> list[int]:
+    """Accepted tokens of rounds: each token is a coin, and the first tails ends the round."""
+    coins = random.Random(seed)
+    return [next((i for i in range(k) if coins.random() >= beta), k) for _ in range(NUM_ROUNDS)]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_rounds_that_are_played_out_emit_what_is_expected(beta: float, k: int) -> None:
+    accepted = played(beta, k, seed=k)
+    mean = sum(accepted) / NUM_ROUNDS
+    spread = math.sqrt(sum((n - mean) ** 2 for n in accepted) / NUM_ROUNDS)
+    margin = 4 * spread / math.sqrt(NUM_ROUNDS) + 1e-12
+    assert abs(mean + 1 - expected_tokens(beta, k)) <= margin
+    assert abs(mean / k - acceptance_rate(beta, k)) <= margin / k
+    num_refused = sum(n < k for n in accepted)
+    found = estimated_beta(sum(accepted), num_refused)
+    judged = sum(accepted) + num_refused
+    assert found is not None
+    assert abs(found - beta) <= 4 * math.sqrt(beta * (1 - beta) / judged) + 1e-12
+
+
+@given(beta=shares, k=st.integers(0, 64))
+def test_the_sum_is_the_quotient(beta: float, k: int) -> None:
+    found = expected_tokens(beta, k)
+    assert 1 <= found <= k + 1
+    if beta < 0.999:
+        assert found == pytest.approx((1 - beta ** (k + 1)) / (1 - beta))
+    if k:
+        assert acceptance_rate(beta, k) <= beta + 1e-12
+
+
+@given(beta=shares, draft=st.floats(0, 10), plain=st.floats(0.1, 10), k=st.integers(0, 16))
+def test_both_forms_agree_where_verifying_costs_a_plain_pass(
+    beta: float, draft: float, plain: float, k: int
+) -> None:
+    tokens = expected_tokens(beta, k)
+    found = measured_speed_up(tokens, plain=plain, draft=draft * plain, verify=plain)
+    assert found == pytest.approx(speed_up(tokens, draft))
+
+
+def test_times_that_somebody_measured() -> None:
+    """Drafting K tokens with 1B parameters for 8B, in passes of the target; beta is 0.9."""
+    draft_times = {2: 0.36, 4: 0.69, 6: 1.02, 8: 1.35, 10: 1.67, 12: 2.01}
+    found = [round(speed_up(expected_tokens(0.9, k), t), 2) for k, t in draft_times.items()]
+    assert found == [1.99, 2.42, 2.58, 2.61, 2.57, 2.48]
+
+
+@given(beta=shares, share=st.floats(0.01, 2), highest=st.integers(0, 20))
+def test_no_other_length_is_better(beta: float, share: float, highest: int) -> None:
+    best = best_k(beta, share, highest)
+    found = speed_up(expected_tokens(beta, best), share * best)
+    assert found >= 1
+    for k in range(highest + 1):
+        assert speed_up(expected_tokens(beta, k), share * k) <= found
+
+
+def test_beta_of_nothing_is_unknown() -> None:
+    assert estimated_beta(0, 0) is None
+    assert estimated_beta(3, 1) == 0.75

@@ -1,0 +1,263 @@
+"""The faster of two kernels is found and remembered; bad memory is measured again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import env
+from outrider.kernels import contests, measured
+from outrider.kernels.build import built_kernels
+from outrider.kernels.contests import TILES, VECTORS, copied, thread_answer, tiles_answer
+from outrider.kernels.linear.quantised_native import NativeQuantised
+from outrider.kernels.measured import BUDGET_SECONDS, MARGIN, MAX_TURNS, Answer, decide, forget
+from outrider.kernels.native import NativeOps
+from outrider.kernels.registry import choose
+from outrider.kernels.topology import cache_bytes, hardware_threads, last_cache_bytes
+from unit.kernels.implementations import CPU, kernels_named, randn
+
+ASKED = {"choice": "loop", "library": "kernels-1"}
+
+
+class Race:
+    """Candidates that take the seconds they are told, by a clock of their own."""
+
+    def __init__(self, seconds: dict[str, dict[str, float]]) -> None:
+        self.now = 0.0
+        self.num_calls = 0
+        self.num_contests = 0
+        self._seconds = seconds
+
+    def clock(self) -> float:
+        return self.now
+
+    def contest(self) -> dict[str, dict[str, Callable[[], object]]]:
+        self.num_contests += 1
+        return {
+            name: {work: self._turn(seconds) for work, seconds in works.items()}
+            for name, works in self._seconds.items()
+        }
+
+    def _turn(self, seconds: float) -> Callable[[], None]:
+        def turn() -> None:
+            self.num_calls += 1
+            self.now += seconds
+
+        return turn
+
+    def decide(self, folder: Path | None = None, **asked: str) -> Answer:
+        """As a new process would."""
+        return decide(ASKED | asked, self.contest, folder=folder, clock=self.clock, known={})
+
+
+def race(plain: float, other: float) -> Race:
+    return Race({"plain": {"a": plain, "b": 1e-3}, "other": {"a": other, "b": 1e-3}})
+
+
+def test_the_faster_wins_and_says_by_how_much() -> None:
+    answer = Race({"plain": {"a": 4e-3}, "other": {"a": 2e-3}}).decide()
+    assert answer.chosen == "other"
+    assert answer.why == "2.00x as fast as plain on this machine"
+
+
+def test_gains_are_a_geometric_mean_over_works() -> None:
+    found = Race({"plain": {"a": 4e-3, "b": 1e-3}, "other": {"a": 1e-3, "b": 4e-3}}).decide()
+    assert found.chosen == "plain"
+    assert found.gain("other") == pytest.approx(1.0)
+    assert found.why == "other 1.00x as fast on this machine; below 1.05x the plainer wins"
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(0.25, 4.0))
+def test_the_plain_one_stays_unless_it_is_beaten_by_the_margin(
+    seconds: float, times: float
+) -> None:
+    found = Race({"plain": {"a": seconds}, "other": {"a": seconds / times}}).decide()
+    gain = found.gain("other")
+    assert found.chosen == ("other" if gain >= MARGIN else "plain")
+    assert gain == pytest.approx(times, rel=1e-3)
+
+
+def test_medians_are_taken_so_one_slow_turn_counts_for_nothing() -> None:
+    slow = race(2e-3, 1e-3)
+    turns = iter([1.0] + [1e-3] * 1000)
+    contest = slow.contest()
+
+    def uneven() -> None:
+        slow.now += next(turns)
+
+    contest["other"]["a"] = uneven
+    found = measured.time_in_turns(contest, started=0.0, clock=slow.clock)
+    (timing,) = (t for t in found if (t.candidate, t.work) == ("other", "a"))
+    assert timing.microseconds == 1000
+
+
+def test_the_budget_ends_a_contest() -> None:
+    slow = race(0.2, 0.2)
+    slow.decide()
+    assert slow.now < BUDGET_SECONDS + 1
+    quick = race(1e-6, 1e-6)
+    quick.decide()
+    assert quick.num_calls == 4 * (MAX_TURNS + 1)
+
+
+def test_an_answer_is_measured_once_a_machine(tmp_path: Path) -> None:
+    first, later = race(4e-3, 1e-3), race(1e-3, 4e-3)
+    answer = first.decide(tmp_path)
+    assert later.decide(tmp_path) == answer
+    assert later.num_contests == 0
+    assert [path.name.startswith("measured-") for path in tmp_path.iterdir()] == [True]
+
+
+def test_another_question_has_another_answer(tmp_path: Path) -> None:
+    assert race(4e-3, 1e-3).decide(tmp_path).chosen == "other"
+    other = race(1e-3, 4e-3)
+    assert other.decide(tmp_path, library="kernels-2").chosen == "plain"
+    assert other.num_contests == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+DAMAGE: list[Callable[[Any], str]] = [
+    lambda record: "",
+    lambda record: "[" * 100_000,
+    lambda record: json.dumps([record]),
+    lambda record: json.dumps(record | {"format": 0}),
+    lambda record: json.dumps(record | {"question": {"choice": "another"}}),
+    lambda record: json.dumps(record | {"chosen": "nobody"}),
+    lambda record: json.dumps(record | {"timings": record["timings"][1:]}),
+    lambda record: json.dumps(record | {"timings": [{"candidate": "plain"}]}),
+    lambda record: json.dumps(record).replace("4000.0", "-1"),
+    lambda record: json.dumps(record).replace("4000.0", "NaN"),
+    lambda record: json.dumps(record)[:-20],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_file_is_measured_again(
+    tmp_path: Path, damage: Callable[[Any], str]
+) -> None:
+    race(4e-3, 1e-3).decide(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(damage(json.loads(path.read_text())))
+    again = race(1e-3, 4e-3)
+    assert again.decide(tmp_path).chosen == "plain"
+    assert again.num_contests == 1
+    assert race(4e-3, 1e-3).decide(tmp_path).chosen == "plain"
+
+
+def test_without_a_writable_folder_the_process_remembers(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (None, file / "cache"):
+        once = race(4e-3, 1e-3)
+        known: measured.Known = {}
+        answers = [
+            decide(ASKED, once.contest, folder=folder, clock=once.clock, known=known)
+            for _ in range(2)
+        ]
+        assert answers[0] is answers[1]
+        assert once.num_contests == 1
+
+
+def test_the_first_of_two_processes_answers_for_both(tmp_path: Path) -> None:
+    late, early = race(1e-3, 4e-3), race(4e-3, 1e-3)
+    contest = late.contest
+
+    def overtaken() -> dict[str, dict[str, Callable[[], object]]]:
+        assert early.decide(tmp_path).chosen == "other"
+        return contest()
+
+    late.contest = overtaken
+    assert late.decide(tmp_path).chosen == "other"
+
+
+def test_forgotten_answers_are_measured_again(tmp_path: Path) -> None:
+    race(4e-3, 1e-3).decide(tmp_path)
+    (tmp_path / "kernels-1.so").touch()
+    assert forget(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels-1.so"]
+    assert race(1e-3, 4e-3).decide(tmp_path).chosen == "plain"
+    assert forget(None) == 0
+
+
+def test_a_copy_multiplies_alike_in_its_own_memory() -> None:
+    kernels = kernels_named("native-1", torch.bfloat16)
+    packed = kernels.pack(randn(70, 33).bfloat16())
+    copy = copied(packed)
+    assert copy.data.data_ptr() != packed.data.data_ptr()
+    x_NI, first_NO, second_NO = randn(3, 33, seed=1), torch.zeros(3, 70), torch.zeros(3, 70)
+    kernels.linear(x_NI, packed, first_NO)
+    packed.data.zero_()
+    kernels.linear(x_NI, copy, second_NO)
+    assert first_NO.abs().sum() > 0
+    assert torch.equal(first_NO, second_NO)
+
+
+def test_threads_are_a_contest_only_where_there_is_a_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = built_kernels(env.compiler(), env.cache_folder())
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    monkeypatch.setattr(contests, "num_physical_cores", lambda: 1)
+    monkeypatch.setattr(contests, "hardware_threads", lambda: (0,))
+    assert thread_answer(built.library, tmp_path) == Answer("1")
+    monkeypatch.setattr(contests, "hardware_threads", lambda: (0, 1))
+    monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
+    answer = thread_answer(built.library, tmp_path)
+    assert answer.chosen in ("1", "2")
+    assert {timing.candidate for timing in answer.timings} == {"1", "2"}
+    assert len({timing.work for timing in answer.timings}) == 4
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text())["question"]["hardware_threads"] == "0,1"
+
+
+def test_a_number_of_threads_that_was_asked_for_is_not_measured() -> None:
+    threads = choose(device=CPU, dtype=torch.float32, threads=3).threads
+    if threads is None:
+        pytest.skip("no native kernels")
+    assert (threads.name, threads.why, threads.timings) == ("3", "as the settings say", ())
+
+
+def test_the_machine_tells_its_threads_and_caches() -> None:
+    assert len(hardware_threads()) >= 1
+    assert all(size > 0 for size in cache_bytes().values())
+    assert last_cache_bytes(7) > 0
+
+
+def test_tiles_are_tried_where_nothing_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = built_kernels(env.compiler(), env.cache_folder())
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    library, tried = built.library, list[bool]()
+
+    def posing(kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Vectors that pose as tiles, which this machine may lack."""
+
+        def make(*arguments: object, tiles: bool) -> Any:
+            tried.append(tiles)
+            return kind(*arguments)
+
+        return make
+
+    monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(contests, "NativeOps", posing(NativeOps))
+    monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised))
+    monkeypatch.setattr(contests, "tiles_refusal", lambda _: "no AMX")  # pyright: ignore
+    assert tiles_answer(library, torch.bfloat16, "none", tmp_path) == Answer(VECTORS)
+    assert not tried
+    monkeypatch.setattr(contests, "tiles_refusal", lambda _: None)  # pyright: ignore
+    assert tiles_answer(library, torch.float32, "none", tmp_path) == Answer(VECTORS)
+    for scheme in ("none", "int8"):
+        found = tiles_answer(library, torch.bfloat16, scheme, tmp_path)
+        assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
+    assert tried == [False, True] * 2
+    assert len(list(tmp_path.iterdir())) == 2

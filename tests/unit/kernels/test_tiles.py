@@ -1,0 +1,247 @@
+"""Linears on matrix tiles: in software on any CPU, in hardware where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.core import env
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels import build, registry
+from outrider.kernels.build import Built, built_kernels
+from outrider.kernels.contests import TILES
+from outrider.kernels.linear.quantised import SCHEMES, TorchQuantised
+from outrider.kernels.linear.quantised_native import NativeQuantised
+from outrider.kernels.measured import Answer
+from outrider.kernels.native import NativeOps
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.tiles import tiles_refusal
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from unit.kernels.implementations import randn, relative_error, row_choices
+
+# As for vectors: the chains are shorter, the tolerance is the same.
+TOLERANCE = 2e-6
+# Inputs by outputs: whole steps and blocks, less than one, tails of both, groups that are odd in
+# number, more rows of the widest than stay in a cache.
+SHAPES = ((256, 64), (5, 3), (50, 77), (129, 1), (160, 70))
+FORMATS = ("bfloat16", *SCHEMES)
+
+# Compiles the kernels once more.
+pytestmark = pytest.mark.slow
+
+
+def library_of(built: Built) -> ctypes.CDLL:
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    return built.library
+
+
+@functools.cache
+def software() -> ctypes.CDLL:
+    """The kernels with tiles in software; compiled in half the time, to be run a few seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
+        return library_of(built_kernels("c++ -DOUTRIDER_SOFTWARE_TILES", env.cache_folder()))
+
+
+@functools.cache
+def tiled(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+    return kind_of(software(), form, threads)
+
+
+def kind_of(library: ctypes.CDLL, form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+    assert tiles_refusal(library) is None
+    if form in SCHEMES:
+        return NativeQuantised(library, form, threads, tiles=True)
+    return NativeOps(library, torch.bfloat16, threads, tiles=True)
+
+
+def weights(num_out: int, num_in: int) -> Tensor:
+    return randn(num_out, num_in, seed=1).bfloat16()
+
+
+def run(kind: NativeOps | NativeQuantised, packed: PackedLinear, x_NI: Tensor) -> Tensor:
+    out_NO = torch.full((x_NI.shape[0], packed.num_out), 7.0)
+    kind.linear(x_NI.contiguous(), packed, out_NO)
+    return out_NO
+
+
+def expected(form: str, weight_OI: Tensor, x_NI: Tensor) -> Tensor:
+    """Exact bits for integers; the float64 product of rounded inputs for bfloat16."""
+    if form not in SCHEMES:
+        return x_NI.bfloat16().double() @ weight_OI.double().T
+    definition = TorchQuantised(form)
+    out_NO = torch.empty(x_NI.shape[0], weight_OI.shape[0])
+    definition.linear(x_NI, definition.pack(weight_OI), out_NO)
+    return out_NO
+
+
+def assert_right(form: str, out_NO: Tensor, expected_NO: Tensor) -> None:
+    if form in SCHEMES:
+        assert torch.equal(out_NO, expected_NO)
+    else:
+        assert relative_error(out_NO, expected_NO) < TOLERANCE
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_number_of_rows_is_right_and_a_row_has_its_bits(
+    form: str, shape: tuple[int, int]
+) -> None:
+    num_in, num_out = shape
+    weight_OI, x_NI = weights(num_out, num_in), randn(40, num_in)
+    packed = tiled(form).pack(weight_OI)
+    expected_NO = expected(form, weight_OI, x_NI)
+    alone_NO = torch.cat([run(tiled(form), packed, x_1I) for x_1I in torch.split(x_NI, 1)])
+    assert_right(form, alone_NO, expected_NO)
+    for num_rows in range(1, 41):
+        assert torch.equal(run(tiled(form), packed, x_NI[:num_rows]), alone_NO[:num_rows])
+    for rows in row_choices(40):
+        assert torch.equal(run(tiled(form), packed, x_NI[rows]), alone_NO[rows])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_is_right(form: str, data: st.DataObject) -> None:
+    num_rows, num_in, num_out = (data.draw(st.integers(1, most)) for most in (40, 300, 150))
+    weight_OI, x_NI = weights(num_out, num_in), randn(num_rows, num_in)
+    packed = tiled(form).pack(weight_OI)
+    out_NO = run(tiled(form), packed, x_NI)
+    assert_right(form, out_NO, expected(form, weight_OI, x_NI))
+    summed_NO = out_NO.clone()
+    tiled(form).linear(x_NI, packed, summed_NO, accumulate=True)
+    assert torch.equal(summed_NO, out_NO + out_NO)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(form: str, threads: int) -> None:
+    kind, weight_OI, x_NI = tiled(form, threads), weights(500, 1100), randn(20, 1100)
+    alone_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    packed = kind.pack(weight_OI)
+    for num_rows in (1, 9, 20):
+        assert torch.equal(run(kind, packed, x_NI[:num_rows]), alone_NO[:num_rows])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_more_rows_than_a_cache_holds(form: str) -> None:
+    weight_OI, x_NI = weights(70, 4200), randn(150, 4200)
+    packed = tiled(form, 2).pack(weight_OI)
+    out_NO = run(tiled(form, 2), packed, x_NI)
+    assert_right(form, out_NO, expected(form, weight_OI, x_NI))
+    rows = torch.arange(1, 150, 31)
+    assert torch.equal(run(tiled(form), packed, x_NI[rows]), out_NO[rows])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_it_writes_its_output_and_nothing_else(form: str) -> None:
+    packed = tiled(form).pack(weights(77, 50))
+    assert run(tiled(form), packed, torch.empty(0, 50)).shape == (0, 77)
+    for num_rows in (1, 3, 17, 30):
+        memory = torch.full((num_rows * 77 + 64,), 5.0)
+        tiled(form).linear(randn(num_rows, 50), packed, memory[: num_rows * 77].view(-1, 77))
+        assert (memory[num_rows * 77 :] == 5.0).all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_no_number_stays_in_its_row_and_output(form: str) -> None:
+    weight_OI, x_NI = weights(70, 50), randn(20, 50)
+    right_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    x_NI[3, 7], x_NI[9, 49], weight_OI[4, 0], weight_OI[66, 40] = (torch.nan, torch.inf) * 2
+    out_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    rows, outputs = torch.ones(20, dtype=torch.bool), torch.ones(70, dtype=torch.bool)
+    rows[[3, 9]], outputs[[4, 66]] = False, False
+    assert not out_NO[~rows].isfinite().any()
+    assert not out_NO[:, ~outputs].isfinite().any()
+    assert torch.equal(out_NO[rows][:, outputs], right_NO[rows][:, outputs])
+
+
+def test_sums_run_in_the_documented_order() -> None:
+    """Two chains a step of 32 inputs, over even and odd ones; denormals are zeros."""
+    x_I, weight_I = randn(75).bfloat16(), randn(75, seed=1).bfloat16()
+    x_I[3], weight_I[8] = 1e-39, -1e-39
+    out_11 = run(tiled("bfloat16"), tiled("bfloat16").pack(weight_I[None]), x_I.float()[None])
+    x_I[3], weight_I[8] = 0, 0
+    products_I = x_I.double() * weight_I.double()
+    total = torch.zeros(())
+    for step in torch.split(products_I, 32):
+        chains = [torch.zeros(()), torch.zeros(())]
+        for i, product in enumerate(step):
+            chains[i % 2] = (chains[i % 2].double() + product).float()
+        total = total + (chains[0] + chains[1])
+    assert float(out_11) == float(total)
+
+
+def test_weights_take_the_bytes_of_whole_steps_and_blocks() -> None:
+    held = {form: tiled(form).pack(weights(70, 160)).nbytes for form in FORMATS}
+    assert held == {"bfloat16": 96 * 160 * 2, "int8": 96 * (4 + 192), "int4": 96 * 5 * (16 + 2)}
+
+
+def test_float32_has_no_tiles() -> None:
+    ops = NativeOps(software(), torch.float32, 1, tiles=True)
+    weight_OI, x_NI = randn(40, 30, seed=1), randn(5, 30)
+    exact_NO = x_NI.double() @ weight_OI.double().T
+    assert relative_error(run(ops, ops.pack(weight_OI), x_NI), exact_NO) < TOLERANCE
+
+
+@pytest.mark.parametrize("quantise", ["none", *SCHEMES])
+def test_a_pass_in_one_call_has_the_bits_of_its_operators(
+    quantise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_tiles = Built(library=software())
+
+    def built(*_: object) -> Built:
+        return with_tiles
+
+    def wins(*_: object) -> Answer:
+        return Answer(TILES)
+
+    monkeypatch.setattr(registry, "built_kernels", built)
+    monkeypatch.setattr(registry, "tiles_answer", wins)
+    options = LoadOptions(
+        room=Room(num_slots=512, page_size=8), dtype="bfloat16", device="cpu", quantise=quantise
+    )
+    model = load_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), options)
+    assert isinstance(model, LlamaModel)
+    assert model.forward() is not None
+    assert model.kernels.choices[0].kind == TILES
+
+    def logits() -> Tensor:
+        model.state.open(1, ())
+        many_MV = model.step([StepRow.chain(1, (1, 2, 3, 4, 5))], DraftNeeds()).logits_MV.clone()
+        model.state.close(1)
+        return many_MV
+
+    whole_MV = logits()
+    model.kernels = replace(model.kernels)  # equal ones, which the decoder calls itself
+    assert model.forward() is None
+    assert torch.equal(whole_MV, logits())
+    assert whole_MV.isfinite().all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_cpu_s_tiles_have_the_sums_of_the_software_s(form: str) -> None:
+    library = library_of(built_kernels(env.compiler(), env.cache_folder()))
+    refusal = tiles_refusal(library)
+    if refusal is not None:
+        pytest.skip(refusal)
+    weight_OI, x_NI = weights(1000, 1100), randn(40, 1100)
+    hardware = kind_of(library, form, 2)
+    packed = hardware.pack(weight_OI)
+    out_NO = run(hardware, packed, x_NI)
+    software_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    assert_right(form, out_NO, software_NO)
+    for rows in row_choices(40):
+        assert torch.equal(run(hardware, packed, x_NI[rows]), out_NO[rows])
