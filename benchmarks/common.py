@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +54,7 @@ def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentPars
 
 
 @contextmanager
-def reported(benchmark: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def reported(benchmark: str, options: argparse.Namespace) -> Generator[dict[str, Any]]:
     """A report to fill. When its block ends, it is written and printed as the last line."""
     report: dict[str, Any] = {"benchmark": benchmark, "provenance": provenance()}
     report["quick"] = options.quick
@@ -67,7 +67,7 @@ def reported(benchmark: str, options: argparse.Namespace) -> Iterator[dict[str, 
 
 
 @contextmanager
-def tier_folders(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
+def tier_folders(options: argparse.Namespace) -> Generator[dict[str, Path]]:
     """The folders of tiers "a" and "b"."""
     embedded = resolve(TARGET)
     if options.model is not None:

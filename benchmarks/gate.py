@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None, *, clock: Callable[[], float] = per
 
 def forwards() -> list[tuple[str, Gate]]:
     """A gate a number of rows."""
-    # A pool of two whose second core is busy makes the reference twenty times slower.
+    # A pool of two whose second core is busy makes the reference ten times slower.
     torch.set_num_threads(1)
     native, reference = embedded(force_reference=False), embedded(force_reference=True)
     choice = native.kernels.choices[0]

@@ -38,7 +38,7 @@ from common import (
     target_of,
     tier_folders,
 )
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.nn import functional
 
@@ -99,7 +99,7 @@ def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[d
         num_bytes = sum(tensor.nbytes for tensor in target_of(llm).streamed)
         read = min(seconds[scheme, f"read {number}"] for number in threads)
         spent, spent_a_round = seconds[scheme, "pass"], statistics.median(rounds[scheme][1:])
-        cell = {
+        cell: dict[str, Any] = {
             "quantise": scheme,
             "kernels": kernel_names(llm.kernels),
             "num_bytes": num_bytes,
@@ -231,9 +231,8 @@ class EagerLayers:
         x_ND = torch.ones(1, NARROW["hidden_size"])
         for layer, cache in zip(self._layers, self._keys, strict=True):
             norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
-            q_NE, k_NE, v_NE = functional.linear(norm_ND, layer["qkv.weight"]).split(
-                [64, 32, 32], 1
-            )
+            qkv_NE = functional.linear(norm_ND, layer["qkv.weight"])
+            q_NE, k_NE, v_NE = torch.split(qkv_NE, [64, 32, 32], 1)
             q_H1D = self._turned(q_NE.view(1, 2, 1, 32))
             cache[0, :, :, 33:34] = self._turned(k_NE.view(1, 1, 1, 32))
             cache[1, :, :, 33:34] = v_NE.view(1, 1, 1, 32)

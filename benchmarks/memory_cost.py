@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,8 @@ import torch
 from common import TARGET, kernel_names, options_of, reported
 
 from outrider.core.protocols import StepRow
-from outrider.models.llama import LlamaModel, Room
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.state.paged_kv import PagedKV
 
@@ -43,15 +45,14 @@ def main() -> None:
         room = Room(num_slots=sum(CONTEXTS) + 64 * len(CONTEXTS))
         model = load_model(resolve(TARGET), LoadOptions(room=room, device="cpu"))
         assert isinstance(model, LlamaModel)
-        model.state.arena.fill_(0)
+        kv = model.state
+        kv.arena.fill_(0)
         for seq_id, context in enumerate(CONTEXTS):
-            lengthen(model.state, seq_id, context)
+            lengthen(kv, seq_id, context)
         append = in_turns(
-            {c: lambda i=i: append_once(model, i) for i, c in enumerate(CONTEXTS)}, repeats
+            {c: partial(append_once, model, i) for i, c in enumerate(CONTEXTS)}, repeats
         )
-        rollback = in_turns(
-            {n: lambda n=n: rollback_once(model.state, n) for n in ROLLBACKS}, repeats
-        )
+        rollback = in_turns({n: partial(rollback_once, kv, n) for n in ROLLBACKS}, repeats)
         report |= {"kernels": kernel_names(model.kernels), "append_us": append}
         report["append_ratio"] = round(append[CONTEXTS[-1]] / append[CONTEXTS[0]], 3)
         report["rollback_us"] = rollback

@@ -10,7 +10,7 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import product
 from time import perf_counter
@@ -80,7 +80,7 @@ def describe(cell: dict[str, Any]) -> str:
 
 
 @contextmanager
-def fused(models: StepClock) -> Iterator[None]:
+def fused(models: StepClock) -> Generator[None]:
     """While entered, adds the passes of whole rounds in one call to `models`."""
     owner: Any = NativeRounds
     inner: Any = owner.__call__

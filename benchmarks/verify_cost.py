@@ -11,7 +11,7 @@ medians. The target is tier B, made anew unless a folder is named. The last line
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 @contextmanager
-def target_folder(options: argparse.Namespace) -> Iterator[Path]:
+def target_folder(options: argparse.Namespace) -> Generator[Path]:
     if options.target is not None:
         yield resolve(options.target)
         return

@@ -23,3 +23,6 @@ settings.load_profile("same")
 
 # Before anything imports the hub's client, here or in a process that a test starts.
 pytest.MonkeyPatch().setenv("HF_HUB_OFFLINE", "1")
+
+# Before anything imports Triton: its kernels are interpreted, since the suite needs no GPU.
+pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")

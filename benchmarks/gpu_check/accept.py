@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from gpu_check.clock import seconds_of
+from gpu_check.setting import Setting, check
 
 from outrider.engine.graph_build import torch_laws, triton_laws
 from outrider.engine.graph_capture import launcher_for
 from outrider.engine.graph_laws import Keys, RoundLaws, Rows
-
-from gpu_check.clock import seconds_of
-from gpu_check.setting import Setting, check
 
 K, MOST_SECONDS = 8, 30e-6
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from gpu_check.clock import seconds_of
 from gpu_check.setting import Setting
 
@@ -26,7 +25,7 @@ def measured(setting: Setting) -> dict[str, float]:
     halves = source.view(torch.bfloat16).view(-1, 4096)
     row = torch.ones(4096, dtype=torch.bfloat16, device=setting.device)
     copy = seconds_of(lambda: target.copy_(source), setting)
-    read = seconds_of(lambda: source.sum(), setting)
+    read = seconds_of(source.sum, setting)
     product = seconds_of(lambda: torch.mv(halves, row), setting)
     return {
         "copy_bytes_per_second": 2 * size / copy,

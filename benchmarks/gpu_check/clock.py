@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
-from outrider.engine.timing import DeviceTimer, synced_seconds
-
 from gpu_check.setting import Setting
+
+from outrider.engine.timing import DeviceTimer, synced_seconds
 
 
 def seconds_of(work: Callable[[], object], setting: Setting, *, calls: int = 1) -> float:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from gpu_check.setting import Setting
 
 from outrider.bench.provenance import provenance
 from outrider.kernels.registry import choose
-
-from gpu_check.setting import Setting
 
 
 def run(setting: Setting, record: dict[str, Any]) -> None:
     record |= provenance()
     record["torch_cuda"] = torch.version.cuda
     record["triton"] = _triton_version()
-    kernels = choose(device=setting.device, dtype=setting.dtype)
+    kernels = choose(
+        device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
+    )
     record["kernels"] = {choice.op: choice.name for choice in kernels.choices}
     record["exact"] = kernels.exact
     record["refusals"] = sorted({r for choice in kernels.choices for r in choice.refusals})

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.api.tokenizer import Tokenizer
-from outrider.core.params import SamplingParams
-from outrider.models.loading import resolve
-
 from gpu_check import models
 from gpu_check.rounds import Bench
 from gpu_check.setting import Setting, check
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.params import SamplingParams
+from outrider.models.loading import resolve
 
 PROMPTS = (
     "def quicksort(items):",
@@ -31,7 +31,7 @@ PROMPTS = (
 def run(setting: Setting, record: dict[str, Any]) -> None:
     tokenizer = Tokenizer.load(resolve(models.TARGET))
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
-    most = 8 if setting.quick else 96
+    most = 6 if setting.quick else 96
     depths, batches = ((3,), (2,)) if setting.quick else ((1, 4, 8), (1, 3, 8))
     room = models.room_for(max(batches), 256, rows=max(batches) * 9 + 128, logits=128)
     target = models.embedded(models.TARGET, setting, room)

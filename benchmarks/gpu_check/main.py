@@ -25,12 +25,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-
 from gpu_check import report
 from gpu_check.report import Section
 from gpu_check.setting import ROOT, Setting, SkippedError
 
-_log = logging.getLogger(__name__)
 # In the order in which they matter, should the machine be taken away. Seconds add up to 510.
 BUDGETS = {
     "environment": 20,
@@ -105,7 +103,7 @@ def run_section(name: str, setting: Setting, budget: float) -> Section:
     except SkippedError as reason:
         section.state, section.error = "skipped", str(reason)
     except Exception:
-        _log.exception("section %s", name)
+        logging.exception("section %s", name)
         section.state, section.error = "failed", traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

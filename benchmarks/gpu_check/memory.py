@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from outrider.core.params import SamplingParams
-
 from gpu_check import models
 from gpu_check.rounds import Bench, text
 from gpu_check.setting import Setting, check
+
+from outrider.core.params import SamplingParams
 
 ROUNDS = 50
 

@@ -6,11 +6,13 @@ are made where they are needed, one layer at a time, by the same rules as `outri
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from gpu_check.setting import Setting
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,10 +26,15 @@ from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.weight_reader import HEAD, Placement
 from outrider.models.weights import Weights
 
-from gpu_check.setting import Setting
-
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 PAGE = 32
+
+
+def let_go() -> None:
+    """Free what nobody names any more: engines and their programs hold each other."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def room_for(

@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from outrider.core.params import SamplingParams
-from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.kernels.registry import choose
-
 from gpu_check import models
 from gpu_check.clock import seconds_of
 from gpu_check.rounds import Bench, text
 from gpu_check.setting import Setting
+
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels.registry import choose
 
 CHUNK, STEPS = 512, 4
 
@@ -69,3 +68,4 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
         rounds.close()
         model.state.close(99)
         del model, bench, rounds
+        models.let_go()

@@ -11,7 +11,6 @@ import logging
 from typing import Any
 
 import torch
-
 from gpu_check import models
 from gpu_check.clock import seconds_of
 from gpu_check.rounds import captured_pass, read, text

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gpu_check import models
+from gpu_check.clock import seconds_of
+from gpu_check.setting import Setting
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.engine.graph_capture import launcher_for
 from outrider.models.inflate import Shape
 
-from gpu_check.clock import seconds_of
-from gpu_check.setting import Setting
-
-_log = logging.getLogger(__name__)
+LayerStep = Callable[..., Tensor]
 CONTEXT, LENGTH = 256, 2048
 HEAD = 64
 
@@ -40,24 +40,26 @@ class Layer:
 
 def run(setting: Setting, record: dict[str, Any]) -> None:
     record["cells"] = []
-    for name, shape in setting.shapes.items():
-        peer = Peer(shape, setting)
-        tries: list[tuple[str, Callable[..., Tensor]]] = [("library kernels", layer_step)]
-        if setting.on_cuda:
-            tries.append(("torch.compile", torch.compile(layer_step, dynamic=False)))
-        for kind, layer in tries:
-            cell: dict[str, Any] = {"shape": name, "kind": kind}
+    kinds: list[tuple[str, LayerStep]] = [("library kernels", layer_step)]
+    if setting.on_cuda:
+        # Last, for compiling may take what is left of the section's budget.
+        kinds.append(("torch.compile", torch.compile(layer_step, dynamic=False)))
+    for kind, layer in kinds:
+        for name, shape in setting.shapes.items():
+            record["cells"].append(cell := {"shape": name, "kind": kind})
             try:
-                launch = launcher_for(setting.device).make(
-                    lambda layer=layer: peer.step(layer), peer.rewind
-                )
-                seconds = seconds_of(launch, setting, calls=setting.rounds)
-                cell |= {"ms": 1e3 * seconds, "tokens_per_second": 1 / seconds}
+                cell |= _measure(setting, shape, layer)
             except RuntimeError as error:
-                _log.exception("peer %s", kind)
+                logging.exception("peer %s", kind)
                 cell["refused"] = str(error).splitlines()[0]
-            record["cells"].append(cell)
-        del peer
+            models.let_go()
+
+
+def _measure(setting: Setting, shape: Shape, layer: LayerStep) -> dict[str, Any]:
+    peer = Peer(shape, setting)
+    launch = launcher_for(setting.device).make(lambda: peer.step(layer), peer.rewind)
+    seconds = seconds_of(launch, setting, calls=setting.rounds)
+    return {"ms": 1e3 * seconds, "tokens_per_second": 1 / seconds}
 
 
 class Peer:
@@ -93,7 +95,7 @@ class Peer:
     def rewind(self) -> None:
         self.position_1.fill_(self.start)
 
-    def step(self, layer: Callable[..., Tensor]) -> None:
+    def step(self, layer: LayerStep) -> None:
         with torch.inference_mode():
             x_1D = self.embedding[self.token_1]
             for one in self.layers:
@@ -115,7 +117,7 @@ def normed(x_1D: Tensor, weight_D: Tensor) -> Tensor:
     ) * weight_D
 
 
-def layer_step(  # noqa: PLR0913 - torch.compile takes tensors, not objects, without a guard each
+def layer_step(  # noqa: PLR0913 torch.compile takes tensors, not objects, without a guard each
     x_1D: Tensor,
     norms_2D: Tensor,
     qkv: Tensor,

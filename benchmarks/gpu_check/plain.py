@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.core.params import SamplingParams
-
 from gpu_check import bandwidth, models
 from gpu_check.clock import seconds_of
 from gpu_check.rounds import Bench, text
 from gpu_check.setting import Setting, check
+
+from outrider.core.params import SamplingParams
 
 CONTEXT = 256
 # Shares of the copy ceiling that a shape must reach in bfloat16.
@@ -24,7 +24,7 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
     record["copy_bytes_per_second"], record["cells"] = ceiling, []
     for name, shape in setting.shapes.items():
         full = None
-        for scheme in ("none", "int8", "int4"):
+        for scheme in setting.schemes:
             room = models.room_for(1, 2048, rows=128, logits=8)
             model = models.random_model(
                 shape, setting, room, vocab_size=setting.vocabulary, quantise=scheme
@@ -57,3 +57,4 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
                 )
             rounds.close()
             del model, bench, rounds
+            models.let_go()

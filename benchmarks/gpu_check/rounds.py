@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from gpu_check.models import PAGE
+from gpu_check.setting import Setting
 
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
@@ -21,9 +23,6 @@ from outrider.engine.graph_table import MakeLaws
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
-
-from gpu_check.models import PAGE
-from gpu_check.setting import Setting
 
 _NEEDS = DraftNeeds()
 _CHUNK = 128

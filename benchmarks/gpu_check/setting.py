@@ -21,7 +21,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`quick` means sizes that a CPU runs in seconds: the sections' self-test, not a measurement."""
+    """`quick` means sizes that a CPU runs in seconds: a test of the sections, no measurement."""
 
     device: torch.device
     quick: bool
@@ -38,17 +38,21 @@ class Setting:
     def shapes(self) -> dict[str, Shape]:
         """Tier B and C shapes by name; a quick run has one that is hardly a shape at all."""
         if self.quick:
-            return {"tiny": Shape(512, 9, 8, 4, 1024)}
+            return {"tiny": Shape(256, 8, 4, 2, 704)}
         return {name: SHAPES[name] for name in ("1b", "8b")}
 
     @property
     def repeats(self) -> int:
-        return 2 if self.quick else 20
+        return 1 if self.quick else 20
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return ("none", "int4") if self.quick else ("none", "int8", "int4")
 
     @property
     def rounds(self) -> int:
         """Launches that one timing covers."""
-        return 2 if self.quick else 32
+        return 1 if self.quick else 32
 
     @property
     def vocabulary(self) -> int:

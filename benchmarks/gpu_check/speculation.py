@@ -12,6 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from gpu_check import models
+from gpu_check.clock import seconds_of
+from gpu_check.exactness import PROMPTS
+from gpu_check.rounds import Bench, captured_pass, read, text
+from gpu_check.setting import Setting, check
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
@@ -22,23 +27,18 @@ from outrider.engine.timing import synced_seconds
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 
-from gpu_check import models
-from gpu_check.clock import seconds_of
-from gpu_check.exactness import PROMPTS
-from gpu_check.rounds import Bench, captured_pass, read, text
-from gpu_check.setting import Setting, check
-
 ALPHA, LEAST = 0.8, 0.95
 
 
 def run(setting: Setting, record: dict[str, Any]) -> None:
     tokenizer = Tokenizer.load(resolve(models.TARGET))
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS[: 1 if setting.quick else 4]]
-    most = 8 if setting.quick else 128
+    most = 6 if setting.quick else 128
     depths = (2,) if setting.quick else (4, 8)
     room = models.room_for(1, 512, rows=160, logits=16)
     draft = models.embedded(models.DRAFT, setting, room)
     record["cells"] = []
+    rests = {k: _rest_seconds(setting, draft, k) for k in depths}
     for name, shape in setting.shapes.items():
         for tier in ("B", "C"):
             if tier == "B":
@@ -50,7 +50,7 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
                 bench = Bench(setting, target, draft, k=k, batch=1)
                 if tier == "C":
                     bench.make_laws = lambda _: CoinLaws(ALPHA)
-                parts = _parts(setting, bench)
+                parts = _parts(setting, bench, rests[k])
                 cell = _run(setting, bench, prompts, most)
                 predicted = cell["tokens_per_round"] / (1e-3 * parts["round_ms"])
                 cell |= parts | {
@@ -70,7 +70,8 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
                         passed=share >= LEAST,
                         detail=f"{share:.3f}",
                     )
-            del target
+            del target, bench
+            models.let_go()
 
 
 def _run(setting: Setting, bench: Bench, prompts: list[list[int]], most: int) -> dict[str, Any]:
@@ -95,14 +96,13 @@ def _run(setting: Setting, bench: Bench, prompts: list[list[int]], most: int) ->
     }
 
 
-def _parts(setting: Setting, bench: Bench) -> dict[str, float]:
+def _parts(setting: Setting, bench: Bench, rest: float) -> dict[str, float]:
     """Milliseconds of a round's parts, each captured and timed alone."""
     assert bench.draft is not None
     verify = _pass_seconds(setting, bench.target, bench.k + 1)
     first = _pass_seconds(setting, bench.draft, 2)
     step = _pass_seconds(setting, bench.draft, 1)
     drafting = first + (bench.k - 1) * step
-    rest = _rest_seconds(setting, bench.draft, bench.k)
     parts = {"draft": drafting, "verify": verify, "rest": rest, "round": drafting + verify + rest}
     return {f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()}
 

@@ -6,14 +6,13 @@ from collections import Counter
 from typing import Any
 
 import torch
+from gpu_check import models
+from gpu_check.rounds import Bench, text
+from gpu_check.setting import Setting, check
 from torch.profiler import ProfilerActivity, profile
 
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-
-from gpu_check import models
-from gpu_check.rounds import Bench, text
-from gpu_check.setting import Setting, check
 
 ROUNDS = 20
 COUNTED = (

@@ -19,7 +19,7 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
     contexts = (40,) if setting.quick else CONTEXTS
     record["cells"] = []
     for name, shape in setting.shapes.items():
-        for scheme in ("none", "int8", "int4") if name != "8b" else ("none",):
+        for scheme in ("none",) if setting.quick or name == "8b" else setting.schemes:
             room = models.room_for(1, max(contexts) + 64, rows=128, logits=8)
             model = models.random_model(
                 shape, setting, room, vocab_size=setting.vocabulary, quantise=scheme
@@ -34,6 +34,7 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
                 _note(record, name, scheme, context, found, setting)
                 model.state.close(0)
             del model, passes
+            models.let_go()
 
 
 def _note(

@@ -7,7 +7,7 @@ import pytest
 from outrider.cli.call import completion_app
 from outrider.cli.verbs import VERBS, Verb, find, names
 
-PROGRAM = "--color --config --debug --draft --log-level --no-debug --target"
+PROGRAM = "--color --config --debug --draft --log-format --log-level --no-debug --target"
 ENGINE = (
     "--arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
     "--drafter --dtype --force-reference --fused-round --k --leniency --max-ngram --min-k "

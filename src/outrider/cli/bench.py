@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from outrider.bench.sweep_plan import SweepPair, circumstances, outstanding, vis
 from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
 from outrider.bench.sweep_summary import cells, write_summary
 from outrider.cli.call import Call
+from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.options import KSweepOptions
 from outrider.cli.output import json_line
@@ -25,11 +25,7 @@ from outrider.core.errors import ConfigError, OutriderError
 
 
 def k(call: Call[KSweepOptions]) -> int:
-    logging.basicConfig(
-        level=call.resolved.program().log_level.upper(),
-        stream=sys.stderr,
-        format="outrider: %(message)s",
-    )
+    start_logging(call.resolved.program())
     setup = set_up(call)
     for note in setup.notes:
         _say(f"note: {note}")

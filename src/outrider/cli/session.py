@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from outrider import __version__
+from outrider.cli.logs import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.settings import Resolved
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from outrider.cli.paint import Painter
     from outrider.core.draft import Origin
 
+# Drafters that have no use for a draft model.
+MODELLESS = ("none", "ngram", "prediction")
+
 
 def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
     """Load what the settings name; `drafter` overrides theirs. Notes go to stderr."""
     program = resolved.program()
-    logging.basicConfig(
-        level=program.log_level.upper(),
-        stream=sys.stderr,
-        format="outrider: %(message)s",
-    )
+    start_logging(program)
+    _check_flags(resolved)
     if sys.stderr.isatty():
         # The first run compiles, which takes a while; say so.
         logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
@@ -44,6 +45,19 @@ def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
         for note in llm.notes:
             print(f"note: {note}", file=sys.stderr)
     return llm
+
+
+def _check_flags(resolved: Resolved) -> None:
+    """A draft model beside a drafter that reads none: refused where both are on the command line,
+    for the one would be ignored. A flag may override a file, which is not seen as a mistake."""
+    draft, drafter = resolved.chosen["draft"], resolved.chosen["drafter"]
+    named = draft.value not in ("auto", "none") and draft.origin == draft.setting.flag
+    modelless = drafter.value in MODELLESS and drafter.origin == drafter.setting.flag
+    if named and modelless:
+        raise ConfigError(
+            f"--draft names a model, and --drafter {drafter.value} reads none.",
+            hint="leave one of the two out",
+        )
 
 
 def _without_draft(engine: EngineConfig) -> EngineConfig:

@@ -39,6 +39,7 @@ DEFAULT = "default"
 DEFAULT_FILE = "outrider.toml"
 COLORS = ("auto", "always", "never")
 LOG_LEVELS = ("error", "warning", "info", "debug")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,9 @@ class ProgramConfig:
         "auto", "Colour tokens by origin; auto does so on a terminal.", choices=COLORS
     )
     log_level: str = setting("warning", "Least severe events to log.", choices=LOG_LEVELS)
+    log_format: str = setting(
+        "text", "How events are logged; json is one object a line.", choices=LOG_FORMATS
+    )
     debug: bool = setting(False, "Show the traceback of an error.")
 
     def __post_init__(self) -> None:

@@ -170,13 +170,12 @@ class _Lane:
         """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
         end = start + len(feed.unread)
         self.unread[start:end] = feed.unread
-        pages = list(feed.pages)
-        if pages != self._held[row]:
+        if feed.pages != self._held[row]:
+            pages = self._held[row] = list(feed.pages)
             if len(pages) > self._num_columns:
                 self._widen(2 * len(pages))
             at = row * self._num_columns
             self._pages[at : at + len(pages)] = pages
-            self._held[row] = pages
         return end
 
     def _widen(self, num_columns: int) -> None:

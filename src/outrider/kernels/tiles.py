@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 def tiles_refusal(library: ctypes.CDLL) -> str | None:
     """Why linears cannot use tiles, in one sentence; None if they can, in this process from now on.
 
-    `library` is the one of `built_kernels`. To be asked before teams of threads are made.
+    `library` is the one of `built_kernels`. The permission is for all threads of the process, those
+    that run already too.
     """
     missing: int = library.outrider_tiles_missing()
     if missing:

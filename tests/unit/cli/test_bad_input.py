@@ -45,6 +45,8 @@ BAD_VALUES = [
     (["--config", "absent.toml"], "absent.toml: No such file"),
     (["--config", "settings.ini"], "ends in .toml, .yaml or .yml"),
     (["--draft", "none", "--drafter", "model"], "--drafter model needs a draft model"),
+    (["--draft", "outrider/embedded", "--drafter", "ngram"], "--drafter ngram reads none"),
+    (["--drafter", "none", "--draft", "no-such-model"], "--drafter none reads none"),
     (["--k", "60", "--context", "32"], "k=60"),
 ]
 
@@ -79,6 +81,12 @@ def test_bad_files_exit_with_3(
     assert hint in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.weights
+def test_a_flag_may_set_aside_a_draft_that_a_file_names(outrider: Command) -> None:
+    Path("outrider.toml").write_text('draft = "outrider/embedded-draft"\n')
+    assert outrider("generate", "x", "--drafter", "ngram", "--max-tokens", "1").code == 0
 
 
 @pytest.mark.parametrize("prompt", ["", LONG])

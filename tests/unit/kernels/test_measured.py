@@ -13,11 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import env
-from outrider.kernels import contests, measured
+from outrider.kernels import contests, measured, registry
 from outrider.kernels.build import built_kernels
 from outrider.kernels.contests import TILES, VECTORS, copied, thread_answer, tiles_answer
 from outrider.kernels.linear.quantised_native import NativeQuantised
-from outrider.kernels.measured import BUDGET_SECONDS, MARGIN, MAX_TURNS, Answer, decide, forget
+from outrider.kernels.measured import (
+    BUDGET_SECONDS,
+    MARGIN,
+    MAX_TURNS,
+    Answer,
+    Timing,
+    decide,
+    forget,
+)
 from outrider.kernels.native import NativeOps
 from outrider.kernels.registry import choose
 from outrider.kernels.topology import cache_bytes, hardware_threads, last_cache_bytes
@@ -238,19 +246,9 @@ def test_tiles_are_tried_where_nothing_refuses_them(
     if built.library is None:
         pytest.skip(str(built.refusal))
     library, tried = built.library, list[bool]()
-
-    def posing(kind: Callable[..., Any]) -> Callable[..., Any]:
-        """Vectors that pose as tiles, which this machine may lack."""
-
-        def make(*arguments: object, tiles: bool) -> Any:
-            tried.append(tiles)
-            return kind(*arguments)
-
-        return make
-
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr(contests, "NativeOps", posing(NativeOps))
-    monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised))
+    monkeypatch.setattr(contests, "NativeOps", posing(NativeOps, tried))
+    monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
     monkeypatch.setattr(contests, "tiles_refusal", lambda _: "no AMX")  # pyright: ignore
     assert tiles_answer(library, torch.bfloat16, "none", tmp_path) == Answer(VECTORS)
     assert not tried
@@ -261,3 +259,36 @@ def test_tiles_are_tried_where_nothing_refuses_them(
         assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
     assert tried == [False, True] * 2
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
+    scheme: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if built_kernels(env.compiler(), env.cache_folder()).library is None:
+        pytest.skip("no native kernels")
+    timings = (Timing(VECTORS, "a", 2.0), Timing(TILES, "a", 1.0))
+    found = Answer(TILES, timings)
+    made: list[bool] = []
+    monkeypatch.setattr(registry, "tiles_answer", lambda *_: found)  # pyright: ignore
+    monkeypatch.setattr(registry, "NativeOps", posing(NativeOps, made))
+    monkeypatch.setattr(registry, "NativeQuantised", posing(NativeQuantised, made))
+    kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=scheme, threads=threads)
+    linear = kernels.choices[0]
+    assert (linear.kind, linear.timings) == (TILES, timings)
+    assert linear.why == "2.00x as fast as vectors on this machine"
+    assert linear.name.startswith("native")
+    assert True in made
+    assert kernels.threads is not None
+    assert int(kernels.threads.name) >= 1
+
+
+def posing(kind: Callable[..., Any], made: list[bool]) -> Callable[..., Any]:
+    """Vectors that pose as tiles, which this machine may lack."""
+
+    def make(*arguments: object, tiles: bool = False) -> Any:
+        made.append(tiles)
+        return kind(*arguments)
+
+    return make

@@ -22,13 +22,15 @@
 
 namespace outrider {
 
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
+
 constexpr int TILE_BLOCK = 2 * TILE_COLUMNS;
 constexpr int STEP_STRIDE = TILE_BLOCK * 4, STEP_BYTES = TILE_ROWS * STEP_STRIDE;
 // How far ahead of use memory is asked for weights.
 constexpr int TILE_PREFETCH = 8192, CACHE_LINE = 64;
 // A thread takes at least so many bytes of weights at a time: less would not repay its tiles.
 constexpr int CHUNK_BYTES = 32 * 1024;
-// Rows that meet all blocks of a chunk before the next rows do, so that they stay in the cache.
+// Bytes of rows that meet all blocks of a chunk before other rows do: they stay in the cache.
 constexpr int BAND_BYTES = 512 * 1024;
 
 // Mirrored by `_Weights` in native.py and in linear/quantised_native.py.
@@ -77,14 +79,18 @@ struct RowTiles {
     int num_dropped(int tile) const { return tile * height - first(tile); }
 };
 
-inline int blocks_of_chunk(const Team& team, int num_blocks, int64_t block_bytes, bool few_rows) {
-    if (!few_rows) return std::max(1, num_blocks / (4 * team.num_threads()));
+inline bool few_rows(const TileInputs& in) { return in.num_rows * in.stride <= BAND_BYTES; }
+
+inline int blocks_of_chunk(const Team& team, int num_blocks, int64_t block_bytes, bool are_few) {
+    if (!are_few) return std::max(1, num_blocks / (4 * team.num_threads()));
     return static_cast<int>(std::min<int64_t>(std::max<int64_t>(CHUNK_BYTES / block_bytes, 1),
                                               num_blocks));
 }
 
-inline void prefetch(const uint8_t* weights, int num_bytes) {
-    for (int at = 0; at < num_bytes; at += CACHE_LINE)
+template <int BYTES>
+inline void prefetch(const uint8_t* weights) {
+#pragma GCC unroll 32
+    for (int at = 0; at < BYTES; at += CACHE_LINE)
         __builtin_prefetch(weights + TILE_PREFETCH + at, 0, 2);
 }
 
@@ -96,7 +102,7 @@ void multiply(const uint8_t* rows, const uint8_t* more_rows, const TileInputs& i
     tiles::zero<0>(), tiles::zero<1>();
     if (BOTH) tiles::zero<2>(), tiles::zero<3>();
     for (int step = 0; step < in.num_steps; ++step, weights += STEP_BYTES) {
-        if (is_fresh) prefetch(weights, STEP_BYTES);
+        if (is_fresh) prefetch<STEP_BYTES>(weights);
         tiles::load<Shapes::ROWS_0>(rows + step * TILE_BYTES, in.stride);
         tiles::load<Shapes::COLUMNS_0>(weights, STEP_STRIDE);
         Format::template dot<0, Shapes::ROWS_0, Shapes::COLUMNS_0>();
@@ -155,8 +161,6 @@ void multiply_blocks(const TileInputs& in, int first, int last, const WeightsOf&
         }
     }
 }
-
-inline bool few_rows(const TileInputs& in) { return in.num_rows * in.stride <= BAND_BYTES; }
 
 }  // namespace outrider
 

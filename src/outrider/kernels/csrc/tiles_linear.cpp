@@ -13,8 +13,6 @@ constexpr int STEP_INPUTS = TILE_BYTES / sizeof(BFloat16);
 // Below this many inputs a second thread costs more than it saves.
 constexpr int MIN_SPLIT_INPUTS = 1 << 15;
 
-typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
-
 struct BFloat16Tiles {
     template <int C, int A, int B>
     static void dot() {

@@ -20,7 +20,6 @@ namespace outrider {
 
 namespace {
 
-typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 typedef uint8_t TileRow __attribute__((vector_size(TILE_BYTES)));
 
 struct Int8Tiles {
@@ -138,7 +137,7 @@ void add_groups(const RowTile rows, const Half half, const Panel panel, float* t
     if (rows.is_first) half.unpack(0, panel.tile(0));
     for (int g = 0; g < rows.num_groups; ++g) {
         if (rows.is_first && g + 1 < rows.num_groups) half.unpack(g + 1, panel.tile(g + 1));
-        if (rows.is_first && half.number == 0) prefetch(half.group(g), Half::GROUP_BYTES);
+        if (rows.is_first && half.number == 0) prefetch<Half::GROUP_BYTES>(half.group(g));
         tiles::zero<0>();
         tiles::load<Shapes::ROWS_0>(rows.values + g * GROUP, rows.stride);
         tiles::load<Shapes::COLUMNS_0>(panel.tile(g), TILE_BYTES);

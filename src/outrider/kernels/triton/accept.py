@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """The token and the block rule on chains, and draws from laws: verify/batched.py on a device.
 
 Four steps, each a kernel: the ratio p / q of every drafted token; for the block rule, what the
@@ -97,7 +97,7 @@ def uncovered_kernel(
     at = chain * num_drafted + kept
     if (kept > 0) & (kept < tl.load(lengths_ptr + chain)):
         share = tl.full((), 1.0, tl.float64)
-        for place in range(0, kept):
+        for place in range(kept):
             share = _times(share, tl.load(ratio_ptr + chain * num_drafted + place))
         p_law = read_law(
             p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr, at + chain, num_pieces,
@@ -128,7 +128,7 @@ def decide_kernel(
     piece = tl.arange(0, PIECES)
     share = tl.full((), 1.0, tl.float64)
     kept, kept_share = tl.full((), 0, tl.int32), tl.full((), 1.0, tl.float64)
-    for place in range(0, length):
+    for place in range(length):
         count = tl.full((), 1, tl.int32) + place
         at = chain * num_drafted + count
         ratio = tl.load(ratio_ptr + at - 1)

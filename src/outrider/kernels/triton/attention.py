@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """Softmax attention over the keys that a plan names, in two launches.
 
 `attend_kernel`: one program takes a tile of 16 rows (the query heads that share a key head, of one
@@ -53,6 +53,16 @@ def _slots(
 
 
 @triton.jit
+def _shared_steps(row, tokens, start, seq_ptr, visible_ptr, KEYS: tl.constexpr, PART: tl.constexpr):
+    """How many steps of the part that starts at `start` see keys of all rows: none in a tile of one
+    token, or of several sequences."""
+    seq, visible = tl.load(seq_ptr + row), tl.load(visible_ptr + row)
+    shares = (tokens > 1) & (tl.min(seq, 0) == tl.max(seq, 0))
+    in_part = tl.minimum(tl.maximum(tl.min(visible, 0) - start, 0), PART)
+    return tl.where(shares, in_part // KEYS, 0)
+
+
+@triton.jit
 def _step(q, keys, values, valid, best, total, mixed, scale):
     """The softmax so far, carried on by one step of keys; `best` is the largest score so far."""
     score = tl.zeros((q.shape[0], keys.shape[0]), tl.float32)
@@ -96,18 +106,12 @@ def attend_kernel(
         other=0.0,
     ).to(tl.float32)
 
-    seq, visible = tl.load(seq_ptr + row), tl.load(visible_ptr + row)
-    # Nobody shares in a tile of one token, or of several sequences.
-    shares = (tokens > 1) & (tl.min(seq, 0) == tl.max(seq, 0))
-    in_part = tl.minimum(tl.maximum(tl.min(visible, 0) - start, 0), PART)
-    num_shared = tl.where(shares, in_part // KEYS, 0)
-
-    best = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    num_shared = _shared_steps(row, tokens, start, seq_ptr, visible_ptr, KEYS, PART)
+    best, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIMS), tl.float32)
     arena = group.to(tl.int64) * group_stride
     # Turn 0 is the shared steps; turn i is the own steps of token i - 1.
-    for turn in range(0, tokens + 1):
+    for turn in range(tokens + 1):
         index = tl.maximum(turn - 1, 0)
         token = tl.minimum(first + index, end_row - 1)
         num_keys = _num_keys(visible_ptr, offsets_ptr, token, LISTED)
@@ -160,7 +164,7 @@ def merge_kernel(
     best = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((), tl.float32)
     mixed = tl.zeros((DIMS,), tl.float32)
-    for part in range(0, (num_keys + PART - 1) // PART):
+    for part in range((num_keys + PART - 1) // PART):
         part_best = tl.load(best_ptr + start + part)
         part_mixed = tl.load(
             mixed_ptr + (start + part) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0

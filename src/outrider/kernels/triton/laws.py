@@ -1,3 +1,5 @@
+# Kernels have no types.
+# pyright: reportUnknownMemberType=false
 """Sampling and acceptance on CUDA: launches of Triton kernels that never wait for the device.
 
 A law is a row of logits and a temperature, or ready probabilities. No probabilities are written

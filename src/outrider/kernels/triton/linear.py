@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """out (+)= round(x) W^T, one program for 16 rows and some outputs, over all inputs in order.
 
 Neighbouring programs have the same outputs and other rows, so they find the weights in the cache.

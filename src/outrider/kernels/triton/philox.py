@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """The numbers of core/philox.py, bit for bit, made where they are needed.
 
 A word is 32 bits held in 64, so a product of two is whole and the same lines do for any compiler.

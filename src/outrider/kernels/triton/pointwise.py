@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """What surrounds the linears: norms, rotary positions, gates, the embedding.
 
 One program computes one row, one head or one piece of a row, so rows cannot touch. Sums are

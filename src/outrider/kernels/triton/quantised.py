@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """Products by weights of 8 or 4 bits, with the bits of linear/quantised.py.
 
 Sums of integers are exact in any order, so only the floating point operations must follow the

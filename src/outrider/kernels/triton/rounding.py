@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """Rounding and dot products that mean the same to a GPU and to Triton's interpreter.
 
 The interpreter cuts numbers off where a GPU rounds to the nearest bfloat16, ties to even, and has
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton import knobs
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 """Laws as they are needed: what pieces of the vocabulary leave, and probabilities made from it.
 
 `pieces_kernel` goes over the logits once. For each piece it leaves the largest logit (divided by
 the temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
-the piece holds a NaN. `read_law` merges the pieces of a row, in one order, and `probability` makes a
-probability of a logit; every kernel that needs one uses these two, so all see the same bits.
+the piece holds a NaN. `read_law` merges the pieces of a row, in one order, and `probability` makes
+a probability of a logit; every kernel that needs one uses these two, so all see the same bits.
 
 Shapes:  as flat pointers; logits are [rows, vocabulary], what pieces leave is [rows, pieces].
 """

@@ -1,0 +1,124 @@
+"""The GPU script on a machine without one: its sections run, fail alone and are written down."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "scripts" / "gpu_check"
+
+
+def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "OUTRIDER_PYTHON": sys.executable,
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [str(SCRIPT), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+@pytest.mark.slow
+def test_every_section_runs_or_says_why_not(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    done = run("--device", "cpu", "--quick", "--output", str(output), timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(output.read_text(encoding="utf-8"))
+    states = {section["name"]: section["state"] for section in found["sections"]}
+    needs_cuda = {"syncs", "memory", "overlap", "partition"}
+    assert {name for name, state in states.items() if state == "skipped"} == needs_cuda
+    assert {state for name, state in states.items() if name not in needs_cuda} == {"passed"}
+    assert all(s["error"] for s in found["sections"] if s["state"] == "skipped")
+    assert json.loads(done.stdout.splitlines()[-1])["passed"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    kept = {"name": "environment", "state": "passed", "seconds": 1.5, "record": {}, "error": ""}
+    output.write_text(json.dumps({"sections": [kept]}), encoding="utf-8")
+    words = ("--device", "cpu", "--quick", "--output", str(output), "--resume", "--only")
+    assert run(*words, "environment", "bandwidth").returncode == 0
+    sections = json.loads(output.read_text(encoding="utf-8"))["sections"]
+    assert sections[0] == kept
+    assert [section["name"] for section in sections] == ["environment", "bandwidth"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("words", "code"), [((), 3), (("--device", "cpu"), 2)])
+def test_it_asks_for_a_device(words: tuple[str, ...], code: int) -> None:
+    done = run(*words)
+    assert done.returncode == code
+    assert "--quick" in done.stderr
+
+
+@pytest.fixture(name="main")
+def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("gpu_check.main")
+
+
+def section(
+    main: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[dict[str, Any]], None]
+) -> Any:
+    """What becomes of a section that does `work`."""
+    module = ModuleType("gpu_check.planted")
+    module.run = lambda _, record: work(record)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "gpu_check.planted", module)
+    setting = main.Setting(torch.device("cpu"), True)
+    return main.run_section("planted", setting, 0.3)
+
+
+def test_a_section_fails_alone_and_keeps_what_it_found(
+    main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(record: dict[str, Any]) -> None:
+        record["found"] = 1
+        raise ValueError("planted")
+
+    failed = section(main, monkeypatch, work)
+    assert failed.state == "failed"
+    assert failed.record == {"found": 1}
+    assert "ValueError: planted" in failed.error
+
+
+def test_a_section_ends_with_its_budget(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(record: dict[str, Any]) -> None:
+        del record
+        time.sleep(20)
+
+    started = time.perf_counter()
+    failed = section(main, monkeypatch, work)
+    assert time.perf_counter() - started < 10
+    assert failed.state == "failed"
+    assert "budget" in failed.error
+
+
+def test_a_failed_check_fails_its_section(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(record: dict[str, Any]) -> None:
+        record["checks"] = [{"name": "planted", "passed": False, "detail": "2"}]
+
+    failed = section(main, monkeypatch, work)
+    assert failed.state == "failed"
+    assert any("planted (2)" in line for line in main.report.lines([failed]))
+
+
+def test_all_budgets_fit_into_nine_minutes(main: Any) -> None:
+    assert sum(main.BUDGETS.values()) <= 510
