@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,14 +57,20 @@ def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentPars
 @contextmanager
 def reported(benchmark: str, options: argparse.Namespace) -> Generator[dict[str, Any]]:
     """A report to fill. When its block ends, it is written and printed as the last line."""
-    report: dict[str, Any] = {"benchmark": benchmark, "provenance": provenance()}
-    report["quick"] = options.quick
+    origin = provenance() | {"command": told_command(options)}
+    report: dict[str, Any] = {"benchmark": benchmark, "provenance": origin, "quick": options.quick}
     with Neighbours() as neighbours:
         yield report
     report["foreign_cpu_share"] = neighbours.share
     if options.output:
         write_json(options.output, report)
     print(json.dumps(report))
+
+
+def told_command(options: argparse.Namespace) -> str:
+    """What was run, without the places of files that mean nothing elsewhere."""
+    places = {str(options.output): "FILE", str(getattr(options, "model", None)): "FOLDER"}
+    return " ".join([Path(sys.argv[0]).name, *(places.get(word, word) for word in sys.argv[1:])])
 
 
 @contextmanager

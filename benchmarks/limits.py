@@ -55,8 +55,10 @@ CONTEXT = 256
 # A turn of tier A is many passes, or each would find its caches filled by others.
 PASSES = {"a": 20, "b": 1}
 NUM_TOKENS = 9
-SHALLOW, DEEP, QUICK_DEEP = 8, 96, 24
-NARROW = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 256}
+# So narrow that the weights of all layers stay in a core's own cache.
+SHALLOW, DEEP, QUICK_DEEP = 8, 40, 16
+NARROW = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 256}
+QKV_SIZE, HEAD_DIM = 64, NARROW["head_dim"]
 SHARE_BAR, LAYER_BAR_US = 0.78, 10.0
 
 
@@ -175,12 +177,11 @@ def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
         "num_hidden_layers": num_layers,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,
         "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
-        "dtype": "float32",
+        "dtype": "bfloat16",
     }
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens": (vocab, hidden),
@@ -189,10 +190,10 @@ def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
     for layer in range(num_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {
-            f"{prefix}self_attn.q_proj": (64, hidden),
-            f"{prefix}self_attn.k_proj": (32, hidden),
-            f"{prefix}self_attn.v_proj": (32, hidden),
-            f"{prefix}self_attn.o_proj": (hidden, 64),
+            f"{prefix}self_attn.q_proj": (2 * HEAD_DIM, hidden),
+            f"{prefix}self_attn.k_proj": (HEAD_DIM, hidden),
+            f"{prefix}self_attn.v_proj": (HEAD_DIM, hidden),
+            f"{prefix}self_attn.o_proj": (hidden, 2 * HEAD_DIM),
             f"{prefix}mlp.gate_proj": (ffn, hidden),
             f"{prefix}mlp.up_proj": (ffn, hidden),
             f"{prefix}mlp.down_proj": (hidden, ffn),
@@ -200,7 +201,8 @@ def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
             f"{prefix}post_attention_layernorm": (hidden,),
         }
     folder.mkdir(parents=True)
-    save_file(random_weights(shapes), folder / "model.safetensors")
+    weights = {name: weight.bfloat16() for name, weight in random_weights(shapes).items()}
+    save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     model = load_model(folder, LoadOptions(room=Room(num_slots=256), device="cpu"))
     assert isinstance(model, LlamaModel)
@@ -219,12 +221,13 @@ class EagerLayers:
 
     def __init__(self, num_layers: int) -> None:
         hidden, ffn = NARROW["hidden_size"], NARROW["intermediate_size"]
-        shapes = {"qkv": (128, hidden), "out": (hidden, 64), "up": (2 * ffn, hidden)}
+        shapes = {"qkv": (QKV_SIZE, hidden), "out": (hidden, 2 * HEAD_DIM)}
+        shapes |= {"up": (2 * ffn, hidden)}
         shapes |= {"down": (hidden, ffn)}
         self._layers = [random_weights(shapes) for _ in range(num_layers)]
         self._norm_D = torch.ones(hidden)
-        self._cos_D, self._sin_D = torch.ones(32), torch.zeros(32)
-        self._keys = [torch.zeros(2, 1, 1, 64, 32) for _ in range(num_layers)]
+        self._cos_D, self._sin_D = torch.ones(HEAD_DIM), torch.zeros(HEAD_DIM)
+        self._keys = [torch.zeros(2, 1, 1, 64, HEAD_DIM) for _ in range(num_layers)]
 
     @torch.inference_mode()
     def __call__(self) -> None:
@@ -232,13 +235,13 @@ class EagerLayers:
         for layer, cache in zip(self._layers, self._keys, strict=True):
             norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
             qkv_NE = functional.linear(norm_ND, layer["qkv.weight"])
-            q_NE, k_NE, v_NE = torch.split(qkv_NE, [64, 32, 32], 1)
-            q_H1D = self._turned(q_NE.view(1, 2, 1, 32))
-            cache[0, :, :, 33:34] = self._turned(k_NE.view(1, 1, 1, 32))
-            cache[1, :, :, 33:34] = v_NE.view(1, 1, 1, 32)
+            q_NE, k_NE, v_NE = torch.split(qkv_NE, [2 * HEAD_DIM, HEAD_DIM, HEAD_DIM], 1)
+            q_H1D = self._turned(q_NE.view(1, 2, 1, HEAD_DIM))
+            cache[0, :, :, 33:34] = self._turned(k_NE.view(1, 1, 1, HEAD_DIM))
+            cache[1, :, :, 33:34] = v_NE.view(1, 1, 1, HEAD_DIM)
             keys, values = cache[0, :, :, :34], cache[1, :, :, :34]
             attended = functional.scaled_dot_product_attention(q_H1D, keys, values, enable_gqa=True)
-            x_ND = x_ND + functional.linear(attended.reshape(1, 64), layer["out.weight"])
+            x_ND = x_ND + functional.linear(attended.reshape(1, 2 * HEAD_DIM), layer["out.weight"])
             norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
             gate_NF, up_NF = functional.linear(norm_ND, layer["up.weight"]).chunk(2, 1)
             fed_NF = functional.silu(gate_NF) * up_NF

@@ -45,7 +45,7 @@ class CaptureGuard(TorchDispatchMode):
     memory that they found, in the order in which it was met."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.calls: list[tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]] = []
         self.outside: dict[int, None] = {}
         self._made: dict[int, Tensor] = {}
@@ -61,7 +61,7 @@ class CaptureGuard(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         self._patch.undo()
-        super().__exit__(*error)
+        super().__exit__(*error)  # pyright: ignore[reportUnknownMemberType]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -19,7 +19,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.build import Parts, build_engine
 from outrider.engine.graph import CapturedRound
 from outrider.engine.graph_build import captured_round
-from outrider.engine.graph_capture import EagerLauncher
+from outrider.engine.graph_capture import EagerLauncher, Launcher
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
@@ -48,6 +48,7 @@ class GraphRig:
     target: LlamaModel | GPT2Model
     draft: LlamaModel | GPT2Model | None
     config: EngineConfig
+    launcher: Launcher = field(default_factory=EagerLauncher)
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
@@ -65,7 +66,7 @@ class GraphRig:
     def captured(self, stages: Stages) -> CapturedRound:
         config = replace(self.config, page_size=PAGE)
         made = captured_round(
-            config, stages, draft=self.draft, window=lambda: WINDOW, launcher=EagerLauncher()
+            config, stages, draft=self.draft, window=lambda: WINDOW, launcher=self.launcher
         )
         assert isinstance(made, CapturedRound), made
         return made
@@ -79,7 +80,7 @@ class GraphRig:
         self.traces.clear()
         self.jobs.clear()
         engine = self.engine(captured=captured)
-        self.sequences = [_live(seq_id, request) for seq_id, request in enumerate(requests)]
+        self.sequences = [live(seq_id, request) for seq_id, request in enumerate(requests)]
         for seq in self.sequences:
             engine.submit(seq)
         while engine.has_work:
@@ -93,7 +94,7 @@ class GraphRig:
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
 
 
-def _live(seq_id: int, request: Request) -> LiveSequence:
+def live(seq_id: int, request: Request) -> LiveSequence:
     return LiveSequence(
         seq_id=seq_id,
         tokens=list(request.prompt),

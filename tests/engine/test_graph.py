@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from doubles.graphs import PAGE, WINDOW, GraphRig, tiny
+from doubles.graphs import PAGE, WINDOW, GraphRig, live, tiny
 from doubles.rig import Request
 from outrider.core.config import EngineConfig
-from outrider.core.errors import NumericsError
+from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaper
 from outrider.engine.build import Parts, build_engine
@@ -193,6 +193,27 @@ def test_logits_that_are_no_numbers_cost_one_request() -> None:
     assert isinstance(rigged.sequences[1].error, NumericsError)
 
 
+class Refusing:
+    """A device that captures nothing."""
+
+    is_captured = True
+
+    def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
+        del program
+        prepare()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_stages_take_over_where_a_capture_fails(caplog: pytest.LogCaptureFixture) -> None:
+    rigged = rig(3)
+    wanted = requests((0, 0.8, 0.8))
+    by_stages = rigged.run(wanted, captured=False)
+    rigged.launcher = Refusing()
+    with caplog.at_level(logging.INFO, logger="outrider.engine.graph"):
+        assert rigged.run(wanted, captured=True) == by_stages
+    assert "a capture failed (operation not permitted" in caplog.text
+
+
 def refusal(config: EngineConfig, *, draft: bool = True) -> str:
     rigged = GraphRig(tiny("llama2", 3), tiny("llama2", 4) if draft else None, config)
     stages = rigged.engine(captured=False).round
@@ -221,3 +242,30 @@ def test_an_engine_on_a_cpu_captures_nothing() -> None:
     config = EngineConfig(page_size=PAGE, drafter="none")
     engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
     assert not isinstance(engine.round, CapturedRound)
+
+
+def test_a_full_arena_loses_no_text() -> None:
+    """Sequences that find no room make the call fail after what was decided has been told."""
+    rigged = rig(2, batch_size=2)
+    wanted = requests((0, 0.8))
+    expected = rigged.run(wanted, captured=False)
+    engine = rigged.engine(captured=True)
+    assert isinstance(engine.round, CapturedRound)
+    first, second = (live(index, request) for index, request in enumerate(wanted))
+    engine.submit(first)
+    told: list[int] = []
+    while len(told) < 4:
+        told += [token for outcome in engine.step() for token in outcome.tokens]
+    rigged.target.state.open(99, ())
+    rigged.target.state.reserve({99: rigged.target.state.num_free_tokens})
+    engine.submit(second)
+    for _ in range(3):
+        try:
+            told += [token for outcome in engine.step() for token in outcome.tokens]
+        except CapacityError:
+            rigged.target.state.close(99)
+            break
+    while engine.has_work:
+        told += [t for o in engine.step() if o.seq_id == 0 for t in o.tokens]
+    assert told == expected[0]
+    assert [seq.tokens[seq.prompt_length :] for seq in (first, second)] == expected

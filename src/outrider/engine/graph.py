@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.errors import NumericsError, SequenceError
+from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp
 from outrider.engine.graph_buffers import BROKE_TARGET, RowReport, read_reports
@@ -59,6 +59,7 @@ class CapturedRound:
     _flight: _Flight | None = None
     _budgets: list[int] = field(default_factory=list[int])
     _landed: float = 0.0
+    _failed: str | None = None
     _told: set[str] = field(default_factory=set[str])
 
     def why_not(self) -> str | None:
@@ -67,24 +68,28 @@ class CapturedRound:
     def run(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
+        # Whatever fails below leaves nothing in flight: rounds that nobody read are run again from
+        # what the host knows, with the same numbers.
         flight, self._flight = self._flight, None
         refusal = self.refusal(batch)
-        if flight is not None and flight.carries(batch) and refusal is None:
-            self._flight = self._launch(batch)
-            self._read(chunks, num_waiting)
-            return self._land(flight, batch, num_waiting)
-        outcomes = self._land(flight, batch, num_waiting) if flight is not None else []
-        left = [seq for seq in batch if seq.finish is None]
-        if refusal is not None and not outcomes:
+        if refusal is not None and flight is None:
             self._tell(refusal)
-            return self.stages.run(left, chunks, num_waiting=num_waiting)
-        if left and refusal is None:
-            self._flight = self._enter(left, num_waiting)
+            return self.stages.run(batch, chunks, num_waiting=num_waiting)
+        ahead = None
+        if flight is not None and flight.carries(batch) and refusal is None:
+            ahead = self._launch(batch)
         self._read(chunks, num_waiting)
+        outcomes = self._land(flight, batch, num_waiting) if flight is not None else []
+        if ahead is None:
+            left = [seq for seq in batch if seq.finish is None]
+            ahead = self._entered(left, num_waiting, told=bool(outcomes))
+        self._flight = ahead
         return outcomes
 
     def refusal(self, batch: Sequence[LiveSequence]) -> str | None:
         """Why this batch needs rounds of another kind; None when it does not."""
+        if self._failed is not None:
+            return self._failed
         return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
 
     def _tell(self, refusal: str) -> None:
@@ -97,12 +102,30 @@ class CapturedRound:
         if chunks:
             self.stages.verify([], chunks, num_waiting=num_waiting)
 
-    def _enter(self, batch: Sequence[LiveSequence], num_waiting: int) -> _Flight:
-        """Write rows for `batch`, once both models have read all but the pending tokens."""
+    def _prompts(self, batch: Sequence[LiveSequence]) -> list[Chunk]:
+        """What the target has not read of `batch`, but for pending tokens: prompts of new ones."""
         state = self.stages.target.state
         counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
-        unread = zip(batch, counts, strict=True)
-        self._read([Chunk(seq, count) for seq, count in unread if count], num_waiting)
+        return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
+
+    def _entered(
+        self, batch: Sequence[LiveSequence], num_waiting: int, *, told: bool
+    ) -> _Flight | None:
+        """A first round of `batch`; None where it needs another kind, or if there is no room yet
+        that outcomes are `told` before. A device that captures nothing leaves all to the stages."""
+        try:
+            self._read(self._prompts(batch), num_waiting)
+            if batch and self.refusal(batch) is None:
+                return self._enter(batch)
+        except CapacityError:
+            if not told:
+                raise
+        except RuntimeError as error:
+            self._failed = f"a capture failed ({str(error).strip().splitlines()[0]})"
+        return None
+
+    def _enter(self, batch: Sequence[LiveSequence]) -> _Flight:
+        """Write rows for `batch`, whose text the target has read up to the pending tokens."""
         self._budgets = self._wanted(batch)
         pairs = zip(batch, self._budgets, strict=True)
         self.table.enter([self.memory.enter(seq, budget) for seq, budget in pairs])
@@ -155,7 +178,6 @@ class CapturedRound:
         same numbers. Raises SequenceError for the target, NumericsError for the draft model."""
         if not report.broke:
             return
-        self._flight = None
         if report.broke & BROKE_TARGET:
             error = SequenceError(seq.seq_id)
             error.__cause__ = NumericsError("the target")

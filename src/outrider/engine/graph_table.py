@@ -53,6 +53,7 @@ class RoundTable:
     launcher: Launcher
     make_laws: MakeLaws
     _memory: _Memory | None = None
+    _buffers: RoundBuffers | None = None
     _launches: dict[tuple[int, bool], Callable[[], None]] = field(
         default_factory=dict[tuple[int, bool], Callable[[], None]]
     )
@@ -65,7 +66,8 @@ class RoundTable:
     @property
     def buffers(self) -> RoundBuffers:
         """Those of the bucket that runs now."""
-        return self._static().buffers.first(self._current[0])
+        assert self._buffers is not None
+        return self._buffers
 
     def refusal(self, seq: LiveSequence) -> str | None:
         """Why rounds of `seq` cannot be captured; None when they can."""
@@ -89,7 +91,7 @@ class RoundTable:
         bucket = bucket_of(len(entries), self.sizes.batch_size)
         sampled = any(not entry.seq.params.greedy for entry in entries)
         self._current = (bucket, sampled)
-        buffers = self.buffers
+        buffers = self._buffers = self._static().buffers.first(bucket)
 
         def write() -> None:
             buffers.write(entries)

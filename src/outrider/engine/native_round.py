@@ -187,7 +187,7 @@ def _is_native(model: CausalLM) -> TypeGuard[LlamaModel]:
 def _model(model: LlamaModel) -> RoundModel:
     forward = model.forward()
     assert isinstance(forward, NativeForward)
-    return RoundModel(forward, model.logits_MV, model.state.page_size)
+    return RoundModel(forward, model.logits, model.state.page_size)
 
 
 def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: int) -> Feed:

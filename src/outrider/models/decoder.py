@@ -91,7 +91,10 @@ class Stack(Protocol):
 
 
 class Passes:
-    """Runs a stack of a model's size over a PagedKV that it owns."""
+    """Runs a stack of a model's size over a PagedKV that it owns.
+
+    `logits_MV` is room for the logits of one step, which returns the first rows of it.
+    """
 
     def __init__(self, spec: ModelSpec, *, up_size: int, place: Placement, room: Room) -> None:
         self._room = room
@@ -104,12 +107,7 @@ class Passes:
         )
         self.scratch = _allocate(spec, up_size, place, room.max_rows)
         self._views: dict[int, Scratch] = {}
-        self._logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
-
-    @property
-    def logits_MV(self) -> Tensor:
-        """Room for the logits of one step, which `step` returns the first rows of."""
-        return self._logits_MV
+        self.logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
 
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
@@ -158,8 +156,8 @@ class Passes:
         """Packed indices of the rows that want logits, int32, and the room for those."""
         wanted = _wanted(rows)
         assert len(wanted) <= self._room.max_logits
-        wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self._logits_MV.device)
-        return wanted_M, self._logits_MV[: len(wanted)]
+        wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self.logits_MV.device)
+        return wanted_M, self.logits_MV[: len(wanted)]
 
     def _view(self, num_rows: int) -> Scratch:
         view = self._views.get(num_rows)

@@ -71,8 +71,8 @@ class LlamaModel:
         return self._passes.scratch
 
     @property
-    def logits_MV(self) -> Tensor:
-        """Room for the logits of one step; every step writes over it."""
+    def logits(self) -> Tensor:
+        """Room for the logits of one step, of shape [M, V]; every step writes over it."""
         return self._passes.logits_MV
 
     @property

@@ -54,6 +54,7 @@ def test_a_taste_of_it_ends_with_one_json_object(
     assert report["benchmark"] == name
     assert report["quick"] is True
     assert report["provenance"]["packages"]["outrider"]
+    assert report["provenance"]["command"] == f"{name}.py --quick --output FILE"
     assert set(SAYS[name]) <= set(report)
     assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
 

@@ -52,7 +52,13 @@ def test_every_section_runs_or_says_why_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
-    kept = {"name": "environment", "state": "passed", "seconds": 1.5, "record": {}, "error": ""}
+    kept: dict[str, object] = {
+        "name": "environment",
+        "state": "passed",
+        "seconds": 1.5,
+        "record": {},
+        "error": "",
+    }
     output.write_text(json.dumps({"sections": [kept]}), encoding="utf-8")
     words = ("--device", "cpu", "--quick", "--output", str(output), "--resume", "--only")
     assert run(*words, "environment", "bandwidth").returncode == 0
@@ -71,7 +77,7 @@ def test_it_asks_for_a_device(words: tuple[str, ...], code: int) -> None:
 
 @pytest.fixture(name="main")
 def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     return importlib.import_module("gpu_check.main")
 
 
@@ -79,8 +85,13 @@ def section(
     main: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[dict[str, Any]], None]
 ) -> Any:
     """What becomes of a section that does `work`."""
+
+    def run_planted(setting: object, record: dict[str, Any]) -> None:
+        del setting
+        work(record)
+
     module = ModuleType("gpu_check.planted")
-    module.run = lambda _, record: work(record)  # pyright: ignore[reportAttributeAccessIssue]
+    vars(module)["run"] = run_planted
     monkeypatch.setitem(sys.modules, "gpu_check.planted", module)
     setting = main.Setting(torch.device("cpu"), True)
     return main.run_section("planted", setting, 0.3)

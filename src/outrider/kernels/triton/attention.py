@@ -175,7 +175,8 @@ def merge_kernel(
         total = total * shrink + tl.load(total_ptr + start + part) * part_shrink
         mixed = mixed * shrink + part_mixed * part_shrink
         best = new_best
-    out = tl.where(num_keys > 0, tl.div_rn(mixed, tl.zeros_like(mixed) + total), 0.0)
+    # A token of no keys gets zeros.
+    out = tl.div_rn(mixed, tl.where(num_keys > 0, total, 1.0))
     tl.store(
         out_ptr + row * out_stride + head * HEAD_DIM + dim,
         rounded(out, out_ptr.dtype.element_ty),

@@ -14,7 +14,7 @@ from unit.kernels.test_attention import oracle
 from unit.kernels.triton.interpreted import cut_attention_small, triton_ops
 
 TREE = Sequenced(21, (-1, -1, 0, 0, 2))
-HEADS = Heads(4, 2, 16)
+HEADS, SMALL = Heads(4, 2, 16), Heads(2, 1, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,12 @@ def test_a_row_does_not_depend_on_the_pass(dtype: torch.dtype) -> None:
     case = make_pass([chain(17, 6), TREE, chain(0, 2)], heads=HEADS, dtype=dtype)
     whole_NO = run(case)
     assert relative_error(whole_NO, oracle(case)) < 2e-6
-    for rows in ([0], [5], [8], [12], [4, 5], [12, 1, 9], [7, 8, 9, 10, 11]):
+    for rows in ([0], [5], [8], [12, 1, 9], [7, 8, 9, 10, 11]):
         assert torch.equal(run(case.rows(rows)), whole_NO[rows])
 
 
 def test_only_named_slots_are_read() -> None:
-    case = make_pass([chain(10, 2), TREE], heads=Heads(2, 1, 16))
+    case = make_pass([chain(10, 2), TREE], heads=SMALL)
     whole_NO = run(case)
     assert not whole_NO.isnan().any()
     for row in (0, 1, 4, 6):
@@ -50,7 +50,7 @@ def test_only_named_slots_are_read() -> None:
 
 def test_a_neighbour_that_is_not_a_number_stays_alone() -> None:
     """A key of a later token of the chain holds NaN; earlier tokens do not see it."""
-    case = make_pass([chain(10, 4)], heads=Heads(2, 1, 16))
+    case = make_pass([chain(10, 4)], heads=SMALL)
     whole_NO = run(case)
     slot = case.keys[3][-1]
     case.k_GSD[:, slot] = torch.nan
@@ -62,17 +62,18 @@ def test_a_neighbour_that_is_not_a_number_stays_alone() -> None:
 
 def test_page_placement_changes_nothing() -> None:
     sequences = [chain(18, 2), TREE]
-    here, there = (make_pass(sequences, heads=HEADS, seed=seed) for seed in (0, 1))
+    here, there = (make_pass(sequences, heads=SMALL, seed=seed) for seed in (0, 1))
     assert not torch.equal(here.plan.pages_BP, there.plan.pages_BP)
-    assert torch.equal(run(here), run(there))
-    assert torch.equal(run(here), run(make_pass(sequences, heads=HEADS, page_size=7)))
+    out_NO = run(here)
+    assert torch.equal(out_NO, run(there))
+    assert torch.equal(out_NO, run(make_pass(sequences, heads=SMALL, page_size=7)))
 
 
 def test_a_chain_named_key_by_key_is_the_same_chain() -> None:
     sequences = [chain(20, 5), chain(0, 3)]
-    as_tree = make_pass(sequences, heads=HEADS, as_tree=True)
+    as_tree = make_pass(sequences, heads=SMALL, as_tree=True)
     assert as_tree.plan.extra_slots_E is not None
-    assert torch.equal(run(make_pass(sequences, heads=HEADS)), run(as_tree))
+    assert torch.equal(run(make_pass(sequences, heads=SMALL)), run(as_tree))
 
 
 @settings(max_examples=4)

@@ -1,0 +1,109 @@
+"""Reads each kernel as launched for typical shapes, and prints the names; no GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+sys.path.insert(0, sys.argv[1])
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from outrider.core.noise import Role
+from outrider.kernels.triton import laws, ops
+from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
+from outrider.kernels.triton.ops import HeadNorms, TritonOps
+from outrider.kernels.triton.room import Room
+from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
+
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
+    torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+TARGET = GPUTarget("cuda", 90, 32)
+CPU = torch.device("cpu")
+
+
+def type_of(argument: object) -> str:
+    if isinstance(argument, torch.Tensor):
+        return "*" + TYPES[argument.dtype]
+    return "fp32" if isinstance(argument, float) else "i32"
+
+
+def read(kernel: JITFunction[Any], _: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """In the place of `launch`: to Triton's intermediate form, which is checked."""
+    from triton._C.libtriton import ir
+
+    backend: Any = make_backend(TARGET)
+    options = backend.parse_options(
+        {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+    )
+    names = kernel.arg_names
+    signature = dict(zip(names, map(type_of, arguments), strict=False))
+    signature |= dict.fromkeys(names[len(arguments) :], "constexpr")
+    source = ASTSource(kernel, signature, constants)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = cast("Any", source).make_ir(
+        TARGET,
+        options,
+        backend.get_codegen_implementation(options),
+        backend.get_module_map(),
+        context,
+    )
+    assert module.verify()
+    sys.stdout.write(f"{kernel.__name__}\n")
+
+
+def read_ops() -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        weight_OI, x_NI, out_NO = torch.randn(64, 256), torch.randn(2, 256), torch.empty(2, 64)
+        for scheme in ("none", "int8", "int4"):
+            one = TritonOps(Room(CPU), scheme)
+            one.linear(x_NI, one.pack(weight_OI.to(dtype)), out_NO, accumulate=True)
+        one = TritonOps(Room(CPU))
+        one.rms_norm(out_NO, x_NI[0], 1e-5, torch.empty(2, 64, dtype=dtype))
+        one.layer_norm(out_NO, x_NI[0], x_NI[0], 1e-5, out_NO)
+        one.silu_mul(torch.empty(2, 128), out_NO)
+        one.gelu(out_NO, out_NO)
+        one.embed(weight_OI.to(dtype), torch.zeros(2, dtype=torch.int32), x_NI)
+        heads = Heads(8, 2, 64)
+        for sequences in ([chain(5, 3)], [Sequenced(5, (-1, -1))]):
+            case = make_pass(sequences, heads=heads, dtype=dtype)
+            arena, table_TH, norm_D = (case.k_GSD, case.v_GSD), x_NI[:, :32], torch.ones(64)
+            one.head_norm(case.qkv_NE, norm_D, norm_D, 2, 1e-5)
+            for norms in (None, HeadNorms(norm_D, norm_D, 1e-5)):
+                tables = (table_TH, table_TH)
+                one.norm_rope_append(case.qkv_NE, norms, tables, case.plan, arena)
+            out_NO = torch.empty(case.plan.num_tokens, 512)
+            one.attention(case.qkv_NE, *arena, case.plan, 1.0, out_NO)
+            out_NO = torch.empty(2, 64)
+
+
+def read_laws() -> None:
+    one, place_B = TritonLaws(Room(CPU)), torch.zeros(2, dtype=torch.int32)
+    p_BWV, q_BKV, temperature_B = torch.empty(2, 4, 9000), torch.empty(2, 3, 9000), torch.ones(2)
+    keys = RoundKeys(place_B.long(), place_B, place_B)
+    chains, out = Chains(torch.zeros(2, 3).long(), place_B), Verdicts(place_B, place_B)
+    for temperature in (temperature_B, None):
+        p, q = LawRows(p_BWV, temperature), LawRows(q_BKV, temperature)
+        for drafter in (q, None):
+            for block in (True, False):
+                one.judge(chains, p, drafter, keys, out, block=block)
+        row = LawRows(q_BKV[:, 0].contiguous(), temperature)
+        one.draw(row, keys, 0, Role.DRAFT, place_B)
+        one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
+    one.softmax(q_BKV.view(6, -1), temperature_B, q_BKV)
+    one.verify_prefix(q_BKV, chains.tokens_BK, place_B, torch.zeros(2, 3, dtype=torch.bool))
+    share_1, sums_C = torch.ones(1).double(), torch.ones(3).double()
+    for proposal in (q_BKV[0, 1], 5):
+        one.leftover(q_BKV[0, 0], proposal, share_1, q_BKV[0, 2], sums_C)
+
+
+ops.launch = laws.launch = read
+read_ops()
+read_laws()

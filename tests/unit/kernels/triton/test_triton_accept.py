@@ -1,0 +1,142 @@
+"""One call judges a batch of chains as the rules in verify/ judge each, given the same numbers.
+
+Shapes:  B = chains, K = drafted tokens, W = K + 1, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.host import host_ints
+from outrider.core.laws import Laws
+from outrider.core.noise import KeyedNoise, Role
+from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.kernels.triton import laws as laws_module
+from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
+from outrider.verify.block import BlockRule
+from outrider.verify.token import TokenRule
+from unit.kernels.implementations import randn
+from unit.kernels.triton.interpreted import triton_laws
+
+VOCAB, NUM_DRAFTED = 11, 2
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laws_module, "MOST_OF_A_PIECE", 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Three chains: greedy, short and whole, drafted by laws that are near the target's."""
+
+    seed: int
+    lengths: tuple[int, ...] = (2, 1, 2)
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.5)
+
+    @cached_property
+    def keys(self) -> RoundKeys:
+        chain_B = torch.arange(len(self.lengths))
+        return RoundKeys(self.seed * (1 + chain_B), chain_B.int(), (7 + 3 * chain_B).int())
+
+    def noise(self, chain: int) -> KeyedNoise:
+        return KeyedNoise(self.seed * (1 + chain) % 2**64, chain, 7 + 3 * chain)
+
+    def target(self) -> LawRows:
+        logits_BWV = randn(len(self.lengths), NUM_DRAFTED + 1, VOCAB, seed=self.seed % 1000) * 2
+        return LawRows(logits_BWV, torch.tensor(self.temperatures))
+
+    def drafter(self) -> LawRows:
+        near_BWV = self.target().rows_RV
+        near_BWV = near_BWV + 0.6 * randn(*near_BWV.shape, seed=1)
+        return LawRows(near_BWV[:, :-1].contiguous(), torch.tensor(self.temperatures))
+
+    def drafted(self) -> Tensor:
+        """Drawn by the kernel from the drafter's laws; -1 where there is no token."""
+        laws = self.drafter()
+        tokens_BK = torch.full((len(self.lengths), NUM_DRAFTED), -1)
+        for node in range(NUM_DRAFTED):
+            law = LawRows(laws.rows_RV[:, node].contiguous(), laws.temperature_B)
+            token_B = torch.empty(len(self.lengths), dtype=torch.int64)
+            triton_laws().draw(law, self.keys, node, Role.DRAFT, token_B)
+            tokens_BK[:, node] = torch.where(node < torch.tensor(self.lengths), token_B, -1)
+        return tokens_BK
+
+    def verdicts(
+        self, tokens_BK: Tensor, q: LawRows | None, *, block: bool
+    ) -> list[tuple[int, int]]:
+        """(accepted, next token) of each chain."""
+        num = len(self.lengths)
+        out = Verdicts(torch.full((num,), -9, dtype=torch.int32), torch.full((num,), -9))
+        chains = Chains(tokens_BK, torch.tensor(self.lengths, dtype=torch.int32))
+        triton_laws().judge(chains, self.target(), q, self.keys, out, block=block)
+        return list(zip(host_ints(out.num_accepted_B), host_ints(out.next_B), strict=True))
+
+    def expected(
+        self, rule: AcceptanceRule, tokens_BK: Tensor, p_BWV: Tensor, q_BKV: Tensor | None
+    ) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for chain, length in enumerate(self.lengths):
+            tokens = host_ints(tokens_BK[chain, :length])
+            draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[chain, :length])
+            row = JudgeRow(draft, Laws(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain))
+            (verdict,) = rule([row])
+            found.append((len(verdict.path), verdict.next_token))
+        return found
+
+
+def probabilities(laws: LawRows) -> Tensor:
+    assert laws.temperature_B is not None
+    out = torch.full_like(laws.rows_RV, torch.nan)
+    triton_laws().softmax(laws.rows_RV.view(-1, VOCAB), laws.temperature_B, out.view(-1, VOCAB))
+    return out
+
+
+@pytest.mark.slow
+@settings(max_examples=3)
+@given(seed=st.integers(-(2**60), 2**60))
+def test_chains_are_judged_as_the_rules_judge_them(seed: int) -> None:
+    case = Case(seed)
+    tokens_BK, q = case.drafted(), case.drafter()
+    p_BWV, q_BKV = probabilities(case.target()), probabilities(q)
+    for block, rule in ((True, BlockRule()), (False, TokenRule())):
+        found = case.verdicts(tokens_BK, q, block=block)
+        assert found == case.expected(rule, tokens_BK, p_BWV, q_BKV)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tokens_that_were_chosen_are_judged_by_the_token_rule(seed: int) -> None:
+    case = Case(seed)
+    tokens_BK = case.target().rows_RV[:, :-1].argmax(-1)
+    tokens_BK[0, 1] = 3
+    p_BWV = probabilities(case.target())
+    found = case.verdicts(tokens_BK, None, block=True)
+    assert found == case.expected(TokenRule(), tokens_BK, p_BWV, None)
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_draft_that_is_the_target_is_kept(block: bool) -> None:
+    case = Case(5, lengths=(2, 1, 2))
+    p = case.target()
+    same = LawRows(p.rows_RV[:, :-1].contiguous(), p.temperature_B)
+    best_BK = same.rows_RV.argmax(-1)
+    found = case.verdicts(best_BK, same, block=block)
+    assert [accepted for accepted, _ in found] == [2, 1, 2]
+
+
+def test_no_drafts_are_plain_draws() -> None:
+    case = Case(9, lengths=(0, 0, 0))
+    p_BWV = probabilities(case.target())
+    nothing_BK = torch.zeros(3, NUM_DRAFTED, dtype=torch.int64)
+    found = case.verdicts(nothing_BK, case.drafter(), block=True)
+    assert found == [
+        (0, case.noise(chain).pick(p_BWV[chain, 0], -1, Role.NEXT)) for chain in range(3)
+    ]

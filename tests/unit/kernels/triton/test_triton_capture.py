@@ -1,0 +1,122 @@
+"""What a CUDA graph can capture: calls that neither allocate nor wait for the device.
+
+Read from the source of every module of the wrappers, and watched while they run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.core.noise import Role
+from outrider.kernels.triton import laws, ops
+from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
+from outrider.kernels.triton.ops import HeadNorms
+from unit.kernels.implementations import randn
+from unit.kernels.paged_cases import Heads, Sequenced, make_pass
+from unit.kernels.triton.interpreted import triton_laws, triton_ops
+
+WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize", "host_ints", "host_floats"}
+ALLOCATES = {
+    "empty", "zeros", "ones", "full", "tensor", "arange", "cat", "stack", "clone", "contiguous",
+    "to", "float", "double", "int", "repeat", "new_empty", "new_zeros", "empty_like",
+    "zeros_like", "ones_like", "full_like", "where", "index_select", "as_tensor",
+}  # fmt: skip
+# Python's own conversions are fine; these are methods and functions of tensors.
+PLAIN = {"int"}
+
+
+@pytest.mark.parametrize("module", [ops, laws])
+def test_wrappers_call_nothing_that_waits_or_allocates(module: Any) -> None:
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    methods = {func.attr for func in calls if isinstance(func, ast.Attribute)}
+    functions = {func.id for func in calls if isinstance(func, ast.Name)}
+    assert not methods & (WAITS | ALLOCATES)
+    assert not functions & (WAITS | ALLOCATES) - PLAIN
+
+
+class Watch(TorchDispatchMode):
+    """The names of PyTorch's operators that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+# Triton's own calls are left out, since its interpreter copies tensors; what is watched are the
+# wrappers. The first call of a shape carves its room, so the second is watched.
+CASE = make_pass([Sequenced(5, (-1, 0, 0))], heads=Heads(2, 1, 16))
+X_ND, WEIGHT_D, OUT_ND = randn(3, 32), randn(32), torch.empty(3, 32)
+TABLES = (randn(9, 8), randn(9, 8))
+KEYS = RoundKeys(torch.zeros(1).long(), torch.zeros(1).int(), torch.zeros(1).int())
+LAW, TOKEN_1 = LawRows(randn(1, 9), torch.ones(1)), torch.zeros(1).long()
+
+
+def _judge() -> None:
+    chains = Chains(TOKENS_BK, LENGTHS_B)
+    triton_laws().judge(chains, P, Q, KEYS, Verdicts(TOKEN_1, TOKEN_1))
+
+
+TOKENS_BK, LENGTHS_B = torch.zeros(1, 2).long(), torch.full((1,), 2).int()
+P, Q = LawRows(randn(1, 3, 9), torch.ones(1)), LawRows(randn(1, 2, 9), torch.ones(1))
+PACKED = {scheme: triton_ops(scheme).pack(randn(32, 32)) for scheme in ("none", "int8", "int4")}
+HEAD_NORMS = HeadNorms(randn(16), randn(16), 1e-5)
+ARENA = (CASE.k_GSD, CASE.v_GSD)
+MASK_BK = torch.zeros(1, 2, dtype=torch.bool)
+CALLS: dict[str, Callable[[], None]] = {
+    "linear": lambda: triton_ops().linear(X_ND, PACKED["none"], OUT_ND),
+    "int8": lambda: triton_ops("int8").linear(X_ND, PACKED["int8"], OUT_ND),
+    "int4": lambda: triton_ops("int4").linear(X_ND, PACKED["int4"], OUT_ND),
+    "rms_norm": lambda: triton_ops().rms_norm(X_ND, WEIGHT_D, 1e-5, OUT_ND),
+    "layer_norm": lambda: triton_ops().layer_norm(X_ND, WEIGHT_D, WEIGHT_D, 1e-5, OUT_ND),
+    "rope": lambda: triton_ops().norm_rope_append(
+        CASE.qkv_NE, HEAD_NORMS, TABLES, CASE.plan, ARENA
+    ),
+    "attention": lambda: triton_ops().attention(CASE.qkv_NE, *ARENA, CASE.plan, 1.0, OUT_ND),
+    "gelu": lambda: triton_ops().gelu(X_ND, OUT_ND),
+    "argmax": lambda: triton_laws().argmax(LAW.rows_RV, TOKEN_1),
+    "prefix": lambda: triton_laws().verify_prefix(Q.rows_RV, TOKENS_BK, TOKEN_1, MASK_BK),
+    "draw": lambda: triton_laws().draw(LAW, KEYS, 0, Role.DRAFT, TOKEN_1),
+    "judge": _judge,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_runs_no_operator_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+
+    def note(kernel: Any, *_: object, **__: object) -> None:
+        launched.append(kernel)
+
+    monkeypatch.setattr(ops, "launch", note)
+    monkeypatch.setattr(laws, "launch", note)
+    CALLS[name]()
+    num_launches = len(launched)
+    with Watch() as watch:
+        CALLS[name]()
+    assert watch.seen == set()
+    assert len(launched) == 2 * num_launches > 0
+
+
+def test_a_room_grows_and_keeps_what_captures_saw() -> None:
+    from outrider.kernels.triton.room import Room
+
+    room = Room(torch.device("cpu"), 1 << 20)
+    (small,) = room.carve(((3, 5), torch.float32))
+    small.fill_(7)
+    (big,) = room.carve(((1 << 19,), torch.float32))
+    assert big.data_ptr() % 256 == small.data_ptr() % 256
+    assert small.eq(7).all()
+    first, second = room.carve(((3,), torch.int8), ((2, 2), torch.float64))
+    assert second.data_ptr() - first.data_ptr() == 256

@@ -1,0 +1,26 @@
+"""Every kernel is also read by Triton's compiler, for sm_90, up to its own intermediate form.
+
+The interpreter does not check types or what a loop carries. It runs in a process of its own, since
+this one has asked for the interpreter.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_compiler_accepts_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    program = Path(__file__).with_name("compile_all.py")
+    tests = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, str(program), tests], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels = set(done.stdout.split())
+    assert len(kernels) == 22, sorted(kernels)
