@@ -45,7 +45,7 @@ class RoundModel:
 @dataclass(frozen=True, slots=True)
 class Feed:
     """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
-    room for them and for the draft."""
+    room for them and for the draft: always the same object of a sequence, which only grows."""
 
     length: int
     unread: Sequence[int]
@@ -149,7 +149,7 @@ class _Lane:
 
     def __init__(self, model: RoundModel, batch_size: int) -> None:
         forward, size = model.forward, model.forward.max_tokens
-        self.model, self.batch_size = model, batch_size
+        self._batch_size = batch_size
         self.unread = (c_int32 * size)()
         self._columns = [(c_int32 * size)() for _ in range(6)]
         self.memory = _Memory(forward.address, forward.blank_pass(model.page_size))
@@ -160,6 +160,8 @@ class _Lane:
         self.memory.tokens, self.memory.positions, self.memory.slots = tokens, positions, slots
         self.memory.seq, self.memory.visible, self.memory.wanted = seq, visible, wanted
         self.memory.logits = model.logits_MV.data_ptr()
+        self._held: list[tuple[Sequence[int], int]] = [((), 0)] * batch_size
+        self._num_columns, self._pages = 0, (c_int32 * 0)()
         self._widen(16)
 
     @property
@@ -170,23 +172,26 @@ class _Lane:
         """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
         end = start + len(feed.unread)
         self.unread[start:end] = feed.unread
-        if feed.pages != self._held[row]:
-            pages = self._held[row] = list(feed.pages)
-            if len(pages) > self._num_columns:
-                self._widen(2 * len(pages))
-            at = row * self._num_columns
-            self._pages[at : at + len(pages)] = pages
+        held, num_listed = self._held[row]
+        pages, count = feed.pages, len(feed.pages)
+        if pages is held and count == num_listed:
+            return end
+        if count > self._num_columns:
+            self._widen(2 * count)
+        at = row * self._num_columns
+        self._pages[at : at + count] = pages
+        self._held[row] = pages, count
         return end
 
     def _widen(self, num_columns: int) -> None:
-        """Make a table for so many pages a row, which takes the place of the old one."""
-        held = getattr(self, "_held", [[] for _ in range(self.batch_size)])
-        self._num_columns, self._held = num_columns, held
-        self._pages = (c_int32 * (num_columns * self.batch_size))()
-        for row, pages in enumerate(held):
-            self._pages[row * num_columns : row * num_columns + len(pages)] = pages
+        """Make room for so many pages a row; rows keep those that they have."""
+        pages = (c_int32 * (num_columns * self._batch_size))()
+        for row, (_, count) in enumerate(self._held):
+            old, new = row * self._num_columns, row * num_columns
+            pages[new : new + count] = self._pages[old : old + count]
+        self._pages, self._num_columns = pages, num_columns
         self.memory.described.num_page_columns = num_columns
-        self.memory.described.pages = ctypes.addressof(self._pages)
+        self.memory.described.pages = ctypes.addressof(pages)
 
 
 class NativeRounds:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.noise import ROOT
@@ -37,6 +38,21 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
+    listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    num_listed: int = 0
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """`pages` as an array. Pages are only ever added, so only new ones are written."""
+        count, done = len(self.pages), self.num_listed
+        if count > len(self.listed):
+            grown = np.zeros(2 * count, np.int32)
+            grown[:done] = self.listed[:done]
+            self.listed = grown
+        if count > done:
+            self.listed[done:count] = self.pages[done:]
+            self.num_listed = count
+        return self.listed[:count]
 
     @property
     def staged_is_chain(self) -> bool:
@@ -138,7 +154,8 @@ class PagedKV:
             self._sequences[seq_id].pages += [self._pool.take() for _ in range(num_pages)]
 
     def pages(self, seq_id: int) -> Sequence[int]:
-        """The pages of a sequence in order; slot t of it lies in page t // page_size."""
+        """The pages of a sequence in order; slot t of it lies in page t // page_size. The same
+        object at every call, to which pages are only ever added."""
         return self._sequences[seq_id].pages
 
     def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -189,10 +206,12 @@ class PagedKV:
         return [pages[t // size] * size + t % size for t in range(start, start + count)]
 
     def _tables(self, rows: Sequence[StepRow]) -> _Table:
-        tables = [self._sequences[row.seq_id].pages for row in rows]
+        tables = [self._sequences[row.seq_id].table for row in rows]
+        if len(tables) == 1:
+            return tables[0][None]
         pages_BP = np.zeros((len(rows), max(map(len, tables))), dtype=np.int32)
-        for index, pages in enumerate(tables):
-            pages_BP[index, : len(pages)] = pages
+        for index, table in enumerate(tables):
+            pages_BP[index, : len(table)] = table
         return pages_BP
 
     def _commit(self, seq: _Sequence, path: Sequence[int]) -> int:

@@ -57,9 +57,15 @@ def test_why_triton_is_passed_over(
     refusal: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda name: name if package else None)
+    def found(_: str) -> str | None:
+        return "triton" if package else None
+
+    def its_capability(_: torch.device) -> tuple[int, int] | None:
+        return capability
+
+    monkeypatch.setattr(registry, "find_spec", found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", its_capability)
     told = refusal_of(torch.device("cuda"), torch.float32)
     assert told == f"native: it runs on cpu, not on cuda; triton: {refusal}"
 

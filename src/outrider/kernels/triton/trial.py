@@ -20,6 +20,8 @@ from outrider.kernels.triton.ops import TritonOps
 _ROWS = 37
 _HEADS, _KV_HEADS, _DIM = 4, 2, 64
 _PAGE, _COMMITTED = 16, 290
+# Inputs and outputs.
+_SIZES = (512, 256)
 
 
 def rows_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
@@ -28,9 +30,10 @@ def rows_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool
 
 
 def _linear_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
-    packed = ops.pack(_waves((256, 512), device, torch.float32).to(dtype))
-    x_NI = _waves((_ROWS, 512), device, torch.float32)
-    out_NO, alone_NO = (torch.zeros(_ROWS, 256, device=device) for _ in range(2))
+    num_in, num_out = _SIZES
+    packed = ops.pack(_waves((num_out, num_in), device, dtype))
+    x_NI = _waves((_ROWS, num_in), device, torch.float32)
+    out_NO, alone_NO = (torch.zeros(_ROWS, num_out, device=device) for _ in range(2))
     ops.linear(x_NI, packed, out_NO)
     for row in range(_ROWS):
         ops.linear(x_NI[row : row + 1], packed, alone_NO[row : row + 1])

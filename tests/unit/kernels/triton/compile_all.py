@@ -1,16 +1,17 @@
+# Triton's compiler has no types.
+# pyright: basic, reportPrivateImportUsage=false
 """Reads each kernel as launched for typical shapes, and prints the names; no GPU is needed."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, cast
+from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction
 
 from outrider.core.noise import Role
 from outrider.kernels.triton import laws, ops
@@ -33,7 +34,7 @@ def type_of(argument: object) -> str:
     return "fp32" if isinstance(argument, float) else "i32"
 
 
-def read(kernel: JITFunction[Any], _: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """In the place of `launch`: to Triton's intermediate form, which is checked."""
     from triton._C.libtriton import ir
 
@@ -48,7 +49,7 @@ def read(kernel: JITFunction[Any], _: tuple[int, ...], *arguments: Any, **consta
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    module = cast("Any", source).make_ir(
+    module = source.make_ir(
         TARGET,
         options,
         backend.get_codegen_implementation(options),

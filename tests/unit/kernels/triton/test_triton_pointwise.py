@@ -23,16 +23,12 @@ def test_norms_and_gates_are_those_of_the_reference(shape: tuple[int, int]) -> N
     x_ND, weight_D, bias_D = randn(num_rows, size), randn(size, seed=1), randn(size, seed=2)
     gate_up_N2F = randn(num_rows, 2 * size, seed=3) * 5
     out_ND, expected_ND = torch.empty(num_rows, size), torch.empty(num_rows, size)
-    for mine, other in (
-        (triton_ops().rms_norm, KERNELS.rms_norm),
-        (
-            lambda *a: triton_ops().layer_norm(a[0], a[1], bias_D, *a[2:]),
-            lambda *a: KERNELS.layer_norm(a[0], a[1], bias_D, *a[2:]),
-        ),
-    ):
-        mine(x_ND, weight_D, 1e-5, out_ND)
-        other(x_ND, weight_D, 1e-5, expected_ND)
-        assert relative_error(out_ND, expected_ND.double()) < 1e-6
+    for kernels, into_ND in ((triton_ops(), out_ND), (KERNELS, expected_ND)):
+        kernels.rms_norm(x_ND, weight_D, 1e-5, into_ND)
+    assert relative_error(out_ND, expected_ND.double()) < 1e-6
+    for kernels, into_ND in ((triton_ops(), out_ND), (KERNELS, expected_ND)):
+        kernels.layer_norm(x_ND, weight_D, bias_D, 1e-5, into_ND)
+    assert relative_error(out_ND, expected_ND.double()) < 1e-6
     triton_ops().silu_mul(gate_up_N2F, out_ND)
     KERNELS.silu_mul(gate_up_N2F, expected_ND)
     assert relative_error(out_ND, expected_ND.double()) < 1e-6
@@ -61,16 +57,15 @@ TREE = Sequenced(5, (-1, -1, 0, 0))
 HEADS = Heads(3, 1, 12)
 
 
-def turned(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def turned() -> tuple[Tensor, Tensor]:
     angle_TH = torch.arange(20)[:, None] * 0.7 ** torch.arange(6)
-    del dtype
     return angle_TH.cos(), angle_TH.sin()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rope_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
     mine, other = (make_pass([TREE, chain(2, 3)], heads=HEADS, dtype=dtype) for _ in range(2))
-    tables = turned(dtype)
+    tables = turned()
     triton_ops().rope_append(mine.qkv_NE, *tables, mine.plan, mine.k_GSD, mine.v_GSD)
     reference(dtype).rope_append(other.qkv_NE, *tables, other.plan, other.k_GSD, other.v_GSD)
     assert torch.equal(mine.qkv_NE, other.qkv_NE)
@@ -80,7 +75,7 @@ def test_rope_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
 
 def test_norm_rope_and_append_in_one_have_the_bits_of_two() -> None:
     one, two = (make_pass([TREE], heads=HEADS) for _ in range(2))
-    tables, norms = turned(torch.float32), HeadNorms(randn(12, seed=1), randn(12, seed=2), 1e-6)
+    tables, norms = turned(), HeadNorms(randn(12, seed=1), randn(12, seed=2), 1e-6)
     arena = (one.k_GSD, one.v_GSD)
     triton_ops().norm_rope_append(one.qkv_NE, norms, tables, one.plan, arena)
     triton_ops().head_norm(two.qkv_NE, norms.q_weight_D, norms.k_weight_D, 1, norms.eps)
@@ -94,7 +89,7 @@ def test_a_negative_slot_writes_nothing() -> None:
     before_GSD = case.k_GSD.clone()
     slots = host_ints(case.plan.slots_N)
     case.plan.slots_N[1] = -1
-    tables = turned(torch.float32)
+    tables = turned()
     triton_ops().rope_append(case.qkv_NE, *tables, case.plan, case.k_GSD, case.v_GSD)
     same_S = (case.k_GSD == before_GSD).nan_to_num(0).all(0).all(-1)
     assert bool(same_S[slots[1]])

@@ -1,0 +1,134 @@
+"""The Triton side of the registry, in the interpreter: operators, the trial, a pass of a model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.tiny_checkpoints import random_llama, variant
+from outrider.core.errors import NumericsError
+from outrider.core.host import host_ints, host_rows
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.sampling import PLAIN
+from outrider.kernels import registry
+from outrider.kernels.registry import OPS, Kernels
+from outrider.kernels.triton import trial
+from outrider.kernels.triton.eager import EagerLaws
+from outrider.kernels.triton.ops import TritonOps
+from outrider.kernels.triton.room import Room
+from outrider.models import loading
+from outrider.models.decoder import Room as Space
+from outrider.models.llama import LlamaModel
+from unit.kernels.implementations import randn, relative_error
+from unit.kernels.triton.interpreted import CPU, cut_attention_small
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@functools.cache
+def eager() -> EagerLaws:
+    return EagerLaws(Room(CPU), CPU)
+
+
+@pytest.fixture(autouse=True)
+def short_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_ROWS", 3)
+    monkeypatch.setattr(trial, "_COMMITTED", 17)
+    monkeypatch.setattr(trial, "_SIZES", (32, 16))
+    cut_attention_small(monkeypatch, part=16, keys=16)
+
+
+def side(quantise: str = "none") -> Kernels:
+    make: Any = vars(registry)["_triton"]
+    return make(CPU, torch.float32, quantise, ("native: a test",))
+
+
+def test_every_operator_is_tritons() -> None:
+    kernels = side()
+    assert [choice.op for choice in kernels.choices] == list(OPS)
+    assert {choice.name for choice in kernels.choices} == {"triton"}
+    assert {choice.refusals for choice in kernels.choices} == {("native: a test",)}
+    assert kernels.exact
+
+
+def test_quantised_linears_say_so() -> None:
+    assert side("int4").choices[0].name == "triton int4"
+
+
+def test_a_trial_finds_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = TritonOps.linear
+
+    def careless(self: TritonOps, x_NI: Tensor, packed: Any, out_NO: Tensor, *rest: bool) -> None:
+        linear(self, x_NI, packed, out_NO, *rest)
+        if x_NI.shape[0] == 1:
+            out_NO.mul_(1 + 2**-22)
+
+    monkeypatch.setattr(TritonOps, "linear", careless)
+    assert not side().exact
+
+
+def test_what_the_host_asks_is_what_the_definitions_say() -> None:
+    logits_NV = randn(2, 40)
+    out_NV, expected_NV = torch.empty(2, 40), torch.empty(2, 40)
+    eager().softmax(logits_NV, 0.7, out_NV)
+    PLAIN.softmax(logits_NV, 0.7, expected_NV)
+    assert relative_error(out_NV, expected_NV.double()) < 1e-6
+    for uniform in (0.0, 0.61):
+        assert eager().pick(out_NV[0], uniform) == PLAIN.pick(out_NV[0], uniform)
+    for proposal in (out_NV[1], 7):
+        left_V, left = eager().leftover(out_NV[0], proposal, 0.9)
+        expected_V, expected = PLAIN.leftover(out_NV[0], proposal, 0.9)
+        assert relative_error(left_V, expected_V) < 1e-7
+        assert left == pytest.approx(expected, rel=1e-12)
+    assert eager().argmax(logits_NV) == [int(row.argmax()) for row in logits_NV]
+    len_B, mask_BK = eager().verify_prefix(logits_NV[None], logits_NV.argmax(-1)[None])
+    assert (host_ints(len_B), host_rows(mask_BK)) == ([2], [[True, True]])
+    len_B, mask_BK = eager().verify_prefix(torch.empty(2, 0, 5), torch.empty(2, 0).long())
+    assert (host_ints(len_B), mask_BK.shape) == ([0, 0], (2, 0))
+
+
+def test_other_dtypes_go_to_the_definitions() -> None:
+    law_V = torch.softmax(randn(20).double(), -1)
+    assert eager().pick(law_V, 0.4) == PLAIN.pick(law_V, 0.4)
+    left_V, _ = eager().leftover(law_V, 3)
+    assert left_V.dtype == torch.float64
+    out_1V = torch.empty(1, 20, dtype=torch.float64)
+    eager().softmax(law_V[None], 1.0, out_1V)
+    assert torch.equal(out_1V[0], torch.softmax(law_V, -1))
+
+
+def test_a_law_that_is_not_numbers_is_an_error() -> None:
+    with pytest.raises(NumericsError):
+        eager().pick(torch.full((20,), torch.nan), 0.5)
+
+
+def logits_of(model: LlamaModel, tokens: list[int], seq_id: int) -> Tensor:
+    return model.step([StepRow.chain(seq_id, tokens)], DraftNeeds()).logits_MV.clone()
+
+
+@pytest.mark.slow
+def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With norms of heads; and a pass of three tokens is three passes, bit for bit."""
+    space = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8)
+    plain = random_llama(variant("qwen3"), room=space)
+    kernels = side()
+
+    def chosen(**_: object) -> Kernels:
+        return kernels
+
+    monkeypatch.setattr(loading, "choose", chosen)
+    model = random_llama(variant("qwen3"), room=space)
+    assert model.kernels is kernels
+    for one in (plain, model):
+        one.state.open(1, ())
+    together_MV = logits_of(model, [5, 9, 4], 1)
+    expected_MV = logits_of(plain, [5, 9, 4], 1)
+    assert relative_error(together_MV, expected_MV.double()) < 1e-5
+    model.state.open(2, ())
+    for place, token in enumerate([5, 9]):
+        assert torch.equal(logits_of(model, [token], 2)[0], together_MV[place])
+        model.state.commit({2: [0]})
