@@ -70,6 +70,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=6.0, help="for everything")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--seldom",
+        type=_seldom,
+        default={},
+        metavar="PEER=N",
+        help="this peer takes part in every Nth prompt only, as in transformers=4",
+    )
+    parser.add_argument(
+        "--trials",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="take the best variants from this earlier result",
+    )
     parser.add_argument("--quick", action="store_true", help="two prompts of 32 tokens")
     parser.add_argument("--peers-folder", type=Path, default=_cache(), help="of scripts/peers")
     parser.add_argument("--output", type=Path, default=None)
@@ -87,6 +101,15 @@ def _list_of(known: tuple[str, ...]) -> Any:
         return found
 
     return parse
+
+
+def _seldom(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if any(
+        name not in PEERS or not number.isdecimal() or not int(number) for name, _, number in pairs
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PEER=N, as in transformers=4")
+    return {name: int(number) for name, _, number in pairs}
 
 
 def _cache() -> Path:
@@ -128,8 +151,11 @@ def compare(
         for contestant in variants(name, form, options.drafters)
     ]
     trials, work = prompts(weights, options.prompts)
-    setting = Setting(peers, weights, options.threads, options.max_tokens, tell)
+    setting = Setting(peers, weights, options.threads, options.max_tokens, tell, options.seldom)
     match = Match(setting)
+    if options.trials:
+        earlier = json.loads(options.trials.read_text("utf-8"))
+        match.found.trials |= earlier["trials_seconds_per_token"]
     entries = match.choose(contestants, trials, temperatures, min(TRIAL_TOKENS, options.max_tokens))
     match.race(entries, work, deadline)
     return {

@@ -29,7 +29,8 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
         model = models.random_model(shape, setting, room, vocab_size=32_768)
         bench = Bench(setting, model, None, k=0, batch=4)
         prompts = [text(256, model.spec.vocab_size, seed=seed) for seed in range(4)]
-        rounds = bench.launches(prompts, SamplingParams(max_tokens=1500))
+        rounds = bench.launches(prompts, SamplingParams(max_tokens=32))
+        rounds.stand_still()
         model.kernels = choose(device=setting.device, dtype=setting.dtype)
         model.state.open(99, ())
         row = StepRow.chain(99, text(CHUNK, model.spec.vocab_size), logits_from=CHUNK)

@@ -25,13 +25,14 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
     for name, shape in setting.shapes.items():
         full = None
         for scheme in setting.schemes:
-            room = models.room_for(1, 2048, rows=128, logits=8)
+            room = models.room_for(1, 512, rows=128, logits=8)
             model = models.random_model(
                 shape, setting, room, vocab_size=setting.vocabulary, quantise=scheme
             )
             bench = Bench(setting, model, None, k=0, batch=1)
             prompt = text(CONTEXT, model.spec.vocab_size)
-            rounds = bench.launches([prompt], SamplingParams(max_tokens=1500))
+            rounds = bench.launches([prompt], SamplingParams(max_tokens=32))
+            rounds.stand_still()
             seconds = seconds_of(rounds.launch, setting, calls=setting.rounds)
             num_bytes = sum(tensor.nbytes for tensor in model.streamed)
             share = num_bytes / seconds / ceiling

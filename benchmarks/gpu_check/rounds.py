@@ -117,6 +117,10 @@ class Launches:
     def launch(self) -> None:
         self.made.table.launch()
 
+    def stand_still(self) -> None:
+        """Rows without room do all the work of a round and move nowhere: context stays as it is."""
+        self.made.table.buffers.room_B.zero_()
+
     def close(self) -> None:
         for seq in self.seqs:
             self.engine.target.state.close(seq.seq_id)

@@ -40,8 +40,9 @@ def _inflated(source: Path, folder: Path, tell: Callable[[str], None]) -> Path:
         # Half a folder of a run that was stopped is in the way.
         for left in place.glob("*"):
             left.unlink()
+        tell(f"inflating to {SHAPE}, once")
         for _ in write_inflated(source, shape_called(SHAPE), place, torch.bfloat16):
-            tell(f"inflating to {SHAPE}")
+            pass
     return place
 
 

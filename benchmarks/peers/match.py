@@ -23,13 +23,15 @@ Entry = tuple[Contestant, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all contestants share."""
+    """What all contestants share. A peer in `seldom` takes part in every so many-th prompt only:
+    one that is far behind needs fewer pairs, and would take most of the time."""
 
     peers: Mapping[str, Peer]
     weights: Weights
     threads: int
     max_tokens: int
     tell: Callable[[str], None]
+    seldom: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,16 @@ class Run:
 
 @dataclass(slots=True)
 class Found:
-    """`trials` are seconds a token of every variant that was tried; `refused` says who could not,
-    and why; `notes` are the peers' own."""
+    """`trials` are seconds a token of the variants that were tried to the end, `behind` names those
+    that were too slow to go on with; `refused` says who could not,
+    and why; `notes` are the peers' own; `runs` go by the number of the prompt."""
 
     trials: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    behind: list[str] = field(default_factory=list[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list[str])
     cpu: Cpu = field(default_factory=Cpu)
-    runs: dict[Entry, list[Run]] = field(default_factory=dict[Entry, list[Run]])
+    runs: dict[Entry, dict[int, Run]] = field(default_factory=dict[Entry, dict[int, Run]])
 
 
 class Match:
@@ -73,14 +77,16 @@ class Match:
         temperatures: Sequence[float],
         max_tokens: int,
     ) -> list[Entry]:
-        """The best variant of each group at each temperature, on `prompts`."""
+        """The best variant of each group at each temperature, on `prompts`; groups of which
+        `found.trials` knows the times already are not tried again."""
         groups: dict[tuple[str, str, str], list[Contestant]] = {}
         for contestant in contestants:
             groups.setdefault(contestant.group, []).append(contestant)
         entries: list[Entry] = []
         for group, members in groups.items():
-            able = [member for member in members if self._load(member)]
-            best = {t: self._best(able, prompts, t, max_tokens) for t in temperatures}
+            known = {t: self._known(members, t) for t in temperatures}
+            able = [] if all(known.values()) else [who for who in members if self._load(who)]
+            best = {t: known[t] or self._best(able, prompts, t, max_tokens) for t in temperatures}
             chosen = [(who, t) for t, who in best.items() if who is not None]
             for member in able:
                 if member not in {who for who, _ in chosen}:
@@ -89,6 +95,11 @@ class Match:
             told = ", ".join(f"{who.name} at T={t}" for who, t in chosen)
             self.setting.tell(f"{' '.join(group)}: {told or 'refused'}")
         return entries
+
+    def _known(self, members: Sequence[Contestant], temperature: float) -> Contestant | None:
+        times = {who: self.found.trials.get(who.name, {}) for who in members}
+        tried = {who: t[str(temperature)] for who, t in times.items() if str(temperature) in t}
+        return min(tried, key=lambda who: tried[who], default=None)
 
     def race(
         self, entries: Sequence[Entry], work: Sequence[Sequence[int]], deadline: float
@@ -99,8 +110,9 @@ class Match:
         for turn, ids in enumerate(work):
             for place in range(len(entries)):
                 entry = entries[(turn + place) % len(entries)]
-                time.sleep(SETTLE_SECONDS)
-                self._timed(entry, ids, turn)
+                if turn % self.setting.seldom.get(entry[0].peer, 1) == 0:
+                    time.sleep(SETTLE_SECONDS)
+                    self._timed(entry, ids, turn)
             entries = [e for e in entries if e in self.found.runs]
             self.setting.tell(f"{turn + 1} of {len(work)} prompts")
             if time.monotonic() > deadline or not entries:
@@ -112,7 +124,7 @@ class Match:
         except PeerError as error:
             self.found.refused[entry[0].name] = str(error)
             return False
-        self.found.runs[entry] = []
+        self.found.runs[entry] = {}
         return True
 
     def _timed(self, entry: Entry, ids: Sequence[int], seed: int) -> None:
@@ -127,7 +139,7 @@ class Match:
             del self.found.runs[entry]
             return
         self.found.cpu.stop(self.setting.peers[entry[0].peer].pid)
-        self.found.runs[entry].append(run)
+        self.found.runs[entry][seed] = run
 
     def _best(
         self,
@@ -149,10 +161,13 @@ class Match:
                     del took[member]
                     continue
                 took[member].append(run.seconds_per_token)
-                trials = self.found.trials.setdefault(member.name, {})
-                trials[str(temperature)] = round(sum(took[member]) / len(took[member]), 6)
-            pace = min(map(sum, took.values()), default=0.0)
-            took = {who: times for who, times in took.items() if sum(times) <= HOPELESS * pace}
+            limit = HOPELESS * min(map(sum, took.values()), default=0.0)
+            behind = [who for who, times in took.items() if sum(times) > limit]
+            self.found.behind += [f"{who.name} at T={temperature}" for who in behind]
+            took = {who: times for who, times in took.items() if who not in behind}
+        for who, times in took.items():
+            trials = self.found.trials.setdefault(who.name, {})
+            trials[str(temperature)] = round(sum(times) / len(times), 6)
         return min(took, key=lambda who: sum(took[who]), default=None)
 
     def _drop(self, who: Contestant) -> None:

@@ -23,6 +23,7 @@ def summary(found: Found) -> dict[str, Any]:
         "scores": [_score(found, entry) for entry in found.runs],
         "ratios": list(_ratios(found)),
         "trials_seconds_per_token": found.trials,
+        "far_behind_in_trials": found.behind,
         "refused": found.refused,
         "notes": found.notes,
         "cpu_share": found.cpu.share(),
@@ -31,7 +32,7 @@ def summary(found: Found) -> dict[str, Any]:
 
 def _score(found: Found, entry: Entry) -> dict[str, Any]:
     who, temperature = entry
-    runs = found.runs[entry]
+    runs = list(found.runs[entry].values())
     score = Score([len(run.ids) for run in runs], [run.seconds for run in runs])
     drafted, accepted = sum(r.drafted for r in runs), sum(r.accepted for r in runs)
     return {
@@ -52,11 +53,16 @@ def _same_text(found: Found, entry: Entry) -> dict[str, Any] | None:
     plain = [e for e in found.runs if e[0].group == (OURS, "none", entry[0].form) and not e[1]]
     if not plain:
         return None
-    pairs = list(zip(found.runs[entry], found.runs[plain[0]], strict=True))
+    pairs = _paired(found.runs[entry], found.runs[plain[0]])
     common = [_common(mine.ids, other.ids) for mine, other in pairs]
     equal = sum(_trimmed(mine.ids) == _trimmed(other.ids) for mine, other in pairs)
     least = min(common, default=0)
     return {"equal": equal, "of": len(pairs), "shortest_common_beginning": least}
+
+
+def _paired(first: dict[int, Run], second: dict[int, Run]) -> list[tuple[Run, Run]]:
+    """Runs of the same prompts."""
+    return [(first[turn], second[turn]) for turn in sorted(first.keys() & second.keys())]
 
 
 def _trimmed(ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,8 +112,11 @@ def _by_drafter(found: Found, peer: str, form: str, temperature: float) -> dict[
 
 
 def _best(found: Found, entries: dict[str, Entry]) -> Entry:
+    """The fastest on the prompts that all of them ran."""
+    shared = set[int].intersection(*(set(found.runs[entry]) for entry in entries.values()))
+
     def pace(entry: Entry) -> float:
-        runs = found.runs[entry]
+        runs = [run for turn, run in found.runs[entry].items() if turn in shared]
         return sum(run.seconds for run in runs) / max(sum(len(run.ids) for run in runs), 1)
 
     return min(entries.values(), key=pace)
@@ -115,11 +124,9 @@ def _best(found: Found, entries: dict[str, Entry]) -> Entry:
 
 def _ratio(found: Found, what: str, pair: tuple[Entry, Entry]) -> dict[str, Any]:
     (mine, temperature), (other, _) = pair
-
-    def paces(runs: list[Run]) -> list[float]:
-        return [run.seconds_per_token for run in runs]
-
-    ratio = ratio_of_medians(paces(found.runs[pair[1]]), paces(found.runs[pair[0]]))
+    runs = _paired(found.runs[pair[1]], found.runs[pair[0]])
+    theirs, ours = ([run.seconds_per_token for run in side] for side in zip(*runs, strict=True))
+    ratio = ratio_of_medians(theirs, ours)
     return {
         "what": what,
         "format": mine.form,

@@ -74,11 +74,13 @@ def _converted(gguf: str) -> str:
     place = Path(f"{gguf}.openvino")
     if not place.exists():
         part = Path(f"{gguf}.openvino.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        copied = shutil.copy(gguf, part)
-        genai.LLMPipeline(copied, "CPU", enable_save_ov_model=True)
-        part.rename(place)
+        part.mkdir(exist_ok=True)
+        try:
+            copied = shutil.copy(gguf, part)
+            genai.LLMPipeline(copied, "CPU", enable_save_ov_model=True)
+            part.rename(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return str(place)
 
 

@@ -44,6 +44,7 @@ def counts(results: list[GenerationResult]) -> list[tuple[int, int, int]]:
     return [(s.num_rounds, s.num_drafted, s.num_accepted) for s in stats]
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_other_ids_for_the_same_tokens_cost_nothing(tmp_path: Path) -> None:
     """The embedded draft with its ids shuffled drafts what it drafts without a bridge."""
@@ -53,6 +54,7 @@ def test_other_ids_for_the_same_tokens_cost_nothing(tmp_path: Path) -> None:
     assert counts(shuffled) == counts(same) == counts(plain)
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_other_tokens_for_the_same_text_cost_little(tmp_path: Path) -> None:
     """A quarter of the merges: the draft model reads and writes finer tokens than the target."""
@@ -62,6 +64,7 @@ def test_other_tokens_for_the_same_text_cost_little(tmp_path: Path) -> None:
     assert sum(accepted for _, _, accepted in counts(finer)) > 0.8 * wanted
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces])
 def test_a_senseless_draft_changes_nothing(tmp_path: Path, make: Callable[[], Backend]) -> None:
@@ -71,6 +74,7 @@ def test_a_senseless_draft_changes_nothing(tmp_path: Path, make: Callable[[], Ba
     assert sum(drafted for _, drafted, _ in counts(results)) > 0
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_small_arena_ends_drafts_and_not_the_text(tmp_path: Path) -> None:
     """Without merges a text takes several draft ids a token: more than the arena has."""

@@ -109,6 +109,7 @@ def test_traces_tell_how_many_requests_wait() -> None:
     assert waiting == sorted(waiting, reverse=True)
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize("controller", ["band", "slo"])
 def test_a_model_pair_writes_the_same_text(controller: str) -> None:
@@ -121,6 +122,7 @@ def test_a_model_pair_writes_the_same_text(controller: str) -> None:
     assert [r.token_ids for r in results] == [r.token_ids for r in wanted]
 
 
+@pytest.mark.weights
 def test_a_shortest_draft_above_the_longest_is_refused() -> None:
     for controller in ("band", "slo"):
         with pytest.raises(ConfigError, match="min_k=5 is above k=4") as caught:

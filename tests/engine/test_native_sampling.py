@@ -10,6 +10,8 @@ import pytest
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import load_prompts
 
+pytestmark = pytest.mark.weights
+
 PROMPTS = load_prompts("humaneval")[:3]
 DRAWN = SamplingParams(max_tokens=24, temperature=0.8, seed=11)
 

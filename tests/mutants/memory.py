@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "staged nodes forgotten by later steps",
         PAGED,
-        "first = len(seq.tokens), len(seq.staged)",
+        "first = len(seq.tokens), seq.num_staged",
         "first = len(seq.tokens), 0",
         rollback,
     ),
@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "speculated tokens findable",
         PAGED,
-        "seq.staged += row.tokens",
-        "seq.staged += row.tokens; self._pool.remember(seq.pages, seq.tokens + seq.staged, 0)",
+        "seq.stage(row.tokens, row.parents)",
+        "seq.stage(row.tokens, row.parents); self._pool.remember(seq.pages, seq.tokens + seq.staged, 0)",
         check_speculation_is_not_found,
     ),
     Mutant(

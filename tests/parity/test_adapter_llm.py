@@ -61,6 +61,7 @@ def test_the_user_is_told_who_runs_the_model(folders: dict[str, str]) -> None:
     assert note in LLM(folders["gemma"], config=CPU).notes
 
 
+@pytest.mark.weights
 def test_a_native_target_takes_a_draft_of_any_family(folders: dict[str, str]) -> None:
     coupled = replace(CPU, sampler="coupled")
     plain = texts("outrider/embedded", None, replace(coupled, drafter="none"))

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.golden
 
 GOLDENS = Path(__file__).resolve().parent.parent / "golden" / "models"
 EMBEDDED = {"embedded": "outrider/embedded", "embedded_draft": "outrider/embedded-draft"}
-NAMES = [*(item.name for item in VARIANTS), *EMBEDDED]
+NAMES = [
+    *(item.name for item in VARIANTS),
+    *(pytest.param(name, marks=pytest.mark.weights) for name in EMBEDDED),
+]
 TOLERANCE = 1e-4
 
 

@@ -11,6 +11,7 @@ from outrider.bench.workloads import WORKLOADS, load_prompts
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
@@ -24,6 +25,7 @@ def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
         assert cell.tokens_per_round > 1
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_greedy_tokens_do_not_depend_on_prompt_chunks(chunk: int) -> None:
     params = SamplingParams(max_tokens=24)
@@ -32,6 +34,7 @@ def test_greedy_tokens_do_not_depend_on_prompt_chunks(chunk: int) -> None:
     assert [r.token_ids for r in got] == [r.token_ids for r in expected]
 
 
+@pytest.mark.weights
 def test_verifying_token_by_token_gives_the_same_tokens_in_more_passes() -> None:
     params = SamplingParams(max_tokens=32)
     batched = LLM(config=EngineConfig(k=4)).generate(PROMPTS[0], params)[0]
@@ -41,6 +44,7 @@ def test_verifying_token_by_token_gives_the_same_tokens_in_more_passes() -> None
     assert stepwise.stats.num_target_passes > batched.stats.num_target_passes
 
 
+@pytest.mark.weights
 def test_reference_kernels_are_exact_too() -> None:
     params = SamplingParams(max_tokens=16)
     off, on = (
@@ -52,6 +56,7 @@ def test_reference_kernels_are_exact_too() -> None:
     assert on.generate(PROMPTS[:1], params)[0].token_ids == expected
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_match_rule_gives_the_seed_s_text_with_any_drafter(temperature: float) -> None:
     params = SamplingParams(max_tokens=32, temperature=temperature, top_p=0.9, seed=11)
@@ -65,6 +70,7 @@ def test_match_rule_gives_the_seed_s_text_with_any_drafter(temperature: float) -
     assert all([r.token_ids for r in results] == expected for results in texts.values())
 
 
+@pytest.mark.weights
 def test_a_seed_s_text_does_not_depend_on_batch_mates() -> None:
     params = SamplingParams(max_tokens=24, temperature=0.8, top_k=50, seed=3)
     together = LLM(config=EngineConfig(k=4, batch_size=4)).generate(PROMPTS, params)

@@ -78,6 +78,7 @@ def test_greedy_text_is_the_same(variant: Variant, tmp_path: Path) -> None:
 
 
 # Measured on this pair: float32 1.3e-5, bfloat16 0.08, float16 0.009.
+@pytest.mark.weights
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.3), ("float16", 0.04)]
 )

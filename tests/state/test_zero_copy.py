@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.state.paged_kv import PagedKV
 
+pytestmark = pytest.mark.weights
+
 
 class Watch(TorchDispatchMode):
     """Names of operations that read the arena, and bytes of new tensors since the last `mark`."""

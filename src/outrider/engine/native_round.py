@@ -95,7 +95,8 @@ class NativeRound:
             sample=noise.sample,
             start=noise.start,
             temperature=_temperature(seq.params),
-            top_k=seq.params.top_k,
+            # What is no integer of C keeps all as well.
+            top_k=min(seq.params.top_k, self.target.spec.vocab_size),
             top_p=seq.params.top_p,
             min_p=seq.params.min_p,
             target=_feed(self.target, seq.seq_id, unread, depth + len(drafted)),

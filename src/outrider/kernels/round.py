@@ -176,6 +176,8 @@ class _Lane:
         pages, count = feed.pages, len(feed.pages)
         if pages is held and count == num_listed:
             return end
+        # Until all are written, which an interrupt may prevent, the row holds none.
+        self._held[row] = (), 0
         if count > self._num_columns:
             self._widen(2 * count)
         at = row * self._num_columns
@@ -189,9 +191,11 @@ class _Lane:
         for row, (_, count) in enumerate(self._held):
             old, new = row * self._num_columns, row * num_columns
             pages[new : new + count] = self._pages[old : old + count]
-        self._pages, self._num_columns = pages, num_columns
-        self.memory.described.num_page_columns = num_columns
-        self.memory.described.pages = ctypes.addressof(pages)
+        described, address = self.memory.described, ctypes.addressof(pages)
+        # One statement, which no interrupt divides: the old table is freed by it.
+        self._pages, self._num_columns, described.pages, described.num_page_columns = (
+            pages, num_columns, address, num_columns,
+        )  # fmt: skip
 
 
 class NativeRounds:

@@ -106,9 +106,10 @@ def prove_rule(sampler: Sampler, cases: Iterable[Case]) -> RuleProof:
 def total_variation(sampler: Sampler, case: Case) -> tuple[float, int]:
     """Between what a round of `case` emits and the target's law; and the branches walked."""
     rows: dict[Text, JudgeRow] = {}
+    known: dict[Text, Tensor] = {}
 
     def one_round(noise: EveryBranch) -> Text:
-        draft = case.drawn(noise, sampler.draw)
+        draft = case.drawn(noise, sampler.draw, known)
         if draft.tokens not in rows:
             rows[draft.tokens] = case.row(draft, exact=sampler.rule.exact)
         row = replace(rows[draft.tokens], draft=draft, noise=noise)

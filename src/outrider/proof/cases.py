@@ -91,15 +91,23 @@ class Case:
             node = self.parents[node]
         return tuple(reversed(text))
 
-    def drawn(self, noise: Noise, draw: DrawNode = pick_node) -> Draft:
-        """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked."""
+    def drawn(
+        self, noise: Noise, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
+    ) -> Draft:
+        """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked.
+
+        `known` keeps the law after each beginning, for callers who draw many.
+        """
         draw = draw if self.is_chain else pick_node
+        known = {} if known is None else known
         tokens: list[int] = []
         laws: list[Tensor] = []
         for node in range(len(self.parents)):
-            law_V = self.proposal_law(node, tokens)
-            tokens.append(draw(law_V, noise, node))
-            laws.append(law_V)
+            before = tuple(tokens)
+            if before not in known:
+                known[before] = self.proposal_law(node, tokens)
+            tokens.append(draw(known[before], noise, node))
+            laws.append(known[before])
         sampled = len(self.certain) < len(self.parents) and not self.params.greedy
         return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
 

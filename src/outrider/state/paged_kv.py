@@ -32,12 +32,14 @@ _Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 @dataclass(slots=True)
 class _Sequence:
-    """Memory of one sequence. `parents` describes the nodes staged since the last commit."""
+    """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
+    since the last commit; what is behind them was rolled back, and is written over."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
+    num_staged: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
 
@@ -53,6 +55,11 @@ class _Sequence:
             self.listed[done:count] = self.pages[done:]
             self.num_listed = count
         return self.listed[:count]
+
+    def stage(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self.staged[self.num_staged :] = tokens
+        self.parents[self.num_staged :] = parents
+        self.num_staged = len(self.staged)
 
     @property
     def staged_is_chain(self) -> bool:
@@ -111,7 +118,7 @@ class PagedKV:
         return len(self._sequences[seq_id].tokens)
 
     def num_staged(self, seq_id: int) -> int:
-        return len(self._sequences[seq_id].staged)
+        return self._sequences[seq_id].num_staged
 
     @property
     def num_free_tokens(self) -> int:
@@ -162,9 +169,8 @@ class PagedKV:
         """Say that a chain of nodes from the committed state on was staged without a plan, on pages
         that were reserved."""
         seq = self._sequences[seq_id]
-        assert not seq.staged
-        seq.staged = list(tokens)
-        seq.parents = list(range(ROOT, len(tokens) - 1))
+        assert not seq.num_staged
+        seq.stage(tokens, range(ROOT, len(tokens) - 1))
 
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
         """Stage the rows' tokens as new nodes and say where each reads and writes.
@@ -179,23 +185,22 @@ class PagedKV:
 
     def _missing(self, seq_id: int, count: int) -> int:
         seq = self._sequences[seq_id]
-        end = len(seq.tokens) + len(seq.staged) + count
+        end = len(seq.tokens) + seq.num_staged + count
         return max(-(-end // self._page_size) - len(seq.pages), 0)
 
     def _stage(self, columns: _Columns, index: int, row: StepRow) -> None:
         seq = self._sequences[row.seq_id]
-        base, first = len(seq.tokens), len(seq.staged)
-        seq.staged += row.tokens
-        seq.parents += row.parents
+        base, first = len(seq.tokens), seq.num_staged
+        seq.stage(row.tokens, row.parents)
         slots = self._slots(seq, base + first, len(row.tokens))
         columns.tokens += row.tokens
         columns.slots += slots
         columns.seq += [index] * len(row.tokens)
         if seq.staged_is_chain:
-            positions = range(base + first, base + len(seq.staged))
+            positions = range(base + first, base + seq.num_staged)
             columns.add_chain(positions)
             return
-        for node in range(first, len(seq.staged)):
+        for node in range(first, seq.num_staged):
             path = _path(seq.parents, node)
             run = _run_length(path)
             extra = [self._slots(seq, base + n, 1)[0] for n in path[run:]]
@@ -222,7 +227,7 @@ class PagedKV:
             target = [self._slots(seq, base + place, 1)[0] for _, place in moved]
             self._copy(source, target)
         seq.tokens += [seq.staged[node] for node in path]
-        seq.staged, seq.parents = [], []
+        seq.num_staged = 0
         for index in range(filled, len(seq.tokens) // self._page_size):
             self._pool.remember(seq.pages, seq.tokens, index)
         return len(moved)

@@ -20,6 +20,7 @@ def llm() -> LLM:
     return LLM(config=EngineConfig(k=3, batch_size=2))
 
 
+@pytest.mark.weights
 def test_events_add_up_to_the_result(llm: LLM) -> None:
     events = list(llm.stream(PROMPT, SamplingParams(max_tokens=30)))
     result = llm.last_result
@@ -33,12 +34,14 @@ def test_events_add_up_to_the_result(llm: LLM) -> None:
     assert result.finish_reason == "length"
 
 
+@pytest.mark.weights
 def test_streaming_and_generating_give_the_same(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30)
     streamed = "".join(event.text for event in llm.stream(PROMPT, params))
     assert llm.generate([PROMPT, "x = 1"], params)[0].text == streamed
 
 
+@pytest.mark.weights
 def test_plain_decoding_says_plain() -> None:
     off = LLM(config=EngineConfig(drafter="none"))
     events = list(off.stream(PROMPT, SamplingParams(max_tokens=5)))
@@ -47,6 +50,7 @@ def test_plain_decoding_says_plain() -> None:
     assert off.last_result.stats.k == 0
 
 
+@pytest.mark.weights
 def test_leaving_a_stream_early_frees_its_memory(llm: LLM) -> None:
     free = llm.free_tokens
     stream = llm.stream(PROMPT, SamplingParams(max_tokens=50))
@@ -57,6 +61,7 @@ def test_leaving_a_stream_early_frees_its_memory(llm: LLM) -> None:
     assert llm.last_result.finish_reason is None
 
 
+@pytest.mark.weights
 def test_two_streams_side_by_side_get_their_own_text(llm: LLM) -> None:
     params = SamplingParams(max_tokens=20)
     prompts = (PROMPT, "Question: What is 2 + 3?\nAnswer:")
@@ -70,6 +75,7 @@ def test_two_streams_side_by_side_get_their_own_text(llm: LLM) -> None:
     assert [tuple(ids) for ids in got] == expected
 
 
+@pytest.mark.weights
 def test_a_stop_string_ends_text_before_it(llm: LLM) -> None:
     whole = llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].text
     stop = whole[20:25]
@@ -78,6 +84,7 @@ def test_a_stop_string_ends_text_before_it(llm: LLM) -> None:
     assert result.text == whole[: whole.index(stop)]
 
 
+@pytest.mark.weights
 def test_a_stop_token_ends_ids_with_it() -> None:
     small = LLM(config=EngineConfig(k=4))
     results = small.generate(load_prompts("gsm8k")[:12], SamplingParams(max_tokens=128))
@@ -88,6 +95,7 @@ def test_a_stop_token_ends_ids_with_it() -> None:
         assert "<|endoftext|>" not in result.text
 
 
+@pytest.mark.weights
 def test_a_window_caps_and_says_so() -> None:
     small = LLM(config=EngineConfig(k=2, context=40))
     result = small.generate(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))[0]
@@ -104,6 +112,7 @@ def test_k_larger_than_the_window_is_refused_before_loading() -> None:
         LLM(config=EngineConfig(k=20, context=20))
 
 
+@pytest.mark.weights
 def test_more_than_the_arena_holds_is_refused_up_front() -> None:
     small = LLM(config=EngineConfig(arena_tokens=64))
     with pytest.raises(CapacityError, match=r"needs \d+ arena tokens; the arena has 64"):
@@ -111,6 +120,7 @@ def test_more_than_the_arena_holds_is_refused_up_front() -> None:
     assert small.generate(PROMPT, SamplingParams(max_tokens=4))[0].token_ids
 
 
+@pytest.mark.weights
 def test_more_prompts_than_the_arena_holds_take_turns() -> None:
     small = LLM(config=EngineConfig(arena_tokens=96, batch_size=4))
     params = SamplingParams(max_tokens=20)
@@ -120,6 +130,7 @@ def test_more_prompts_than_the_arena_holds_take_turns() -> None:
     assert small.free_tokens == 96
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("prompt", ["", [], [-1], [8192]])
 def test_prompts_that_cannot_be_read(llm: LLM, prompt: str | list[int]) -> None:
     with pytest.raises(ConfigError):
@@ -145,6 +156,7 @@ def test_a_model_drafter_needs_a_draft_model() -> None:
         LLM(resolve("outrider/embedded"), config=EngineConfig(drafter="model"))
 
 
+@pytest.mark.weights
 def test_profile_keeps_every_trace() -> None:
     params = SamplingParams(max_tokens=9)
     result = LLM(config=EngineConfig(profile=True)).generate(PROMPT, params)[0]
@@ -153,6 +165,7 @@ def test_profile_keeps_every_trace() -> None:
     assert "rounds" not in LLM().generate(PROMPT, params)[0].to_dict()
 
 
+@pytest.mark.weights
 def test_sides_with_and_without_a_draft_can_stop_at_one_length() -> None:
     config = EngineConfig(k=4, context=40)
     params = SamplingParams(max_tokens=64, ignore_eos=True)
@@ -160,12 +173,14 @@ def test_sides_with_and_without_a_draft_can_stop_at_one_length() -> None:
     assert on.fitting_tokens("def f", params) < off.fitting_tokens("def f", params)
 
 
+@pytest.mark.weights
 def test_a_window_that_is_no_multiple_of_a_page_is_served_whole() -> None:
     small = LLM(config=EngineConfig(context=100, batch_size=1))
     result = small.generate("def f", SamplingParams(max_tokens=200, ignore_eos=True))[0]
     assert len(result.token_ids) > 80
 
 
+@pytest.mark.weights
 def test_k_does_not_matter_where_nothing_is_drafted() -> None:
     assert LLM(config=EngineConfig(drafter="none", k=64, context=60)).drafter == "none"
 
@@ -179,6 +194,7 @@ def test_a_padded_embedding_is_a_named_error(tmp_path_factory: pytest.TempPathFa
         LLM(draft=folder)
 
 
+@pytest.mark.weights
 def test_text_that_is_not_unicode_is_refused(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="UTF-8"):
         llm.stream("a\udcff")

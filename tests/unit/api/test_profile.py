@@ -9,6 +9,8 @@ import pytest
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.profile import TIMED_OPS, kernel_times
 
+pytestmark = pytest.mark.weights
+
 PROMPT = "def fibonacci(n):"
 DRAWN = SamplingParams(max_tokens=24, temperature=0.9, seed=11)
 

@@ -136,6 +136,7 @@ def test_pushes_that_were_taken_back_leave_no_trace(pushes: list[tuple[list[int]
     assert (tried.take(), tried.finish()) == (straight.take(), straight.finish())
 
 
+@pytest.mark.weights
 def test_an_interrupt_between_text_and_memory_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES.keys())
 def test_a_feature_gives_the_same_with_and_without_drafts(
@@ -56,6 +57,7 @@ def test_a_feature_gives_the_same_with_and_without_drafts(
     assert sum(r.stats.num_accepted for r in ours) > 0
 
 
+@pytest.mark.weights
 def test_a_feature_changes_the_text(plain: LLM) -> None:
     """Else the comparisons above would compare nothing."""
     usual = [r.token_ids for r in plain.generate(PROMPTS, GREEDY)]
@@ -64,6 +66,7 @@ def test_a_feature_changes_the_text(plain: LLM) -> None:
         assert [r.token_ids for r in plain.generate(PROMPTS, params)] != usual
 
 
+@pytest.mark.weights
 def test_bad_words_do_not_occur(drafting: LLM) -> None:
     params = replace(SEEDED, bad_words=("return", "self"), max_tokens=60)
     for result in drafting.generate(PROMPTS, params):
@@ -72,6 +75,7 @@ def test_bad_words_do_not_occur(drafting: LLM) -> None:
             assert all(result.token_ids[end - len(word) : end] != word for end in ends)
 
 
+@pytest.mark.weights
 def test_a_spelling_with_and_without_a_space(drafting: LLM) -> None:
     words = spellings(drafting.tokenizer, ("return",))
     assert {drafting.tokenizer.decode(word) for word in words} == {"return", " return"}
@@ -79,6 +83,7 @@ def test_a_spelling_with_and_without_a_space(drafting: LLM) -> None:
         spellings(drafting.tokenizer, ("x", ""))
 
 
+@pytest.mark.weights
 def test_a_text_does_not_end_before_min_tokens(drafting: LLM) -> None:
     short = drafting.generate(PROMPTS[1], SamplingParams(max_tokens=200))[0]
     assert short.finish_reason == "stop"
@@ -87,6 +92,7 @@ def test_a_text_does_not_end_before_min_tokens(drafting: LLM) -> None:
     assert len(longer.token_ids) > wanted
 
 
+@pytest.mark.weights
 def test_n_completions_are_drawn_apart_and_do_not_depend_on_each_other(drafting: LLM) -> None:
     three = drafting.generate(PROMPTS, replace(SEEDED, n=3))
     assert len(three) == 6
@@ -95,6 +101,7 @@ def test_n_completions_are_drawn_apart_and_do_not_depend_on_each_other(drafting:
     assert [three[0].token_ids, three[3].token_ids] == [r.token_ids for r in one]
 
 
+@pytest.mark.weights
 def test_completions_share_the_pages_of_their_prompt() -> None:
     """The second and later ones read only what does not fill a page."""
     llm = LLM(config=EngineConfig(page_size=4, drafter="none", profile=True))
@@ -105,16 +112,19 @@ def test_completions_share_the_pages_of_their_prompt() -> None:
     assert read[1:] == [0, 0]
 
 
+@pytest.mark.weights
 def test_greedy_completions_are_alike(drafting: LLM) -> None:
     first, second = drafting.generate(PROMPTS[0], replace(GREEDY, n=2))
     assert first.token_ids == second.token_ids
 
 
+@pytest.mark.weights
 def test_a_stream_has_one_completion(drafting: LLM) -> None:
     with pytest.raises(ConfigError, match="one completion"):
         drafting.stream(PROMPTS[0], replace(GREEDY, n=2))
 
 
+@pytest.mark.weights
 def test_log_probabilities_are_told_token_by_token(drafting: LLM) -> None:
     params = replace(GREEDY, logprobs=True, top_logprobs=5)
     events = list(drafting.stream(PROMPTS[0], params))
@@ -127,6 +137,7 @@ def test_log_probabilities_are_told_token_by_token(drafting: LLM) -> None:
         assert sum(math.exp(value) for _, value in entry.top) <= 1 + 1e-6
 
 
+@pytest.mark.weights
 def test_log_probabilities_are_of_the_law_that_drew(drafting: LLM) -> None:
     """After top-k 2 there are two tokens, and their masses make one."""
     params = replace(SEEDED, top_k=2, logprobs=True, top_logprobs=5)
@@ -135,12 +146,14 @@ def test_log_probabilities_are_of_the_law_that_drew(drafting: LLM) -> None:
         assert sum(math.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.weights
 def test_no_log_probabilities_unless_asked(drafting: LLM) -> None:
     assert drafting.generate(PROMPTS[0], GREEDY)[0].logprobs == ()
     with pytest.raises(ConfigError, match="top_logprobs needs logprobs"):
         SamplingParams(top_logprobs=2)
 
 
+@pytest.mark.weights
 def test_a_mask_keeps_the_text_within_what_is_allowed(drafting: LLM, plain: LLM) -> None:
     vocab_size = drafting.spec.vocab_size
 
@@ -157,11 +170,13 @@ def test_a_mask_keeps_the_text_within_what_is_allowed(drafting: LLM, plain: LLM)
             assert all(token % 2 == place % 2 for place, token in enumerate(result.token_ids))
 
 
+@pytest.mark.weights
 def test_a_bias_for_a_foreign_id_is_refused(drafting: LLM) -> None:
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         drafting.generate(PROMPTS[0], replace(GREEDY, logit_bias={10**6: 1.0}))
 
 
+@pytest.mark.weights
 def test_a_lossy_sampler_is_labelled_in_every_result() -> None:
     lossy = LLM(config=EngineConfig(sampler="typical"))
     result = lossy.generate(PROMPTS[0], GREEDY)[0]
@@ -173,6 +188,7 @@ def test_a_lossy_sampler_is_labelled_in_every_result() -> None:
     assert "LOSSY" not in LLM().generate(PROMPTS[0], GREEDY)[0].summary()
 
 
+@pytest.mark.weights
 def test_a_stop_string_waits_for_min_tokens(plain: LLM, drafting: LLM) -> None:
     params = replace(GREEDY, max_tokens=40)
     whole = plain.generate(PROMPTS[0], params)[0]
@@ -187,6 +203,7 @@ def test_a_stop_string_waits_for_min_tokens(plain: LLM, drafting: LLM) -> None:
         assert whole.text.startswith(late.text)
 
 
+@pytest.mark.weights
 def test_without_an_end_nothing_is_held_back_as_one(plain: LLM) -> None:
     """`ignore_eos` makes the end an ordinary token: neither banned early nor left by a mask."""
     (end,) = plain.tokenizer.stop_ids
@@ -205,11 +222,13 @@ def test_texts_are_texts(changes: dict[str, object]) -> None:
         replace(GREEDY, **changes)
 
 
+@pytest.mark.weights
 def test_a_mask_that_is_no_tensor_is_named(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="got a list"):
         plain.generate("x", GREEDY, allowed=lambda _: [True])  # pyright: ignore
 
 
+@pytest.mark.weights
 def test_ids_are_whole_numbers(plain: LLM) -> None:
     with pytest.raises(ConfigError, match=r"\[1\.5\]"):
         plain.generate([[3, 1.5]])  # pyright: ignore

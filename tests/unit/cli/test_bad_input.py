@@ -35,7 +35,7 @@ BAD_VALUES = [
     (["--k", "-1"], "--k must be between 0 and 64"),
     (["--k", "65"], "--k must be between 0 and 64"),
     (["--batch-size", "0"], "--batch-size must be between 1 and 1024"),
-    (["--stop", ""], "stop"),
+    pytest.param(["--stop", ""], "stop", marks=pytest.mark.weights),
     (["--drafter", "eagel"], "--drafter: unknown value 'eagel'"),
     (["--drafter", "modle"], "did you mean 'model'?"),
     (["--dtype", "float61"], "did you mean 'float16'?"),
@@ -89,6 +89,7 @@ def test_a_flag_may_set_aside_a_draft_that_a_file_names(outrider: Command) -> No
     assert outrider("generate", "x", "--drafter", "ngram", "--max-tokens", "1").code == 0
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("prompt", ["", LONG])
 def test_prompts_that_do_not_fit_exit_with_2(outrider: Command, prompt: str) -> None:
     shown = outrider("generate", prompt)
@@ -102,6 +103,7 @@ def test_no_prompt_at_all_exits_with_2(outrider: Command) -> None:
     assert "no prompt" in shown.err
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -129,6 +131,7 @@ def test_damaged_folders_exit_with_3_and_name_the_file(
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.weights
 def test_a_folder_with_pickled_weights_only_is_refused(outrider: Command, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(TARGET, folder)

@@ -37,6 +37,7 @@ def keys() -> list[tuple[str, int]]:
 ALL_KEYS = [(f"code_{i:03d}", k) for i in range(2) for k in (0, 1, 2)]
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_sweep_leaves_samples_a_summary_and_figures(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +61,7 @@ def test_a_sweep_leaves_samples_a_summary_and_figures(
     assert "figures: out/figures (4 files)" in shown.out
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_second_run_measures_only_what_is_missing(outrider: Command) -> None:
     assert sweep(outrider).code == 0
@@ -83,6 +85,7 @@ def test_a_second_run_measures_only_what_is_missing(outrider: Command) -> None:
     assert [cell["num_samples"] for cell in found["cells"]] == [2, 2, 2]
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +108,7 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(
     assert keys() == ALL_KEYS
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_failing_sample_is_counted_and_the_rest_goes_on(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +137,7 @@ def test_a_failing_sample_is_counted_and_the_rest_goes_on(
     assert [(cell["num_samples"], cell["num_failures"]) for cell in cells] == [(2, 0)] * 3
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_prompt_that_is_no_text_fails_alone(outrider: Command) -> None:
     assert outrider("prompts", "--domains", "code", "--tiny-output", "tiny.json").code == 0
@@ -146,6 +151,7 @@ def test_a_prompt_that_is_no_text_fails_alone(outrider: Command) -> None:
     assert [cell["num_failures"] for cell in cells] == [1, 1, 1]
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_more_prompts_of_a_batch_count_once(outrider: Command) -> None:
     for num in ("3", "4"):
@@ -159,6 +165,7 @@ def test_more_prompts_of_a_batch_count_once(outrider: Command) -> None:
     assert [cell["num_samples"] for cell in cells] == [2, 2, 2]
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_results_of_another_kind_are_left_alone(outrider: Command) -> None:
     assert sweep(outrider).code == 0
@@ -175,6 +182,7 @@ def test_results_of_another_kind_are_left_alone(outrider: Command) -> None:
     assert path.read_text().count('"version": "9.') == 1
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
     shown = outrider(
@@ -189,6 +197,7 @@ def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
     assert all(item.setting in shown.out for item in REFERENCES)
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) -> None:
     Path("small.yaml").write_text(
@@ -204,6 +213,7 @@ def test_an_experiment_file_fills_in_what_flags_leave_open(outrider: Command) ->
     assert (config["temperature"], config["drafter"], config["max_tokens"]) == (0.7, "ngram", 4)
 
 
+@pytest.mark.weights
 def test_lists_in_an_experiment_file_stay_lists_of_settings(outrider: Command) -> None:
     Path("lists.yaml").write_text(
         'stop: ["return", "\\n"]\nbad_words: [the, a]\nks: [1, 2]\nsingle_prompt: a\n'
@@ -272,6 +282,7 @@ def no_module(_: str) -> None:
     """Stands for `find_spec` where nothing is installed."""
 
 
+@pytest.mark.weights
 def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure_style, "find_spec", no_module)
     shown = outrider(

@@ -16,6 +16,8 @@ from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.measured import Answer, Timing
 from outrider.kernels.registry import Choice, Kernels, choose
 
+pytestmark = pytest.mark.weights
+
 TIMINGS = (Timing("2", "1 row, large", 900.0), Timing("4", "1 row, large", 450.0))
 CEILINGS = (
     Ceiling("L2", 1 << 19, 1, 70.0),

@@ -119,6 +119,7 @@ OTHER_SERVERS = {("models", "ollama"), ("models", "ping")}
 EXAMPLES = {verb.example: words for words, verb in PATHS.items()}
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize("words", EXAMPLES.values(), ids=" ".join)
 def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path: Path) -> None:
@@ -136,6 +137,7 @@ def test_a_reader_who_leaves_early_causes_no_noise() -> None:
     assert (done.stdout, done.stderr) == (b"s", b"")
 
 
+@pytest.mark.weights
 def test_an_interrupt_ends_quietly_with_130() -> None:
     # A shell's background jobs ignore interrupts, and so would what they start.
     script = (

@@ -12,6 +12,8 @@ import pytest
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
 
+pytestmark = pytest.mark.weights
+
 PROMPT = "def quicksort(items):"
 SHORT = ("--max-tokens", "16")
 

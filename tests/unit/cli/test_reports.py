@@ -35,6 +35,7 @@ def test_config_shows_every_setting_with_its_origin(
     assert "XDG_CACHE_HOME" in shown
 
 
+@pytest.mark.weights
 def test_models_list_has_the_embedded_pair_without_a_cache(
     outrider: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_models_inspect_explains_an_unknown_name(outrider: Command) -> None:
     assert "nobody/nothing" in shown.err
 
 
+@pytest.mark.weights
 def test_doctor_names_kernels_memory_and_machine(outrider: Command) -> None:
     found = read(outrider, "doctor", "--force-reference")
     assert {"python", "torch", "device", "cores", "memory", "compiler"} <= set(found["facts"])

@@ -152,6 +152,7 @@ def test_a_request_and_its_drafter_must_agree_about_a_guess() -> None:
     assert idle.value.hint == "--drafter prediction"
 
 
+@pytest.mark.weights
 def test_a_guess_travels_from_the_request_to_the_drafter() -> None:
     prompt = "def add(a, b):"
     short = SamplingParams(max_tokens=40)

@@ -36,6 +36,7 @@ def kv_dtype(model: Decoder) -> torch.dtype:
     return model.state.layers[0][0].dtype
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("name", ALIASES)
 def test_an_alias_is_a_folder_of_the_package(name: str) -> None:
     model = load_model(resolve(name), LoadOptions(room=ROOM, device="cpu"), name=name)

@@ -50,6 +50,7 @@ def logits(scheme: str, *, force_reference: bool = False, chunk: int = 150) -> T
     return torch.cat(parts)
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_greedy_speculation_equals_greedy_decoding_of_the_quantised_target(
@@ -63,11 +64,13 @@ def test_greedy_speculation_equals_greedy_decoding_of_the_quantised_target(
     assert sum(result.stats.num_accepted for result in results) > 0.3 * drafted > 0
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_another_text_than_the_target_s_own_is_no_surprise(scheme: str) -> None:
     assert plain(scheme) != plain("none")
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize(
     ("scheme", "logit_error", "divergence"), [("int8", 0.1, 3e-3), ("int4", 0.4, 0.05)]
 )
@@ -80,12 +83,14 @@ def test_logits_stay_near_those_of_the_checkpoint(
     assert float((own_NV.exp() * (own_NV - quantised_NV)).sum(1).mean()) < divergence
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_logits_do_not_depend_on_chunks(scheme: str, chunk: int) -> None:
     assert torch.equal(logits(scheme, chunk=chunk), logits(scheme))
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_reference_says_the_same(scheme: str) -> None:
     """All but the linears differ in their last bits, and an activation may round to its
@@ -94,6 +99,7 @@ def test_the_reference_says_the_same(scheme: str) -> None:
     assert float(error.mean()) < 0.2 * float((logits("none") - logits(scheme)).abs().mean())
 
 
+@pytest.mark.weights
 def test_the_target_alone_is_quantised() -> None:
     llm = LLM(config=EngineConfig(drafter="model", quantise="int8", batch_size=1))
     choices = {choice.op: choice.name for choice in llm.kernels.choices}

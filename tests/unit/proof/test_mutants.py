@@ -50,6 +50,7 @@ def test_chi_square_catches_it(mutant: Mutant, seed: int) -> None:
     assert attempt(mutant, lambda: catch_by_chi_square(seed)).caught_by == "chi-square"
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_parity_catches_what_the_engine_does_wrong() -> None:
     wanted = embedded_texts("none")
@@ -81,6 +82,7 @@ def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Chec
             return end.value[0]
 
 
+@pytest.mark.weights
 def test_an_uncaught_bug_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = Mutant("harmless", "outrider.verify.token", "if total > 0", "if total > 1e-300")
     monkeypatch.setattr("outrider.proof.mutants.catch_by_algebra", lambda: (None, ""))
@@ -90,6 +92,7 @@ def test_an_uncaught_bug_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) 
     assert "harmless (outrider.verify.token): not caught" in check.problems
 
 
+@pytest.mark.weights
 def test_an_unplanted_bug_is_not_checked_rather_than_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

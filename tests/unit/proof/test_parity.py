@@ -37,6 +37,7 @@ def checks_of(subject: Subject) -> tuple[Check, ...]:
             return end.value
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_the_embedded_pair_writes_the_same_text() -> None:
     texts, acceptance = checks_of(embedded())
@@ -48,6 +49,7 @@ def test_the_embedded_pair_writes_the_same_text() -> None:
     assert texts.problems == texts.warnings == ()
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_users_settings_are_what_is_compared() -> None:
     config = EngineConfig(threads=1, drafter="ngram", sampler="match", k=3, prefill_chunk=32)
@@ -59,6 +61,7 @@ def test_users_settings_are_what_is_compared() -> None:
     assert "model" not in runs
 
 
+@pytest.mark.weights
 @pytest.mark.slow
 def test_a_bug_of_the_engine_fails_with_every_difference_called_a_bug() -> None:
     subject = embedded(EngineConfig(threads=1, drafter="ngram", k=1))
@@ -71,6 +74,7 @@ def test_a_bug_of_the_engine_fails_with_every_difference_called_a_bug() -> None:
     assert "BUG: margin" in texts.problems[0]
 
 
+@pytest.mark.weights
 def test_prompts_are_read_anew_in_every_run() -> None:
     job = task(embedded(), max_tokens=6)
     with_profile = replace(job.subject, config=replace(job.subject.config, profile=True))
@@ -83,6 +87,7 @@ def test_prompts_are_read_anew_in_every_run() -> None:
         assert read == [len(prompt) - 1 for prompt in job.prompts]
 
 
+@pytest.mark.weights
 def test_prompts_that_do_not_fit_are_left_out() -> None:
     few = task(embedded(EngineConfig(context=64)), max_tokens=64)
     assert 0 < len(few.prompts) < len(PROMPTS)
@@ -103,6 +108,7 @@ def test_the_first_difference_of_each_text_is_found() -> None:
     assert num_common((), (1,)) == 0
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize(("exact_kernels", "holds"), [(True, False), (False, True)])
 def test_near_ties_are_excused_only_where_kernels_are_not_row_invariant(
     monkeypatch: pytest.MonkeyPatch, exact_kernels: bool, holds: bool

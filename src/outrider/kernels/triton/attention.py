@@ -35,20 +35,27 @@ def _num_keys(visible_ptr, offsets_ptr, row, LISTED: tl.constexpr):
 
 
 @triton.jit
-def _slots(
-    position, row, num_keys, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr,
-    num_columns, page_size, LISTED: tl.constexpr,
+def _tables(
+    token, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr, num_columns,
+    LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys at logical `position`s of a token lie."""
-    visible = tl.load(visible_ptr + row)
-    table_ptr = pages_ptr + tl.load(seq_ptr + row).to(tl.int64) * num_columns
+    """How many keys lie in a token's pages, where its page table begins, and where its list."""
+    if LISTED:
+        extra_ptr += tl.load(offsets_ptr + token)
+    table_ptr = pages_ptr + tl.load(seq_ptr + token).to(tl.int64) * num_columns
+    return tl.load(visible_ptr + token), table_ptr, extra_ptr
+
+
+@triton.jit
+def _slots(position, visible, num_keys, table_ptr, listed_ptr, page_size, LISTED: tl.constexpr):
+    """Where the keys at logical `position`s of a token lie: in its pages, the rest by its list."""
     paged = position < visible
     page = tl.load(table_ptr + position // page_size, mask=paged, other=0)
     slot = page * page_size + position % page_size
     if LISTED:
         listed = (position >= visible) & (position < num_keys)
-        first = tl.load(offsets_ptr + row) - visible
-        slot = tl.where(paged, slot, tl.load(extra_ptr + first + position, mask=listed, other=0))
+        other = tl.load(listed_ptr + position - visible, mask=listed, other=0)
+        slot = tl.where(paged, slot, other)
     return slot
 
 
@@ -115,17 +122,15 @@ def attend_kernel(
         index = tl.maximum(turn - 1, 0)
         token = tl.minimum(first + index, end_row - 1)
         num_keys = _num_keys(visible_ptr, offsets_ptr, token, LISTED)
-        own = (tl.minimum(tl.maximum(num_keys - start, 0), PART) + KEYS - 1) // KEYS
+        visible, table_ptr, listed_ptr = _tables(
+            token, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr, num_columns, LISTED
+        )
+        own = tl.cdiv(tl.minimum(tl.maximum(num_keys - start, 0), PART), KEYS)
         own = tl.where(first + index < end_row, own, 0)
-        begin = tl.where(turn == 0, 0, num_shared)
-        end = tl.where(turn == 0, num_shared, own)
         takes = (turn == 0) | (place // HEADS == index)
-        for step in range(begin, end):
+        for step in range(tl.where(turn == 0, 0, num_shared), tl.where(turn == 0, num_shared, own)):
             position = start + step * KEYS + tl.arange(0, KEYS)
-            slot = _slots(
-                position, token, num_keys, seq_ptr, visible_ptr, offsets_ptr, extra_ptr,
-                pages_ptr, num_columns, page_size, LISTED,
-            )  # fmt: skip
+            slot = _slots(position, visible, num_keys, table_ptr, listed_ptr, page_size, LISTED)
             valid = position < num_keys
             at = arena + slot[:, None].to(tl.int64) * slot_stride + dim[None, :]
             mask = valid[:, None] & (dim[None, :] < HEAD_DIM)
@@ -164,7 +169,7 @@ def merge_kernel(
     best = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((), tl.float32)
     mixed = tl.zeros((DIMS,), tl.float32)
-    for part in range((num_keys + PART - 1) // PART):
+    for part in range(tl.cdiv(num_keys, PART)):
         part_best = tl.load(best_ptr + start + part)
         part_mixed = tl.load(
             mixed_ptr + (start + part) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0

@@ -87,8 +87,16 @@ class _Pieces:
     def count(self) -> int:
         return cdiv(self.size, self.piece)
 
+    @property
+    def num_warps(self) -> int:
+        return max(1, self.piece // 512)
+
     def constants(self) -> dict[str, int]:
-        return {"PIECE": self.piece, "PIECES": power_of_two(self.count)}
+        return {
+            "PIECE": self.piece,
+            "PIECES": power_of_two(self.count),
+            "num_warps": self.num_warps,
+        }
 
     def room(self, num_rows: int) -> tuple[Part, Part, Part]:
         """For what the pieces of so many rows leave."""
@@ -170,7 +178,7 @@ class TritonLaws:
             sampling.leftover_kernel,
             (cut.count,),
             p_V, p_V if point else proposal, share_1, out_V, sums_C, proposal if point else -1,
-            cut.size, POINT=point, PIECE=cut.piece,
+            cut.size, POINT=point, PIECE=cut.piece, num_warps=cut.num_warps,
         )  # fmt: skip
 
     def _pick(
@@ -295,6 +303,7 @@ def _fill(
         rows_RV, temperature_B if tempered else rows_RV, *views, size, cut.count, rows_per_law,
         TEMPERED=tempered,
         PIECE=cut.piece,
+        num_warps=cut.num_warps,
     )  # fmt: skip
 
 

@@ -45,6 +45,10 @@ def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> 
     names = kernel.arg_names
     signature = dict(zip(names, map(type_of, arguments), strict=False))
     signature |= dict.fromkeys(names[len(arguments) :], "constexpr")
+    for name, argument in zip(names, arguments, strict=False):
+        # What a launch does with a 1, unless it is told not to.
+        if type(argument) is int and argument == 1 and name not in kernel.do_not_specialize:
+            signature[name], constants[name] = "constexpr", 1
     source = ASTSource(kernel, signature, constants)
     context = ir.context()
     ir.load_dialects(context)
@@ -72,11 +76,13 @@ def read_ops() -> None:
         one.silu_mul(torch.empty(2, 128), out_NO)
         one.gelu(out_NO, out_NO)
         one.embed(weight_OI.to(dtype), torch.zeros(2, dtype=torch.int32), x_NI)
-        heads = Heads(8, 2, 64)
-        for sequences in ([chain(5, 3)], [Sequenced(5, (-1, -1))]):
+        for sequences, heads in (
+            ([chain(5, 3)], Heads(8, 2, 64)),
+            ([Sequenced(5, (-1, -1))], Heads(8, 1, 64)),
+        ):
             case = make_pass(sequences, heads=heads, dtype=dtype)
             arena, table_TH, norm_D = (case.k_GSD, case.v_GSD), x_NI[:, :32], torch.ones(64)
-            one.head_norm(case.qkv_NE, norm_D, norm_D, 2, 1e-5)
+            one.head_norm(case.qkv_NE, norm_D, norm_D, heads.num_kv_heads, 1e-5)
             for norms in (None, HeadNorms(norm_D, norm_D, 1e-5)):
                 tables = (table_TH, table_TH)
                 one.norm_rope_append(case.qkv_NE, norms, tables, case.plan, arena)
@@ -85,11 +91,12 @@ def read_ops() -> None:
             out_NO = torch.empty(2, 64)
 
 
-def read_laws() -> None:
+def read_laws(length: int, size: int) -> None:
     one, place_B = TritonLaws(Room(CPU)), torch.zeros(2, dtype=torch.int32)
-    p_BWV, q_BKV, temperature_B = torch.empty(2, 4, 9000), torch.empty(2, 3, 9000), torch.ones(2)
+    p_BWV, q_BKV = torch.empty(2, length + 1, size), torch.empty(2, length, size)
+    temperature_B, tokens_BK = torch.ones(2), torch.zeros(2, length).long()
     keys = RoundKeys(place_B.long(), place_B, place_B)
-    chains, out = Chains(torch.zeros(2, 3).long(), place_B), Verdicts(place_B, place_B)
+    chains, out = Chains(tokens_BK, place_B), Verdicts(place_B, place_B)
     for temperature in (temperature_B, None):
         p, q = LawRows(p_BWV, temperature), LawRows(q_BKV, temperature)
         for drafter in (q, None):
@@ -98,13 +105,14 @@ def read_laws() -> None:
         row = LawRows(q_BKV[:, 0].contiguous(), temperature)
         one.draw(row, keys, 0, Role.DRAFT, place_B)
         one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
-    one.softmax(q_BKV.view(6, -1), temperature_B, q_BKV)
-    one.verify_prefix(q_BKV, chains.tokens_BK, place_B, torch.zeros(2, 3, dtype=torch.bool))
-    share_1, sums_C = torch.ones(1).double(), torch.ones(3).double()
-    for proposal in (q_BKV[0, 1], 5):
-        one.leftover(q_BKV[0, 0], proposal, share_1, q_BKV[0, 2], sums_C)
+    one.softmax(q_BKV.view(-1, size), temperature_B, q_BKV)
+    one.verify_prefix(q_BKV, tokens_BK, place_B, tokens_BK.bool())
+    share_1, sums_C = torch.ones(1).double(), torch.ones(laws.num_pieces(size)).double()
+    for proposal in (p_BWV[0, 1], 5):
+        one.leftover(q_BKV[0, 0], proposal, share_1, p_BWV[0, 0], sums_C)
 
 
 ops.launch = laws.launch = read
 read_ops()
-read_laws()
+read_laws(3, 9000)
+read_laws(1, 300)

@@ -46,12 +46,12 @@ def test_wrappers_call_nothing_that_waits_or_allocates(module: Any) -> None:
 class Watch(TorchDispatchMode):
     """The names of PyTorch's operators that ran."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
+    def __init__(self, seen: set[str]) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._seen = seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.add(str(func))
+        self._seen.add(str(func))
         return func(*args, **(kwargs or {}))
 
 
