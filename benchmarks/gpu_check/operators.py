@@ -18,9 +18,11 @@ import torch
 from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
+from outrider.engine.graph_pass import PageTables, chains_plan
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain
+from outrider.kernels.plan import PackedPlan
 from outrider.kernels.pointwise import torch as pointwise
 
 # Largest error as a share of the largest value: what rounding the inputs of a product leaves.
@@ -174,8 +176,6 @@ def _case(
 
 def _attention(setting: Setting, op: Any) -> Iterator[Case]:
     """Rotation, append and attention of chains behind contexts of different lengths."""
-    from outrider.engine.graph_pass import chains_plan
-
     make = Numbers(setting)
     lengths = (5, 2) if setting.quick else (256, 1000, 17, 2049)
     heads, kv_heads, head_dim, page = (4, 2, 16, 4) if setting.quick else (32, 8, 64, 32)
@@ -185,7 +185,7 @@ def _attention(setting: Setting, op: Any) -> Iterator[Case]:
     pages_BP = pages_BP.view(num_seqs, columns).flip(1).contiguous()
     at_B1 = torch.tensor(lengths, device=setting.device)[:, None]
     positions_BX = at_B1 + torch.arange(rows, device=setting.device)
-    plan = chains_plan(torch.zeros_like(positions_BX), positions_BX, pages_BP, page)
+    plan = _plan(positions_BX, pages_BP, page)
     shape = (kv_heads, num_seqs * columns * page, head_dim)
     k_GSD, v_GSD = make(*shape, dtype=setting.dtype), make(*shape, dtype=setting.dtype)
     qkv_NE = make(num_seqs * rows, (heads + 2 * kv_heads) * head_dim)
@@ -225,14 +225,12 @@ def _attended_alone(
     op: Any, memory: tuple[Tensor, ...], where: tuple[Tensor, Tensor, int], width: int
 ) -> bool:
     """Whether one sequence's rows have the same bits without the other sequences, row by row."""
-    from outrider.engine.graph_pass import chains_plan
-
     qkv_NE, k_GSD, v_GSD = memory
     positions_BX, pages_BP, page = where
     num_seqs, rows = positions_BX.shape
 
     def attended(qkv: Tensor, positions: Tensor, pages: Tensor) -> Tensor:
-        plan = chains_plan(torch.zeros_like(positions), positions, pages, page)
+        plan = _plan(positions, pages, page)
         out = torch.full((qkv.shape[0], width), torch.nan, device=qkv.device)
         op.attention(qkv, k_GSD, v_GSD, plan, k_GSD.shape[2] ** -0.5, out)
         return out
@@ -245,3 +243,8 @@ def _attended_alone(
             alone = attended(qkv_NE[at : at + 1].contiguous(), one, pages_BP[seq : seq + 1])
             same &= torch.equal(alone[0], together[at])
     return same
+
+
+def _plan(positions_BX: Tensor, pages_BP: Tensor, page: int) -> PackedPlan:
+    tables = PageTables.of(pages_BP, page)
+    return chains_plan(torch.zeros_like(positions_BX), positions_BX, tables, page, {})

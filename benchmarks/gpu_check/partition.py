@@ -1,23 +1,26 @@
 """How many multiprocessors decoding needs: the rest could read prompts.
 
-Green contexts give a stream a share of the device, where this PyTorch and driver have them. A
-reading kernel with a fixed number of programs is the other way: it shows how few of them fill the
-memory's bandwidth.
+Decoding reads weights, so the question is how few multiprocessors still read at full speed. Green
+contexts give work a share of the device, where this PyTorch and driver have them: then products of
+a matrix with one vector, which is what decoding is made of, run on each share alone, and beside a
+product of large matrices, which is what reading a prompt is made of, on the rest. A reading kernel
+with a fixed number of programs is the other way, which always works.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from gpu_check import models
 from gpu_check.clock import seconds_of
-from gpu_check.rounds import captured_pass, read, text
 from gpu_check.setting import Setting
 
-_log = logging.getLogger(__name__)
 SHARES = (1.0, 0.75, 0.5, 0.25)
+# Green contexts take multiprocessors in groups of so many.
+GROUP = 8
 
 
 def run(setting: Setting, record: dict[str, Any]) -> None:
@@ -26,9 +29,9 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
     record["multiprocessors"] = count
     record["reading"] = _reading(setting, count)
     try:
-        record["decoding"] = _decoding(setting, count)
+        record["cells"] = [_on_share(setting, count, share) for share in SHARES]
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
-        _log.exception("green contexts")
+        logging.exception("green contexts")
         record["refused"] = f"green contexts are not to be had: {error}"
 
 
@@ -39,27 +42,73 @@ def _reading(setting: Setting, count: int) -> list[dict[str, float]]:
     source = torch.ones(1 << 28, dtype=torch.int32, device=setting.device)
     cells: list[dict[str, float]] = []
     for programs in (count // 8, count // 4, count // 2, count, 2 * count):
-        seconds = seconds_of(lambda n=programs: reading_kernel.read(source, n), setting)
+
+        def read(programs: int = programs) -> None:
+            reading_kernel.read(source, programs)
+
+        seconds = seconds_of(read, setting)
         cells.append({"programs": programs, "bytes_per_second": source.nbytes / seconds})
     return cells
 
 
-def _decoding(setting: Setting, count: int) -> list[dict[str, float]]:
+def _on_share(setting: Setting, count: int, share: float) -> dict[str, Any]:
+    size = int(count * share) // GROUP * GROUP
+    weights = torch.ones(1 << 18, 4096, dtype=torch.bfloat16, device=setting.device)
+    row = torch.ones(4096, dtype=torch.bfloat16, device=setting.device)
+    square = torch.ones(8192, 8192, dtype=torch.bfloat16, device=setting.device)
+
+    def decode() -> None:
+        torch.mv(weights, row)
+
+    def prefill() -> None:
+        torch.mm(square, square)
+
+    with _green(size):
+        alone = seconds_of(decode, setting)
+    cell: dict[str, Any] = {
+        "multiprocessors": size,
+        "share": share,
+        "decode_bytes_per_second": weights.nbytes / alone,
+    }
+    rest = (count - size) // GROUP * GROUP
+    if rest >= GROUP:
+        cell["rest_multiprocessors"] = rest
+        cell |= _beside(setting, (size, decode), (rest, prefill))
+    return cell
+
+
+def _beside(
+    setting: Setting,
+    decoding: tuple[int, Callable[[], None]],
+    reading: tuple[int, Callable[[], None]],
+) -> dict[str, float]:
+    """Milliseconds of prefill alone on the rest, and of both at once, asked for one after the
+    other and then awaited."""
+    with _green(reading[0]):
+        alone = seconds_of(reading[1], setting)
+
+    def both() -> None:
+        for size, work in (reading, decoding):
+            with _green(size):
+                work()
+        torch.cuda.synchronize()
+
+    return {"prefill_ms": 1e3 * alone, "together_ms": 1e3 * seconds_of(both, setting)}
+
+
+@contextmanager
+def _green(size: int) -> Any:
+    # Imported here: older versions of PyTorch lack it.
     from torch.cuda.green_contexts import GreenContext
 
-    name, shape = next(iter(setting.shapes.items()))
-    room = models.room_for(1, 512, rows=128, logits=8)
-    model = models.random_model(shape, setting, room, vocab_size=32_768)
-    cells: list[dict[str, float]] = []
-    for share in SHARES:
-        context = GreenContext.create(num_sms=max(8, int(count * share) // 8 * 8), device_id=0)
-        context.set_context()
-        try:
-            read(model, 0, text(256, model.spec.vocab_size))
-            work = captured_pass(model, setting, rows=1, context=256)
-            seconds = seconds_of(work, setting, calls=8)
-            cells.append({"shape": name, "share": share, "ms": 1e3 * seconds})
-            model.state.close(0)
-        finally:
-            context.pop_context()
-    return cells
+    context = _CONTEXTS.get(size)
+    if context is None:
+        context = _CONTEXTS[size] = GreenContext.create(num_sms=size, device_id=0)
+    context.set_context()
+    try:
+        yield
+    finally:
+        context.pop_context()
+
+
+_CONTEXTS: dict[int, Any] = {}

@@ -18,7 +18,7 @@ from outrider.engine.build import Parts, build_engine
 from outrider.engine.graph import CapturedRound
 from outrider.engine.graph_build import captured_round
 from outrider.engine.graph_capture import EagerLauncher, launcher_for
-from outrider.engine.graph_pass import StaticPass
+from outrider.engine.graph_pass import PageTables, StaticPass
 from outrider.engine.graph_table import MakeLaws
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
@@ -150,13 +150,14 @@ def captured_pass(
     device = setting.device
     columns = [model.state.pages(seq_id)]
     pages_BP = torch.tensor(columns, dtype=torch.int32, device=device)
+    tables = PageTables.of(pages_BP, PAGE)
     tokens_BX = torch.tensor([text(rows, model.spec.vocab_size)], device=device)
     positions_BX = torch.arange(context, context + rows, device=device)[None]
     one = StaticPass.of(model, num_rows=rows, num_logits=rows, page_size=PAGE)
 
     def program() -> None:
         with torch.inference_mode():
-            one(tokens_BX, positions_BX, pages_BP, None)
+            one(tokens_BX, positions_BX, tables, None)
 
     launcher = launcher_for(device)
     return launcher.make(program, lambda: None)

@@ -2,7 +2,8 @@
 
 The best variant of each is chosen on prompts that are not counted, by the same procedure for all.
 Number formats are those of the weights: `int8` is our int8 and GGUF's q8_0, `int4` our int4 and
-q4_0. In `bf16` transformers may also compute in float32, whichever is faster.
+q4_0. In `bf16` transformers may also compute in float32, and readers of GGUF may have f16, which
+holds these weights as well and is faster where the processor knows no bf16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMS = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+FORMS = {"f32": ("f32",), "bf16": ("bf16", "f16"), "int8": ("q8_0",), "int4": ("q4_0",)}
 DRAFTERS = ("none", "model", "ngram")
 PEERS = ("transformers", "llama.cpp", "openvino")
 OURS = "outrider"
@@ -24,7 +25,7 @@ BUILD = "scripts/peers"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One tier: checkpoint folders, and the same weights as GGUF files by number format."""
+    """One tier: checkpoint folders, and the same weights as GGUF files by their number format."""
 
     target: Path
     draft: Path
@@ -56,8 +57,9 @@ class Contestant:
     def cell(self, weights: Weights, threads: int) -> dict[str, Any]:
         """What the peer is told to load."""
         reads_gguf = self.peer in ("llama.cpp", "openvino")
-        target = weights.target_gguf[self.form] if reads_gguf else weights.target
-        draft = weights.draft_gguf[self.form] if reads_gguf else weights.draft
+        gguf = self.options.get("gguf", FORMS[self.form][0])
+        target = weights.target_gguf[gguf] if reads_gguf else weights.target
+        draft = weights.draft_gguf[gguf] if reads_gguf else weights.draft
         told = asdict(self)
         del told["peer"]
         return {**told, "name": self.name, "target": str(target), "draft": str(draft)} | {
@@ -105,22 +107,26 @@ def _transformers(form: str) -> Iterator[Contestant]:
 
 
 def _llama(form: str) -> Iterator[Contestant]:
-    yield Contestant("llama.cpp", "none", form)
-    for k in (2, 4, 8):
-        yield Contestant("llama.cpp", "model", form, k)
-    yield Contestant("llama.cpp", "model", form, 8, {"p_min": 0.5})
-    for k in (4, 8):
-        yield Contestant("llama.cpp", "ngram", form, k, {"kind": "ngram-simple"})
-    yield Contestant("llama.cpp", "ngram", form, 8, {"kind": "ngram-map-k"})
-    yield Contestant("llama.cpp", "ngram", form, 8, {"kind": "ngram-cache"})
+    for gguf in FORMS[form]:
+        options = {"gguf": gguf}
+        yield Contestant("llama.cpp", "none", form, 0, options)
+        for k in (2, 4, 8):
+            yield Contestant("llama.cpp", "model", form, k, options)
+        yield Contestant("llama.cpp", "model", form, 8, {**options, "p_min": 0.5})
+        for k in (4, 8):
+            yield Contestant("llama.cpp", "ngram", form, k, {**options, "kind": "ngram-simple"})
+        for kind in ("ngram-map-k", "ngram-cache"):
+            yield Contestant("llama.cpp", "ngram", form, 8, {**options, "kind": kind})
 
 
 def _openvino(form: str) -> Iterator[Contestant]:
-    yield Contestant("openvino", "none", form)
+    """It reads neither f32 nor bf16 from GGUF; of the latter the f16 file serves."""
+    options = {"gguf": FORMS[form][-1]}
+    yield Contestant("openvino", "none", form, 0, options)
     for k in (2, 4):
-        yield Contestant("openvino", "model", form, k)
+        yield Contestant("openvino", "model", form, k, options)
     for k in (4, 8):
-        yield Contestant("openvino", "ngram", form, k)
+        yield Contestant("openvino", "ngram", form, k, options)
 
 
 def command_of(peer: str, folder: Path) -> list[str] | None:

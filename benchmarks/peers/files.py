@@ -30,7 +30,7 @@ def weights_of(
     target, draft = resolve("outrider/embedded"), resolve("outrider/embedded-draft")
     if tier == "b":
         target = _inflated(target, folder, tell)
-    wanted = tuple(forms)
+    wanted = tuple(name for form in forms for name in FORMS[form])
     return Weights(target, draft, _files(target, wanted, folder), _files(draft, wanted, folder))
 
 
@@ -46,13 +46,12 @@ def _inflated(source: Path, folder: Path, tell: Callable[[str], None]) -> Path:
     return place
 
 
-def _files(source: Path, forms: tuple[str, ...], folder: Path) -> dict[str, Path]:
+def _files(source: Path, names: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    """The file of each number format."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Path] = {}
-    for form in forms:
-        name = FORMS[form]
-        path = folder / f"{source.name}-{weights_digest(source)}-{name}.gguf"
+    digest = weights_digest(source)
+    found = {name: folder / f"{source.name}-{digest}-{name}.gguf" for name in names}
+    for name, path in found.items():
         if not path.exists():
             list(export(source, path, Wish(form=name, pre_tokenizer=PRE_TOKENIZER)))
-        found[form] = path
     return found

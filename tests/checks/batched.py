@@ -122,7 +122,7 @@ Judge = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
 
 
 def outcome_law(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tensor:
-    """The law of what a round emits of a chain of two whose places are alike, as `_cell` counts."""
+    """The law of what a round emits of a chain of two places that are alike, as `_cells` counts."""
     q_KV, laws = q_V.repeat(2, 1), Laws(probs_NV=p_V.repeat(3, 1))
 
     def emitted(noise: Noise) -> Tokens:
@@ -139,22 +139,30 @@ def outcome_law(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tensor:
     return law_C
 
 
-def outcome_counts(judge: Judge, p_V: Tensor, q_V: Tensor, *, seed: int, num_chains: int) -> Tensor:
-    """How often a round emitted each text of one, two and three tokens."""
-    counts_C = torch.zeros(VOCAB + VOCAB**2 + VOCAB**3, dtype=torch.int64)
+def outcome_counts(
+    judges: Sequence[Judge], p_V: Tensor, q_V: Tensor, *, seed: int, num_chains: int
+) -> list[Tensor]:
+    """How often a round emitted each text of one, two and three tokens, by each of `judges`, who
+    judge the same drafts with the same numbers."""
+    num_cells = VOCAB + VOCAB**2 + VOCAB**3
+    counts = [torch.zeros(num_cells, dtype=torch.int64) for _ in judges]
     for first in range(0, num_chains, PART):
         samples = np.arange(first, first + PART, dtype=np.uint64)
         q_BKV, p_BWV = q_V.expand(PART, 2, -1), p_V.expand(PART, 3, -1)
         tokens_BK = keyed_drafts(seed, samples, q_BKV)
         numbers = keyed_numbers(seed, samples, START, 2)
-        verdicts = judge(tokens_BK, q_BKV, p_BWV, numbers)
-        cell_B = torch.zeros(PART, dtype=torch.int64)
-        for node in (0, 1):
-            longer_B = cell_B * VOCAB + tokens_BK[:, node] + 1
-            cell_B = torch.where(verdicts.num_accepted_B > node, longer_B, cell_B)
-        cell_B = cell_B * VOCAB + verdicts.next_B
-        counts_C += torch.bincount(cell_B, minlength=len(counts_C))
-    return counts_C
+        for place, judge in enumerate(judges):
+            verdicts = judge(tokens_BK, q_BKV, p_BWV, numbers)
+            counts[place] += torch.bincount(_cells(tokens_BK, verdicts), minlength=num_cells)
+    return counts
+
+
+def _cells(tokens_BK: Tensor, verdicts: ChainVerdicts) -> Tensor:
+    cell_B = torch.zeros(len(tokens_BK), dtype=torch.int64)
+    for node in (0, 1):
+        longer_B = cell_B * VOCAB + tokens_BK[:, node] + 1
+        cell_B = torch.where(verdicts.num_accepted_B > node, longer_B, cell_B)
+    return cell_B * VOCAB + verdicts.next_B
 
 
 def emitted_counts(seeds: Sequence[int], *, num_chains: int) -> list[Tensor]:

@@ -111,11 +111,15 @@ class TreeCase:
         left_V[[tokens[n] for n in earlier]] = 0
         return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
 
-    def drawn(self, noise: Noise) -> Draft:
+    def drawn(self, noise: Noise, known: dict[Tokens, Tensor]) -> Draft:
+        """`known` keeps the law after each beginning, for there are few."""
         tokens: list[int] = []
         laws: list[Tensor] = []
         for node in self.nodes:
-            law_V = self.proposal_law(node, tokens)
+            before = tuple(tokens)
+            if before not in known:
+                known[before] = self.proposal_law(node, tokens)
+            law_V = known[before]
             depth = len(self.text(self.parents[node], tokens))
             races = self.races and node not in self.certain
             token = noise.race_at(law_V, depth) if races else noise.pick(law_V, node, Role.DRAFT)
@@ -134,12 +138,28 @@ def _turned(weights: Weights, text: Tokens) -> Weights:
     return weights[by:] + weights[:by]
 
 
+def _drawer(case: TreeCase) -> Callable[[Noise], tuple[Draft, Laws]]:
+    """Drafts of `case` and the target's laws for them, which are made once for equal drafts."""
+    known: dict[Tokens, Tensor] = {}
+    laws: dict[Tokens, Laws] = {}
+
+    def drawn(noise: Noise) -> tuple[Draft, Laws]:
+        draft = case.drawn(noise, known)
+        if draft.tokens not in laws:
+            laws[draft.tokens] = case.laws(draft)
+        return draft, laws[draft.tokens]
+
+    return drawn
+
+
 def check_tree_law(rule: AcceptanceRule, case: TreeCase, tolerance: float = TOLERANCE) -> None:
     """What one verified round emits, carried on by the target, follows the target's law."""
 
+    drawn = _drawer(case)
+
     def one_round(noise: Noise) -> Tokens:
-        draft = case.drawn(noise)
-        verdict = rule([JudgeRow(draft, case.laws(draft), noise)])[0]
+        draft, laws = drawn(noise)
+        verdict = rule([JudgeRow(draft, laws, noise)])[0]
         return Outcome(0, draft, verdict).tokens
 
     found = completed(walked(one_round), case.conditional, case.length)
@@ -153,10 +173,11 @@ def walked(experiment: Callable[[Noise], Tokens]) -> Law:
 
 def accepted_law(rule: AcceptanceRule, case: TreeCase) -> list[float]:
     """The probabilities of 0, 1, 2... accepted tokens."""
+    drawn = _drawer(case)
 
     def num_accepted(noise: Noise) -> Tokens:
-        draft = case.drawn(noise)
-        return (len(rule([JudgeRow(draft, case.laws(draft), noise)])[0].path),)
+        draft, laws = drawn(noise)
+        return (len(rule([JudgeRow(draft, laws, noise)])[0].path),)
 
     found = walked(num_accepted)
     return [found.get((count,), 0.0) for count in range(case.length)]

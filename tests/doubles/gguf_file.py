@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 # Tensor types of the format: name, values a block, bytes a block.
-TYPES = {0: ("f32", 1, 4), 30: ("bf16", 1, 2), 8: ("q8_0", 32, 34), 2: ("q4_0", 32, 18)}
+TYPES = {
+    0: ("f32", 1, 4),
+    1: ("f16", 1, 2),
+    30: ("bf16", 1, 2),
+    8: ("q8_0", 32, 34),
+    2: ("q4_0", 32, 18),
+}
 SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 STRING, ARRAY = 8, 9
 
@@ -78,6 +84,8 @@ def decoded(name: str, blocks: NDArray[np.uint8]) -> Floats:
     """By the format's definition: scale times integer."""
     if name == "f32":
         return blocks.copy().view(np.float32)
+    if name == "f16":
+        return blocks.copy().view(np.float16).astype(np.float32)
     if name == "bf16":
         return (blocks.copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)

@@ -15,6 +15,7 @@ from doubles.tiny_checkpoints import random_model, variant
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Outcome
+from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import Parts, build_engine
 from outrider.engine.graph import CapturedRound
@@ -28,6 +29,7 @@ from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 
 PAGE, SLOTS, WINDOW = 4, 512, 96
+PROMPTS = [[1, 5, 9], [3], [8, 8, 8, 8, 8, 8, 8], [4, 2] * 6, [11, 60, 12]]
 
 
 @cache
@@ -106,6 +108,30 @@ def live(seq_id: int, request: Request) -> LiveSequence:
         shaper=request.shaper,
         sample=request.sample,
     )
+
+
+def rig(k: int, sampler: str = "block", *, batch_size: int = 4, chunk: int = 256) -> GraphRig:
+    """Target and draft of one family with other weights: some drafts are accepted, some are not."""
+    config = EngineConfig(
+        k=k, sampler=sampler, batch_size=batch_size, prefill_chunk=chunk, drafter="model"
+    )
+    return GraphRig(tiny("llama2", 3), tiny("llama2", 4, "draft"), config)
+
+
+def requests(
+    temperatures: Sequence[float], *, max_tokens: int = 14, stops: frozenset[int] = frozenset()
+) -> list[Request]:
+    return [
+        Request(
+            prompt,
+            SamplingParams(
+                max_tokens=max_tokens + 3 * index, temperature=temperature, seed=41 + index
+            ),
+            stop_ids=stops,
+            sample=index % 2,
+        )
+        for index, (prompt, temperature) in enumerate(zip(PROMPTS, temperatures, strict=False))
+    ]
 
 
 class DenseAttention:

@@ -90,7 +90,8 @@ MUTANTS = (
         "speculated tokens findable",
         PAGED,
         "seq.stage(row.tokens, row.parents)",
-        "seq.stage(row.tokens, row.parents); self._pool.remember(seq.pages, seq.tokens + seq.staged, 0)",
+        "seq.stage(row.tokens, row.parents); "
+        "self._pool.remember(seq.pages, seq.tokens + seq.staged, 0)",
         check_speculation_is_not_found,
     ),
     Mutant(

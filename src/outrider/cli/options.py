@@ -57,7 +57,7 @@ class ExportOptions(JsonOption):
     """Of `models export`."""
 
     gguf: str = setting(
-        "bf16", "Number format of the GGUF file.", choices=("f32", "bf16", "q8_0", "q4_0")
+        "bf16", "Number format of the GGUF file.", choices=("f32", "f16", "bf16", "q8_0", "q4_0")
     )
     pre_tokenizer: str = setting(
         "auto",

@@ -7,7 +7,7 @@ ended and stands still until the host has read so.
 Idle rows of a bucket do what row 0 does: they read its tokens and write the same keys and values to
 the same places. So no memory is set aside for them.
 
-Shapes:  B = rows, S = stop tokens, P = page-table columns, K = drafted tokens,
+Shapes:  B = rows, S = stop tokens, P = page-table columns, T = positions, K = drafted tokens,
          R = K + 4, a row's report: drafts, depth, kept, the own token, whether logits broke.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.core.host import host_rows
 from outrider.engine.graph_memory import Entry
+from outrider.engine.graph_pass import PageTables
 
 # No token has this id: an unused place in the table of stop tokens.
 _NO_TOKEN = -1
@@ -43,13 +44,22 @@ class RoundBuffers:
     sample_B: Tensor
     stops_BS: Tensor
     target_pages_BP: Tensor
+    target_slots_BT: Tensor
     draft_pages_BP: Tensor
+    draft_slots_BT: Tensor
     mirror_B: Tensor
     report_BR: Tensor
 
     @classmethod
     def allocate(
-        cls, device: torch.device, *, num_rows: int, num_pages: int, num_stops: int, k: int
+        cls,
+        device: torch.device,
+        *,
+        num_rows: int,
+        num_pages: int,
+        page_size: int,
+        num_stops: int,
+        k: int,
     ) -> RoundBuffers:
         def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
@@ -65,7 +75,9 @@ class RoundBuffers:
             sample_B=ints(),
             stops_BS=ints(num_stops),
             target_pages_BP=ints(num_pages, dtype=torch.int32),
+            target_slots_BT=ints(num_pages * page_size, dtype=torch.int32),
             draft_pages_BP=ints(num_pages, dtype=torch.int32),
+            draft_slots_BT=ints(num_pages * page_size, dtype=torch.int32),
             mirror_B=ints(),
             report_BR=ints(k + 4, dtype=torch.int32),
         )
@@ -91,9 +103,23 @@ class RoundBuffers:
         self._fill("sample_B", [seq.sample for seq in seqs])
         stops = [_padded(sorted(seq.stop_ids), num_stops, _NO_TOKEN) for seq in seqs]
         self._fill("stops_BS", stops)
-        columns = self.target_pages_BP.shape[1]
-        self._fill("target_pages_BP", [_padded(e.target_pages, columns, 0) for e in rows])
-        self._fill("draft_pages_BP", [_padded(e.draft_pages, columns, 0) for e in rows])
+        self._fill_tables(self.target, [entry.target_pages for entry in rows])
+        self._fill_tables(self.draft, [entry.draft_pages for entry in rows])
+
+    @property
+    def target(self) -> PageTables:
+        return PageTables(self.target_pages_BP, self.target_slots_BT)
+
+    @property
+    def draft(self) -> PageTables:
+        return PageTables(self.draft_pages_BP, self.draft_slots_BT)
+
+    def _fill_tables(self, tables: PageTables, pages: Sequence[Sequence[int]]) -> None:
+        columns = tables.pages_BP.shape[1]
+        padded = torch.tensor([_padded(row, columns, 0) for row in pages], dtype=torch.int32)
+        made = PageTables.of(padded, tables.slots_BT.shape[1] // columns)
+        tables.pages_BP.copy_(made.pages_BP)
+        tables.slots_BT.copy_(made.slots_BT)
 
     def _fill(self, name: str, values: Sequence[object]) -> None:
         buffer: Tensor = getattr(self, name)

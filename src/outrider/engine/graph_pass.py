@@ -4,13 +4,14 @@ Where `PagedKV.plan` walks lists on the host, here positions are tensors on the 
 follow from the page table by arithmetic. Rows are chains of equal length, as rounds have them.
 
 Shapes:  B = sequences, X = rows of each, N = B times X, M = rows whose logits are wanted,
-         P = page-table columns, V = vocabulary, D = hidden size.
+         P = page-table columns, S = slots of a page, T = positions = P times S, V = vocabulary,
+         D = hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -39,6 +40,20 @@ class StackModel(Stack, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PageTables:
+    """Pages of each sequence and, of each position, the slot that follows. Both int32."""
+
+    pages_BP: Tensor
+    slots_BT: Tensor
+
+    @classmethod
+    def of(cls, pages_BP: Tensor, page_size: int) -> PageTables:
+        within = torch.arange(page_size, dtype=torch.int32, device=pages_BP.device)
+        slots_BPS = pages_BP[..., None] * page_size + within
+        return cls(pages_BP, slots_BPS.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
 class StaticPass:
     """`logits_MV` and `scratch` have room for every pass; each call overwrites both."""
 
@@ -46,6 +61,7 @@ class StaticPass:
     scratch: Scratch
     logits_MV: Tensor
     page_size: int
+    seqs: dict[torch.Size, Tensor] = field(default_factory=dict[torch.Size, Tensor])
 
     @classmethod
     def of(cls, model: StackModel, *, num_rows: int, num_logits: int, page_size: int) -> StaticPass:
@@ -57,10 +73,10 @@ class StaticPass:
         return cls(model, Scratch(*own), logits_MV, page_size)
 
     def __call__(
-        self, tokens_BX: Tensor, positions_BX: Tensor, pages_BP: Tensor, wanted_M: Tensor | None
+        self, tokens_BX: Tensor, positions_BX: Tensor, tables: PageTables, wanted_M: Tensor | None
     ) -> Tensor:
         """logits_MV of the packed rows `wanted_M` (None: all of them), a view."""
-        plan = chains_plan(tokens_BX, positions_BX, pages_BP, self.page_size)
+        plan = chains_plan(tokens_BX, positions_BX, tables, self.page_size, self.seqs)
         scratch = self.scratch.first(plan.num_tokens)
         self.model.embed(plan, scratch)
         for depth, kv in enumerate(self.model.state.layers):
@@ -75,25 +91,33 @@ class StaticPass:
         return logits_MV
 
 
-PassFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+PassFunction = Callable[[Tensor, Tensor, PageTables, Tensor | None], Tensor]
 
 
 def chains_plan(
-    tokens_BX: Tensor, positions_BX: Tensor, pages_BP: Tensor, page_size: int
+    tokens_BX: Tensor,
+    positions_BX: Tensor,
+    tables: PageTables,
+    page_size: int,
+    seqs: dict[torch.Size, Tensor],
 ) -> PackedPlan:
     """Where chains at these positions (int64) read and write; a new plan, as kernels may remember
-    what they worked out for one."""
-    page_BX = pages_BP.gather(1, positions_BX // page_size)
-    slots_BX = page_BX * page_size + positions_BX % page_size
-    seq_BX = torch.arange(tokens_BX.shape[0], device=tokens_BX.device)[:, None]
+    what they worked out for one. `seqs` keeps what depends on shapes alone.
+
+    A plan is made for every pass, so it is few operators: each is a launch within the graph.
+    """
+    positions_N = _flat(positions_BX)
+    if tokens_BX.shape not in seqs:
+        seq_B1 = torch.arange(tokens_BX.shape[0], device=tokens_BX.device)[:, None]
+        seqs[tokens_BX.shape] = _flat(seq_B1.expand_as(tokens_BX))
     return PackedPlan(
         page_size=page_size,
         tokens_N=_flat(tokens_BX),
-        positions_N=_flat(positions_BX),
-        slots_N=_flat(slots_BX),
-        seq_N=_flat(seq_BX.expand_as(tokens_BX)),
-        visible_N=_flat(positions_BX + 1),
-        pages_BP=pages_BP,
+        positions_N=positions_N,
+        slots_N=_flat(tables.slots_BT.gather(1, positions_BX)),
+        seq_N=seqs[tokens_BX.shape],
+        visible_N=positions_N + 1,
+        pages_BP=tables.pages_BP,
     )
 
 

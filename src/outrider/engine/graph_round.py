@@ -57,28 +57,29 @@ class RoundProgram:
     def _drafts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """tokens_BK, and which rows' draft logits were no numbers."""
         state = self.buffers
-        broken_B = torch.zeros_like(state.mirror_B, dtype=torch.bool)
         if self.draft is None:
-            return state.last_B2[:, :0], broken_B
-        at_B = state.length_B - 1
+            return state.last_B2[:, :0], torch.zeros_like(state.mirror_B, dtype=torch.bool)
+        tables, at_B = state.draft, state.length_B - 1
         positions_B2 = torch.stack([at_B - state.lag_B, at_B], dim=1)
-        logits_MV = self.draft(state.last_B2, positions_B2, state.draft_pages_BP, self.wanted_M)
+        logits_MV = self.draft(state.last_B2, positions_B2, tables, self.wanted_M)
         tokens: list[Tensor] = []
+        broken: list[Tensor] = []
         for node in range(self.k):
-            token_B, bad_B = self.laws.draft(logits_MV, rows, node)
-            broken_B = broken_B | (bad_B & (rows.depth_B > node))
+            token_B, broken_B = self.laws.draft(logits_MV, rows, node)
+            broken.append(broken_B)
             # An idle row drafts what the row does whose memory it writes.
             tokens.append(token_B.index_select(0, state.mirror_B))
             if node + 1 < self.k:
-                position_B1 = (at_B + node + 1)[:, None]
-                logits_MV = self.draft(tokens[-1][:, None], position_B1, state.draft_pages_BP, None)
-        return torch.stack(tokens, dim=1), broken_B
+                positions_B1 = (state.length_B + node)[:, None]
+                logits_MV = self.draft(tokens[-1][:, None], positions_B1, tables, None)
+        broken_BK = torch.stack(broken, dim=1) & (self.places_W[:-1] < rows.depth_B[:, None])
+        return torch.stack(tokens, dim=1), broken_BK.any(-1)
 
     def _verify(self, tokens_BK: Tensor) -> Tensor:
         state = self.buffers
         tokens_BW = torch.cat([state.last_B2[:, 1:], tokens_BK], dim=1)
         positions_BW = (state.length_B - 1)[:, None] + self.places_W
-        logits_MV = self.target(tokens_BW, positions_BW, state.target_pages_BP, None)
+        logits_MV = self.target(tokens_BW, positions_BW, state.target, None)
         return logits_MV.view(tokens_BW.shape[0], tokens_BW.shape[1], -1)
 
     def _report(self, tokens_BK: Tensor, rows: Rows, judged: Judged, broken_B: Tensor) -> None:
@@ -94,7 +95,6 @@ class RoundProgram:
         accepted_BW = torch.cat([tokens_BK, next_B1], dim=1)
         emitted_BW = torch.where(self.places_W < kept_B1, accepted_BW, next_B1)
         ends_BW = (emitted_BW[:, :, None] == state.stops_BS[:, None]).any(-1)
-        ends_BW &= self.places_W <= kept_B1
         end_B = torch.where(ends_BW, self.places_W, self.k + 1).amin(-1)
         count_B = torch.minimum(judged.kept_B, end_B) + 1
         count_B = torch.where(state.room_B > 0, count_B, 0)

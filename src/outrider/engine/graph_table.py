@@ -153,7 +153,12 @@ class _Memory:
         num_rows, k = sizes.batch_size, sizes.k
         device = target.scratch.x_ND.device
         buffers = RoundBuffers.allocate(
-            device, num_rows=num_rows, num_pages=sizes.num_pages, num_stops=MAX_STOPS, k=k
+            device,
+            num_rows=num_rows,
+            num_pages=sizes.num_pages,
+            page_size=sizes.page_size,
+            num_stops=MAX_STOPS,
+            k=k,
         )
         passes = StaticPass.of(
             target,

@@ -63,6 +63,9 @@ class NativeRound:
             if any(not _is_chosen_chain(seq.draft) for seq in batch):
                 return self.stages.verify(batch, chunks, num_waiting=num_waiting)
         rows = [self._row(seq) for seq in batch]
+        if self.draft is not None:
+            # What its model had to read before the call is drafting too.
+            batch[0].draft_seconds = perf_counter() - started
         decided = self.call(rows) if self.call.fits(rows) else None
         if decided is not None:
             return self._settle(batch, rows, decided, started, num_waiting)
@@ -124,7 +127,7 @@ class NativeRound:
             for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
         ]
         num_copied = settle(self.target.state, settled)
-        drafting = decided.draft_seconds if self.draft is not None else batch[0].draft_seconds
+        drafting = batch[0].draft_seconds + decided.draft_seconds
         total = perf_counter() - started
         shared = PassTimes(
             index=next(self.stages.passes),

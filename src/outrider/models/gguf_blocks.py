@@ -1,4 +1,4 @@
-"""The number formats of GGUF that are written here: f32, bf16, and blocks of 32 in 8 or 4 bits.
+"""The number formats of GGUF that are written here: f32, f16, bf16, and blocks in 8 or 4 bits.
 
 A block is 32 neighbours of a row with one scale d, a float16 before their integers q:
 
@@ -20,6 +20,8 @@ from math import prod
 
 import torch
 from torch import Tensor
+
+from outrider.core.errors import CheckpointError
 
 BLOCK = 32
 # Values that are converted at once, so that a large table needs little memory beside itself.
@@ -52,6 +54,14 @@ def encoded(tensor: Tensor, form: Format) -> Iterator[bytes]:
 
 def _f32(rows_OI: Tensor) -> Tensor:
     return rows_OI.view(torch.uint8)
+
+
+def _f16(rows_OI: Tensor) -> Tensor:
+    """Exact for bfloat16 numbers between 6e-5 and 65504 in size; raises CheckpointError above."""
+    half_OI = rows_OI.half()
+    if half_OI.isinf().any():
+        raise CheckpointError("a weight is too large for float16.", hint="use --gguf bf16")
+    return half_OI.view(torch.uint8)
 
 
 def _bf16(rows_OI: Tensor) -> Tensor:
@@ -88,6 +98,7 @@ def _stored(scale_N: Tensor) -> Tensor:
 
 FORMATS: Mapping[str, Format] = {
     "f32": Format(type_id=0, file_type=0, block=1, block_bytes=4, encode=_f32),
+    "f16": Format(type_id=1, file_type=1, block=1, block_bytes=2, encode=_f16),
     "bf16": Format(type_id=30, file_type=32, block=1, block_bytes=2, encode=_bf16),
     "q8_0": Format(type_id=8, file_type=7, block=BLOCK, block_bytes=34, encode=_q8_0),
     "q4_0": Format(type_id=2, file_type=2, block=BLOCK, block_bytes=18, encode=_q4_0),

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from torch import Tensor
+
 from outrider.core.draft import Outcome
 from outrider.core.protocols import JudgeRow
 from outrider.proof.branches import EveryBranch, Law, runs

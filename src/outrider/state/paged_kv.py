@@ -158,7 +158,10 @@ class PagedKV:
         missing = {seq_id: self._missing(seq_id, count) for seq_id, count in counts.items()}
         self._pool.require(sum(missing.values()))
         for seq_id, num_pages in missing.items():
-            self._sequences[seq_id].pages += [self._pool.take() for _ in range(num_pages)]
+            pages = self._sequences[seq_id].pages
+            for _ in range(num_pages):
+                # One at a time: an interrupt must not leave a page that nobody holds.
+                pages.append(self._pool.take())
 
     def pages(self, seq_id: int) -> Sequence[int]:
         """The pages of a sequence in order; slot t of it lies in page t // page_size. The same

@@ -55,7 +55,7 @@ def test_a_number_comes_back_within_half_a_step_of_its_block(
     back = decoded(name, raw.reshape(-1, form.block_bytes)).reshape(rows.shape)
     largest = np.abs(rows.reshape(-1, 32)).max(1).repeat(32).reshape(rows.shape)
     # The largest of a block of 4 bits is -8 steps, so one on the other side is cut at 7.
-    steps = {"f32": 0, "bf16": 2**-8, "q8_0": 0.5 / 127, "q4_0": 1 / 8}[name]
+    steps = {"f32": 0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 0.5 / 127, "q4_0": 1 / 8}[name]
     slack = 0 if name == "f32" else largest * 2e-3
     assert np.all(np.abs(back - rows) <= largest * steps + slack)
     assert not back[1, :32].any()
@@ -143,7 +143,9 @@ def test_what_llama_cpp_would_run_otherwise_is_refused(name: str, tmp_path: Path
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize(("name", "largest"), [("bf16", 0.0), ("q8_0", 0.004), ("q4_0", 0.13)])
+@pytest.mark.parametrize(
+    ("name", "largest"), [("f16", 1e-6), ("bf16", 0.0), ("q8_0", 0.004), ("q4_0", 0.13)]
+)
 def test_the_embedded_target_in_every_format(name: str, largest: float, tmp_path: Path) -> None:
     source = resolve("outrider/embedded")
     *_, last = export(source, tmp_path / "m.gguf", Wish(form=name, pre_tokenizer="gpt-2"))
@@ -200,6 +202,18 @@ def test_a_file_that_fails_leaves_nothing(
 def _add_a_tensor(folder: Path) -> None:
     tensors = random_tensors(variant("llama2").config, seed=0)
     save_tensors(folder / "model.safetensors", {**tensors, "strange.weight": torch.zeros(2)})
+
+
+def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "llama2")
+    tensors = random_tensors(variant("llama2").config, seed=0)
+    tensors["lm_head.weight"][0, 0] = 1e5
+    save_tensors(folder / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match="too large for float16"):
+        exported(folder, "f16")
+    assert exported(folder, "bf16").tensors["output.weight"][1][0, 0] == pytest.approx(
+        1e5, rel=0.01
+    )
 
 
 def test_a_run_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value head
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -41,24 +43,45 @@ def _linear_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> b
 
 
 def _attention_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """A chain of new tokens behind a context of more than one part."""
+    """A chain of new tokens behind a context of more than one part, and the same named key by key,
+    as a tree's would be."""
     pages = -(-(_COMMITTED + _ROWS) // _PAGE)
     shape = (_KV_HEADS, pages * _PAGE, _DIM)
     k_GSD, v_GSD = _waves(shape, device, dtype), _waves(shape, device, dtype).flip(1)
     qkv_NE = _waves((_ROWS, (_HEADS + 2 * _KV_HEADS) * _DIM), device, torch.float32)
-    whole_NO, alone_NO = (torch.zeros(_ROWS, _HEADS * _DIM, device=device) for _ in range(2))
-    ops.attention(qkv_NE, k_GSD, v_GSD, _plan(0, _ROWS, pages, device), 0.125, whole_NO)
+    whole_NO, listed_NO, alone_NO = torch.zeros(3, _ROWS, _HEADS * _DIM, device=device)
+    chain, tree = _plan(0, _ROWS, pages, device), _listed(_ROWS, pages, device)
+    ops.attention(qkv_NE, k_GSD, v_GSD, chain, 0.125, whole_NO)
+    ops.attention(qkv_NE, k_GSD, v_GSD, tree, 0.125, listed_NO)
     for row in range(_ROWS):
         plan, at = _plan(row, 1, pages, device), slice(row, row + 1)
         ops.attention(qkv_NE[at], k_GSD, v_GSD, plan, 0.125, alone_NO[at])
-    return torch.equal(whole_NO, alone_NO)
+    return torch.equal(whole_NO, alone_NO) and torch.equal(listed_NO, alone_NO)
 
 
 def _plan(first: int, count: int, pages: int, device: torch.device) -> PackedPlan:
+    """The pages lie in reverse order."""
     position_N = torch.arange(first, first + count, dtype=torch.int32, device=device) + _COMMITTED
     nothing_N = torch.zeros_like(position_N)
     pages_BP = torch.arange(pages, dtype=torch.int32, device=device)[None].flip(1).contiguous()
     return PackedPlan(_PAGE, nothing_N, position_N, nothing_N, nothing_N, position_N + 1, pages_BP)
+
+
+def _listed(count: int, pages: int, device: torch.device) -> PackedPlan:
+    """A chain whose new keys are named by their slots."""
+    slots = [
+        (pages - 1 - position // _PAGE) * _PAGE + position % _PAGE
+        for position in range(_COMMITTED, _COMMITTED + count)
+    ]
+    listed = [slot for row in range(count) for slot in slots[: row + 1]]
+    ends = [row * (row + 1) // 2 for row in range(count + 1)]
+    plan = _plan(0, count, pages, device)
+    return replace(
+        plan,
+        visible_N=torch.full_like(plan.visible_N, _COMMITTED),
+        extra_offsets_N1=torch.tensor(ends, dtype=torch.int32, device=device),
+        extra_slots_E=torch.tensor(listed, dtype=torch.int32, device=device),
+    )
 
 
 def _waves(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

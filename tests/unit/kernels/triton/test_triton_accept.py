@@ -71,13 +71,13 @@ class Case:
         return tokens_BK
 
     def verdicts(
-        self, tokens_BK: Tensor, q: LawRows | None, *, block: bool
+        self, tokens_BK: Tensor, p: LawRows, q: LawRows | None, *, block: bool
     ) -> list[tuple[int, int]]:
         """(accepted, next token) of each chain."""
         num = len(self.lengths)
         out = Verdicts(torch.full((num,), -9, dtype=torch.int32), torch.full((num,), -9))
         chains = Chains(tokens_BK, torch.tensor(self.lengths, dtype=torch.int32))
-        triton_laws().judge(chains, self.target(), q, self.keys, out, block=block)
+        triton_laws().judge(chains, p, q, self.keys, out, block=block)
         return list(zip(host_ints(out.num_accepted_B), host_ints(out.next_B), strict=True))
 
     def expected(
@@ -108,7 +108,7 @@ def test_chains_are_judged_as_the_rules_judge_them(seed: int) -> None:
     tokens_BK, q = case.drafted(), case.drafter()
     p_BWV, q_BKV = probabilities(case.target()), probabilities(q)
     for block, rule in ((True, BlockRule()), (False, TokenRule())):
-        found = case.verdicts(tokens_BK, q, block=block)
+        found = case.verdicts(tokens_BK, case.target(), q, block=block)
         assert found == case.expected(rule, tokens_BK, p_BWV, q_BKV)
 
 
@@ -118,7 +118,7 @@ def test_tokens_that_were_chosen_are_judged_by_the_token_rule(seed: int) -> None
     tokens_BK = case.target().rows_RV[:, :-1].argmax(-1)
     tokens_BK[0, 1] = 3
     p_BWV = probabilities(case.target())
-    found = case.verdicts(tokens_BK, None, block=True)
+    found = case.verdicts(tokens_BK, case.target(), None, block=True)
     assert found == case.expected(TokenRule(), tokens_BK, p_BWV, None)
 
 
@@ -128,7 +128,7 @@ def test_a_draft_that_is_the_target_is_kept(block: bool) -> None:
     p = case.target()
     same = LawRows(p.rows_RV[:, :-1].contiguous(), p.temperature_B)
     best_BK = same.rows_RV.argmax(-1)
-    found = case.verdicts(best_BK, same, block=block)
+    found = case.verdicts(best_BK, p, same, block=block)
     assert [accepted for accepted, _ in found] == [2, 1, 2]
 
 
@@ -136,7 +136,20 @@ def test_no_drafts_are_plain_draws() -> None:
     case = Case(9, lengths=(0, 0, 0))
     p_BWV = probabilities(case.target())
     nothing_BK = torch.zeros(3, NUM_DRAFTED, dtype=torch.int64)
-    found = case.verdicts(nothing_BK, case.drafter(), block=True)
+    found = case.verdicts(nothing_BK, case.target(), case.drafter(), block=True)
     assert found == [
         (0, case.noise(chain).pick(p_BWV[chain, 0], -1, Role.NEXT)) for chain in range(3)
     ]
+
+
+def test_a_likely_token_makes_up_for_no_more_than_there_is() -> None:
+    """Ratios of 2 and 1/2: the share after the first is 1, so the whole chain is kept half the
+    time. Laws that are probabilities already."""
+    case = Case(1, lengths=(2,) * 6)
+    p_WV = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.2, 0.4, 0.2, 0.2], [0.25] * 4])
+    q_KV = torch.tensor([[0.25] * 4, [0.4, 0.2, 0.2, 0.2]])
+    p_BWV, q_BKV = p_WV.repeat(6, 1, 1), q_KV.repeat(6, 1, 1)
+    tokens_BK = torch.zeros(6, NUM_DRAFTED, dtype=torch.int64)
+    found = case.verdicts(tokens_BK, LawRows(p_BWV, None), LawRows(q_BKV, None), block=True)
+    assert found == case.expected(BlockRule(), tokens_BK, p_BWV, q_BKV)
+    assert 0 < sum(accepted == 2 for accepted, _ in found) < 6

@@ -43,6 +43,11 @@ def test_wrappers_call_nothing_that_waits_or_allocates(module: Any) -> None:
     assert not functions & (WAITS | ALLOCATES) - PLAIN
 
 
+def test_nothing_is_tuned_at_run_time() -> None:
+    sources = Path(ops.__file__).parent.glob("*.py")
+    assert not [path for path in sources if "autotune" in path.read_text(encoding="utf-8")]
+
+
 class Watch(TorchDispatchMode):
     """The names of PyTorch's operators that ran."""
 

@@ -1,0 +1,62 @@
+"""Native filters at edges that a sum or a search may fall on the wrong side of.
+
+Shapes:  N = rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core.sampling import PLAIN
+from unit.kernels.implementations import IMPLEMENTATIONS, kernels_named, randn
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("num_likely", [20, 77, 300])
+def test_a_nucleus_reaches_its_mass_by_the_definition_s_sum(name: str, num_likely: int) -> None:
+    """Where `top_p` lies a little above the mass of all likely tokens, one unlikely one belongs to
+    them; a sum in float32 cannot tell."""
+    side, generator = kernels_named(name, torch.float32).sampling, torch.Generator().manual_seed(0)
+    for _ in range(40):
+        law_V = torch.zeros(3000)
+        law_V[:num_likely] = torch.rand(num_likely, generator=generator) / 2 + 0.5
+        law_V[num_likely : num_likely + 50] = 0.02
+        law_V /= law_V.double().sum().float()
+        likely = float(law_V[:num_likely].double().sum())
+        law_V = law_V[torch.randperm(3000, generator=generator)]
+        for more in (3e-9, 3e-8, 1e-7):
+            got_NV, wanted_NV = law_V[None].clone(), law_V[None].double()
+            side.keep_likely(got_NV, likely + more, 0.0)
+            PLAIN.keep_likely(wanted_NV, likely + more, 0.0)
+            assert torch.equal(got_NV > 0, wanted_NV > 0)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("k", [1, 255, 257, 1023, 1024, 1025, 4095, 8999])
+def test_top_k_of_every_size_and_order(name: str, k: int) -> None:
+    """A row that rises makes a search for its largest look at every number."""
+    side, some_V = kernels_named(name, torch.float32).sampling, randn(9000)
+    rising_V = some_V.sort().values
+    rows = (some_V, rising_V, rising_V.flip(0), (4 * some_V).round(), torch.zeros(9000))
+    logits_NV = torch.stack(rows)
+    got_NV, wanted_NV = torch.empty_like(logits_NV), torch.empty_like(logits_NV)
+    side.top_k(logits_NV, k, got_NV)
+    PLAIN.top_k(logits_NV, k, wanted_NV)
+    assert torch.equal(got_NV, wanted_NV)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+@pytest.mark.parametrize("min_p", [0.0, 0.5, 0.25])
+def test_a_nucleus_ends_where_its_mass_is_reached_exactly(
+    name: str, kept: int, min_p: float
+) -> None:
+    """Powers of two: every sum and share is exact, so there is one answer."""
+    side = kernels_named(name, torch.float32).sampling
+    law_NV = torch.tensor([[0.0625, 0.5, 0.0625, 0.125, 0.25]])
+    wanted_NV = law_NV.double()
+    top_p = 1 - 2.0**-kept
+    side.keep_likely(law_NV, top_p, min_p)
+    PLAIN.keep_likely(wanted_NV, top_p, min_p)
+    assert torch.allclose(law_NV.double(), wanted_NV, rtol=1e-6, atol=0)

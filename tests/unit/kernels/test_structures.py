@@ -1,0 +1,55 @@
+"""Structures that native code reads are laid out in Python as in C++."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from ctypes import Structure
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.env import cache_folder, compiler
+from outrider.kernels import build, forward
+from outrider.kernels import round as kernel_module
+from outrider.kernels.native import Pass
+
+_STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
+    "round.cpp": (
+        ("Memory", kernel_module._Memory, {"described": "pass"}),  # pyright: ignore[reportPrivateUsage]
+        ("Row", kernel_module._Row, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Round", kernel_module._Round, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Pass", Pass, {}),
+    ),
+    "forward.cpp": (
+        ("Linear", forward._Linear, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]
+    ),
+}
+
+
+@pytest.mark.parametrize("source", _STRUCTURES)
+def test_the_compiler_agrees_on_every_field(source: str, tmp_path: Path) -> None:
+    built = build.built_kernels(compiler(), cache_folder())
+    if built.library is None:
+        pytest.skip(f"no native kernels: {built.refusal}")
+    lines = [f'#include "{source}"', "#include <cstddef>"]
+    for name, mirror, renamed in _STRUCTURES[source]:
+        lines.append(f"static_assert(sizeof(outrider::{name}) == {ctypes.sizeof(mirror)});")
+        for item, *_ in mirror._fields_:  # pyright: ignore
+            at: Any = getattr(mirror, item)  # pyright: ignore
+            there = f"outrider::{name}, {renamed.get(item, item)}"
+            size = f"sizeof(decltype(outrider::{name}::{renamed.get(item, item)}))"
+            lines.append(f"static_assert(offsetof({there}) == {at.offset});")
+            lines.append(f"static_assert({size} == {at.size});")
+    check = tmp_path / "check.cpp"
+    check.write_text("\n".join(lines))
+    command = build._compiler_command(compiler())  # pyright: ignore[reportPrivateUsage]
+    sources = f"-I{build._SOURCES}"  # pyright: ignore[reportPrivateUsage]
+    flags = [*build.FLAGS, build._tuning(), "-fsyntax-only", "-Wno-invalid-offsetof"]  # pyright: ignore
+    done = subprocess.run(
+        [*command, *flags, sources, str(check)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
