@@ -11,8 +11,8 @@ import torch
 from gpu_check.setting import Setting
 from torch import Tensor
 
-from outrider.engine.graph_build import torch_laws, triton_laws
-from outrider.engine.graph_laws import Judged, Keys, RoundLaws, Rows
+from outrider.engine.captured.build import torch_laws, triton_laws
+from outrider.engine.captured.laws import Judged, Keys, RoundLaws, Rows
 
 K = 3
 

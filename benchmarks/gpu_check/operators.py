@@ -18,7 +18,7 @@ import torch
 from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
-from outrider.engine.graph_pass import PageTables, chains_plan
+from outrider.engine.captured.passes import PageTables, chains_plan
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain

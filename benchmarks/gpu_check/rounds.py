@@ -15,11 +15,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import Parts, build_engine
-from outrider.engine.graph import CapturedRound
-from outrider.engine.graph_build import captured_round
-from outrider.engine.graph_capture import EagerLauncher, launcher_for
-from outrider.engine.graph_pass import PageTables, StaticPass
-from outrider.engine.graph_table import MakeLaws
+from outrider.engine.captured.build import captured_round
+from outrider.engine.captured.capture import EagerLauncher, launcher_for
+from outrider.engine.captured.passes import PageTables, StaticPass
+from outrider.engine.captured.round import CapturedRound
+from outrider.engine.captured.table import MakeLaws
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.engine.graph_accept import GreedyLaws, kept_prefix
-from outrider.engine.graph_laws import Judged, Rows
+from outrider.engine.captured.accept import GreedyLaws, kept_prefix
+from outrider.engine.captured.laws import Judged, Rows
 from outrider.engine.timing import synced_seconds
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve

@@ -18,9 +18,9 @@ from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import Parts, build_engine
-from outrider.engine.graph import CapturedRound
-from outrider.engine.graph_build import captured_round
-from outrider.engine.graph_capture import EagerLauncher, Launcher
+from outrider.engine.captured.build import captured_round
+from outrider.engine.captured.capture import EagerLauncher, Launcher
+from outrider.engine.captured.round import CapturedRound
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan

@@ -14,9 +14,9 @@ from checks.effort import examples
 from outrider.core.host import host_floats, host_rows
 from outrider.core.noise import ROOT, Role
 from outrider.core.philox import philox_uniform
-from outrider.engine.graph_capture import EagerLauncher, GraphLauncher, Mailbox, launcher_for
-from outrider.engine.graph_laws import Keys
-from outrider.engine.graph_noise import Decisions, keyed_uniforms
+from outrider.engine.captured.capture import EagerLauncher, GraphLauncher, Mailbox, launcher_for
+from outrider.engine.captured.laws import Keys
+from outrider.engine.captured.noise import Decisions, keyed_uniforms
 
 words = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.engine.graph import CapturedRound
+from outrider.engine.captured.round import CapturedRound
 from outrider.engine.inline import InlineEngine
 from outrider.engine.stages import Stages
 

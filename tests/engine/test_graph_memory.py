@@ -9,7 +9,7 @@ from doubles.graphs import GraphRig, live, requests, rig, tiny
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.engine.graph import CapturedRound
+from outrider.engine.captured.round import CapturedRound
 
 
 @pytest.mark.parametrize("same", [True, False])

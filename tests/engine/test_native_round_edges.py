@@ -146,6 +146,17 @@ def test_a_broken_draft_model_is_told_of_and_leaves_no_trace() -> None:
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
+def test_a_draft_beyond_all_room_goes_by_stages() -> None:
+    """A controller's good manners are not what memory depends on."""
+    params = [SamplingParams(max_tokens=90, temperature=0.6)]
+    fused, staged = (
+        _told(_llm(on, k=6, batch_size=16, depths=(70, 66)), PROMPTS[:1], params)
+        for on in (True, False)
+    )
+    assert fused == staged
+
+
 def _read_until_broken(llm: LLM, params: SamplingParams) -> list[object]:
     told: list[object] = []
     try:

@@ -22,8 +22,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engine.graph import CapturedRound
-from outrider.engine.graph_build import captured_round
+from outrider.engine.captured.build import captured_round
+from outrider.engine.captured.round import CapturedRound
 from outrider.engine.inline import InlineEngine
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round

@@ -241,6 +241,7 @@ class NativeRounds:
         num_drafting = sum(len(row.draft.unread) for row in rows if row.draft)
         return (
             len(rows) <= len(self._rows)
+            and max(num_drafted) <= MAX_DEPTH
             and num_logits <= len(self._best)
             and num_read <= len(self._target.unread)
             and (self._draft is None or num_drafting <= len(self._draft.unread))

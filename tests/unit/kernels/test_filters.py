@@ -48,7 +48,7 @@ def test_top_k_of_every_size_and_order(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-@pytest.mark.parametrize("min_p", [0.0, 0.5, 0.25])
+@pytest.mark.parametrize("min_p", [0.0, 0.5, 0.27, 0.25])
 def test_a_nucleus_ends_where_its_mass_is_reached_exactly(
     name: str, kept: int, min_p: float
 ) -> None:
@@ -59,4 +59,19 @@ def test_a_nucleus_ends_where_its_mass_is_reached_exactly(
     top_p = 1 - 2.0**-kept
     side.keep_likely(law_NV, top_p, min_p)
     PLAIN.keep_likely(wanted_NV, top_p, min_p)
+    assert torch.allclose(law_NV.double(), wanted_NV, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("kept", [1, 2, 9, 17])
+def test_tokens_of_just_a_sixteenth_of_the_likeliest_count(name: str, kept: int) -> None:
+    """A sixteenth is the first bound that a nucleus is looked for above."""
+    side, law_NV = kernels_named(name, torch.float32).sampling, torch.zeros(1, 3000)
+    law_NV[0, 1500] = 0.5
+    law_NV[0, 40 : 40 + 16 * 130 : 130] = 1 / 32
+    wanted_NV = law_NV.double()
+    top_p = 0.5 + (kept - 1) / 32
+    side.keep_likely(law_NV, top_p, 0.0)
+    PLAIN.keep_likely(wanted_NV, top_p, 0.0)
+    assert int((law_NV > 0).sum()) == kept
     assert torch.allclose(law_NV.double(), wanted_NV, rtol=1e-6, atol=0)

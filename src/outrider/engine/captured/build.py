@@ -11,14 +11,14 @@ from torch import Tensor
 from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.graph import CapturedRound
-from outrider.engine.graph_accept import RULES, GreedyLaws, TorchRoundLaws
-from outrider.engine.graph_capture import Launcher, launcher_for
-from outrider.engine.graph_laws import RoundLaws
-from outrider.engine.graph_memory import Drafting, RoundMemory
-from outrider.engine.graph_noise import Decisions
-from outrider.engine.graph_pass import StackModel
-from outrider.engine.graph_table import MakeLaws, RoundSizes, RoundTable
+from outrider.engine.captured.accept import RULES, GreedyLaws, TorchRoundLaws
+from outrider.engine.captured.capture import Launcher, launcher_for
+from outrider.engine.captured.laws import RoundLaws
+from outrider.engine.captured.memory import Drafting, RoundMemory
+from outrider.engine.captured.noise import Decisions
+from outrider.engine.captured.passes import StackModel
+from outrider.engine.captured.round import CapturedRound
+from outrider.engine.captured.table import MakeLaws, RoundSizes, RoundTable
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
@@ -121,7 +121,7 @@ def torch_laws(sampler: str, k: int, laws_BKV: Tensor | None) -> RoundLaws:
 def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.graph_triton import TritonGreedyLaws, TritonRoundLaws
+    from outrider.engine.captured.triton import TritonGreedyLaws, TritonRoundLaws
     from outrider.kernels.triton.laws import TritonLaws
     from outrider.kernels.triton.room import Room
 

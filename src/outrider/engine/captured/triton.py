@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import Role
-from outrider.engine.graph_accept import kept_prefix
-from outrider.engine.graph_laws import Judged, Keys, Rows
+from outrider.engine.captured.accept import kept_prefix
+from outrider.engine.captured.laws import Judged, Keys, Rows
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
 
 

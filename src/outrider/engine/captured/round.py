@@ -7,7 +7,7 @@ is read first, then rows are written anew. A sequence that ended, by a stop stri
 have one round in flight too many: its report is never read, and its rows lie in memory that nobody
 has been given since, or will write only behind it on the same stream.
 
-What it cannot run goes to `Stages`, with a sentence in the log: `graph_build.py` says what no batch
+What it cannot run goes to `Stages`, with a sentence in the log: `build.py` says what no batch
 may have, `refusal` what a single one has.
 
 Shapes:  R = numbers of a row's report.
@@ -23,11 +23,11 @@ from time import perf_counter
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
+from outrider.engine.captured.buffers import BROKE_TARGET, RowReport, read_reports
+from outrider.engine.captured.capture import Ticket
+from outrider.engine.captured.memory import RoundMemory
+from outrider.engine.captured.table import RoundTable
 from outrider.engine.clamp import clamp
-from outrider.engine.graph_buffers import BROKE_TARGET, RowReport, read_reports
-from outrider.engine.graph_capture import Ticket
-from outrider.engine.graph_memory import RoundMemory
-from outrider.engine.graph_table import RoundTable
 from outrider.engine.round import Chunk
 from outrider.engine.settle import PassTimes
 from outrider.engine.stages import Stages

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.host import host_rows
-from outrider.engine.graph_memory import Entry
-from outrider.engine.graph_pass import PageTables
+from outrider.engine.captured.memory import Entry
+from outrider.engine.captured.passes import PageTables
 
 # No token has this id: an unused place in the table of stop tokens.
 _NO_TOKEN = -1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from outrider.core.draft import Outcome
 from outrider.core.sequence import FinishReason, LiveSequence
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.graph_pass import StackModel
+from outrider.engine.captured.passes import StackModel
 from outrider.engine.settle import Settled, settle
 
 

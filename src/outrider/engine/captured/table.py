@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.sequence import LiveSequence
-from outrider.engine.graph_buffers import RoundBuffers
-from outrider.engine.graph_capture import Launcher, Mailbox, Ticket
-from outrider.engine.graph_laws import RoundLaws
-from outrider.engine.graph_memory import Entry
-from outrider.engine.graph_pass import StackModel, StaticPass
-from outrider.engine.graph_round import RoundProgram
+from outrider.engine.captured.buffers import RoundBuffers
+from outrider.engine.captured.capture import Launcher, Mailbox, Ticket
+from outrider.engine.captured.laws import RoundLaws
+from outrider.engine.captured.memory import Entry
+from outrider.engine.captured.passes import StackModel, StaticPass
+from outrider.engine.captured.program import RoundProgram
 
 # Checkpoints name a handful at most; requests add the tokenizer's own.
 MAX_STOPS = 16

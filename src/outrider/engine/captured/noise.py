@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.noise import ROOT, Role
-from outrider.engine.graph_laws import Keys
+from outrider.engine.captured.laws import Keys
 
 _MASK = 0xFFFFFFFF
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.engine.graph_buffers import BROKE_DRAFT, BROKE_TARGET, RoundBuffers
-from outrider.engine.graph_laws import Judged, Keys, RoundLaws, Rows
-from outrider.engine.graph_pass import PassFunction
+from outrider.engine.captured.buffers import BROKE_DRAFT, BROKE_TARGET, RoundBuffers
+from outrider.engine.captured.laws import Judged, Keys, RoundLaws, Rows
+from outrider.engine.captured.passes import PassFunction
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.laws import MIN_TEMPERATURE
-from outrider.engine.graph_laws import Judged, Rows
-from outrider.engine.graph_noise import Decisions, keyed_uniforms
+from outrider.engine.captured.laws import Judged, Rows
+from outrider.engine.captured.noise import Decisions, keyed_uniforms
 from outrider.verify.batched import leftover, pick, ratios
 
 
