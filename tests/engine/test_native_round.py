@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from outrider import LLM
 from outrider.api.result import GenerationResult
@@ -20,6 +19,7 @@ from outrider.core.philox import philox_uniform
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.build import built_kernels
+from outrider.models.llama import LlamaModel
 
 pytestmark = pytest.mark.weights
 
@@ -159,7 +159,8 @@ def test_logits_that_are_no_numbers_are_told_of_as_ever() -> None:
     llm.generate(PROMPTS[0], params)
     free = llm.free_tokens
     target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
-    norm_D: Tensor = target._tables.norm_D  # pyright: ignore
+    assert isinstance(target, LlamaModel)
+    norm_D = target._tables.norm_D  # pyright: ignore[reportPrivateUsage]
     kept_D = norm_D.clone()
     norm_D.fill_(float("nan"))
     with pytest.raises(NumericsError):

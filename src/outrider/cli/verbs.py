@@ -117,7 +117,7 @@ VERBS = (
     ),
     Verb(
         name="models",
-        text="List, inspect, load, inflate and export models; look at other servers.",
+        text="List, inspect, load, inflate, export models; ask other servers.",
         example="outrider models list",
         parts=(
             Verb(
