@@ -68,8 +68,8 @@ MUTANTS = (
     Mutant(
         "fork shares an unfinished page",
         PAGED,
-        "pages.append(self._pool.take())",
-        "pages.append(old.pages[whole])",
+        "pages.append(self._pool.take())\n            start",
+        "pages.append(old.pages[whole])\n            start",
         rollback,
     ),
     Mutant(

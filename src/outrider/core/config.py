@@ -78,7 +78,12 @@ class EngineConfig:
     )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
-    threads: int = setting(0, "CPU threads; 0 takes the physical cores.", minimum=0, maximum=1024)
+    threads: int = setting(
+        0,
+        "CPU threads; 0 takes the physical cores, or more where that was faster.",
+        minimum=0,
+        maximum=1024,
+    )
     batched_verify: bool = setting(
         True, "Verify a whole draft in one target pass; off feeds it token by token."
     )

@@ -119,6 +119,20 @@ class InlineEngine:
         ids = {work.seq_id for work in job.works}
         self.target.state.commit(dict.fromkeys(ids, ()))
         self.ledger.undo(job)
+        for seq_id in ids:
+            self._mend(self._live[seq_id])
+
+    def _mend(self, seq: LiveSequence) -> None:
+        """An interrupt may fall between memory and text, or between text and the end of the job."""
+        ended = seq.finish is not None
+        is_ahead = self.target.state.length(seq.seq_id) >= len(seq.tokens)
+        if not ended and not is_ahead:
+            return
+        self.ledger.drop(seq.seq_id)
+        self._close(seq.seq_id)
+        if not ended:
+            # Memory holds more than was said: read the text again.
+            self._open(seq)
 
     def _sequences(self, job: Job, stage: Stage) -> Sequence[LiveSequence]:
         return [self._live[work.seq_id] for work in job.of(stage)]

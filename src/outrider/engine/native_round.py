@@ -3,8 +3,6 @@
 A round takes part if its drafts are chains, drawn by a draft model within the call or chosen by a
 drafter that draws nothing, and if no request of its batch shapes logits or asks for
 log-probabilities. Both ways give the same tokens, so a request may change between them.
-
-Shapes:  V = vocabulary.
 """
 
 from __future__ import annotations

@@ -54,14 +54,14 @@ def read_pass(
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
-    if -1 in best:
-        raise _not_numbers(batch, best)
     readings: list[Reading] = []
     start = 0
     for seq in batch:
         end = start + 1 + len(seq.draft)
         logits_NV = logits_MV[start:end]
         if seq.params.greedy:
+            if -1 in best[start:end]:
+                raise _not_numbers(seq)
             laws = Laws(tokens=tuple(best[start:end]))
         else:
             laws = _laws(seq, logits_NV, sampling)
@@ -82,10 +82,8 @@ def _shape(batch: Sequence[LiveSequence], logits_MV: Tensor) -> None:
         start += num_rows
 
 
-def _not_numbers(batch: Sequence[LiveSequence], best: Sequence[int]) -> SequenceError:
-    """The first sequence with a row that has no largest logit."""
-    rows = iter(best)
-    seq = next(s for s in batch if -1 in [next(rows) for _ in range(1 + len(s.draft))])
+def _not_numbers(seq: LiveSequence) -> SequenceError:
+    """Of a sequence with a row that has no largest logit."""
     error = SequenceError(seq.seq_id)
     error.__cause__ = NumericsError("the target")
     return error

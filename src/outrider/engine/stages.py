@@ -64,7 +64,7 @@ class Stages:
     def draft(self, batch: Sequence[LiveSequence]) -> None:
         """Ask the drafter for each sequence's next draft, within its budget and its room."""
         started = perf_counter()
-        rows = [row for row in map(self._draft_row, batch) if row.budget.depth > 0]
+        rows = [self._draft_row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
         drafts = self.drafter.propose(rows) if rows else []
         if len(drafts) != len(rows):
             raise DrafterError(
@@ -143,12 +143,12 @@ class Stages:
                     self.rule([reading.row])
             raise
 
-    def _draft_row(self, seq: LiveSequence) -> DraftRow:
+    def _draft_row(self, seq: LiveSequence, depth: int) -> DraftRow:
         return DraftRow(
             seq.seq_id,
             seq.tokens,
             seq.last,
-            Budget(self.depth(seq)),
+            Budget(depth),
             seq.params,
             seq.noise,
             prediction=seq.prediction,

@@ -90,7 +90,7 @@ class Kernels:
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
                                                       a host sync
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
-    sampling                                          softmax, pick and leftover: core/sampling.py
+    sampling                                          from logits to a token: core/sampling.py
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.

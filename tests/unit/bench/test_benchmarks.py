@@ -24,6 +24,7 @@ SAYS = {
     "memory_cost": ("append_us", "append_ratio", "rollback_ratio", "bars"),
     "overhead": ("cells",),
     "accept_cost": ("cells",),
+    "quantise_error": ("formats",),
 }
 
 

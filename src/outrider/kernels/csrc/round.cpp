@@ -8,17 +8,13 @@
 // Memory is not committed here: the text may end before the round does, and only Python knows.
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 
-#include "pass.h"
-#include "philox.h"
+#include "round.h"
 
 using namespace outrider;
 
 extern "C" {
 
-int outrider_forward(const void* decoder, const Pass* pass, const int32_t* tokens,
-                     const int32_t* wanted, int num_wanted, float* logits);
 void outrider_argmax(Team*, const float* logits, int64_t* out, int num_rows, int64_t size);
 void outrider_softmax(Team*, const float* logits, float temperature, float* out, int num_rows,
                       int64_t size);
@@ -33,81 +29,6 @@ double outrider_leftover(Team*, const float* p, const float* q, int64_t token, d
 namespace outrider {
 
 namespace {
-
-// As Role in core/noise.py.
-enum Role { DRAFT, ACCEPT, NEXT, POSITION };
-enum Rule { TOKEN, BLOCK, MATCH };
-constexpr int ROOT = -1;
-
-// Mirrored by `_Memory` in round.py: one model, its arena and room for the plan of a pass.
-struct Memory {
-    const void* decoder;
-    Pass pass;
-    int32_t *tokens, *positions, *slots, *seq, *visible, *wanted;
-    float* logits;
-
-    // Starts a pass that packs no token yet.
-    void clear() {
-        pass.num_tokens = 0;
-        num_wanted = 0;
-    }
-
-    void pack(int row, int token, int position, bool wants) {
-        const int n = pass.num_tokens++, size = pass.page_size;
-        const int32_t* pages = pass.pages + static_cast<int64_t>(row) * pass.num_page_columns;
-        tokens[n] = token;
-        positions[n] = position;
-        slots[n] = pages[position / size] * size + position % size;
-        seq[n] = row;
-        visible[n] = position + 1;
-        if (wants) wanted[num_wanted++] = n;
-    }
-
-    bool run() const {
-        return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) < 0;
-    }
-
-    int32_t num_wanted, unused;
-};
-
-// Mirrored by `_Row` in round.py: one sequence. What a model has not read begins in its memory's
-// `tokens` at the sum of the counts before. `next` is the target's own token.
-struct Row {
-    uint64_t seed;
-    uint32_t sample, start;
-    float temperature;  // 0 is greedy
-    int32_t depth;      // tokens to draft, or drafted already
-    int32_t target_length, target_unread, draft_length, draft_unread;
-    int32_t num_accepted, next;
-    int64_t top_k;  // 0 keeps all
-    double top_p, min_p;
-
-    bool greedy() const { return temperature == 0; }
-    double uniform(uint32_t from, int node, Role role) const {
-        return philox_uniform(seed, node + 1, from, sample, role);
-    }
-    bool coin(double probability, int node) const {
-        return probability >= 1 || uniform(start, node, ACCEPT) < probability;
-    }
-};
-
-// Mirrored by `_Round` in round.py. Without a `draft` memory the drafts are given.
-struct Round {
-    Team* team;
-    Memory *target, *draft;
-    Row* rows;
-    int32_t num_rows, most_depth, vocab_size, rule;
-    int32_t *drafts, *unread_target, *unread_draft;
-    float* laws;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
-    float* leftover;  // [vocabulary]
-    int64_t* best;    // room for an argmax of every logits row
-    double draft_seconds, verify_seconds;
-
-    int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_depth; }
-    float* law(int row, int node) const {
-        return laws + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
-    }
-};
 
 double now() {
     using std::chrono::steady_clock;
@@ -128,13 +49,15 @@ void make_laws(const Round& r, const Row& row, const float* logits, float* out, 
 // One token of every row that drafts to this depth, from the logits in their order.
 bool choose(const Round& r, int depth) {
     const Memory& memory = *r.draft;
-    outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, r.vocab_size);
+    const auto is_greedy = [&](const Row& row) { return row.depth > depth && row.greedy(); };
+    if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
+        outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, r.vocab_size);
     for (int b = 0, m = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
         if (row.depth <= depth) continue;
         const float* logits = memory.logits + static_cast<int64_t>(m) * r.vocab_size;
         int64_t token = r.best[m++];
-        if (token >= 0 && !row.greedy()) {
+        if (!row.greedy()) {
             float* law = r.law(b, depth);
             make_laws(r, row, logits, law, 1);
             token = outrider_pick(r.team, law, row.uniform(row.start, depth, DRAFT), r.vocab_size);
@@ -237,8 +160,7 @@ class Judge {
     }
 
     bool block() const {
-        constexpr int MOST = 65;
-        double shares[MOST] = {1.0};
+        double shares[MAX_DEPTH + 1] = {1.0};
         for (int node = 0; node < row_.depth; ++node)
             shares[node + 1] = std::min(1.0, shares[node] * ratio(node));
         const float* law = p(row_.depth);

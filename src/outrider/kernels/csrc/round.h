@@ -1,0 +1,92 @@
+// What a round is made of, as pointers: models, rows and room (kernels/round.py).
+#pragma once
+
+#include <cstdint>
+
+#include "pass.h"
+#include "philox.h"
+
+extern "C" int outrider_forward(const void* decoder, const outrider::Pass* pass,
+                                const int32_t* tokens, const int32_t* wanted, int num_wanted,
+                                float* logits);
+
+namespace outrider {
+
+// As Role in core/noise.py.
+enum Role { DRAFT, ACCEPT, NEXT, POSITION };
+enum Rule { TOKEN, BLOCK, MATCH };
+constexpr int ROOT = -1;
+// As in round.py, which gives no deeper draft.
+constexpr int MAX_DEPTH = 64;
+
+// Mirrored by `_Memory` in round.py: one model, its arena and room for the plan of a pass.
+struct Memory {
+    const void* decoder;
+    Pass pass;
+    int32_t *tokens, *positions, *slots, *seq, *visible, *wanted;
+    float* logits;
+
+    // Starts a pass that packs no token yet.
+    void clear() {
+        pass.num_tokens = 0;
+        num_wanted = 0;
+    }
+
+    void pack(int row, int token, int position, bool wants) {
+        const int n = pass.num_tokens++, size = pass.page_size;
+        const int32_t* pages = pass.pages + static_cast<int64_t>(row) * pass.num_page_columns;
+        tokens[n] = token;
+        positions[n] = position;
+        slots[n] = pages[position / size] * size + position % size;
+        seq[n] = row;
+        visible[n] = position + 1;
+        if (wants) wanted[num_wanted++] = n;
+    }
+
+    bool run() const {
+        return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) < 0;
+    }
+
+    int32_t num_wanted, unused;
+};
+
+// Mirrored by `_Row` in round.py: one sequence. What a model has not read begins in its memory's
+// `tokens` at the sum of the counts before. `next` is the target's own token.
+struct Row {
+    uint64_t seed;
+    uint32_t sample, start;
+    float temperature;  // 0 is greedy
+    int32_t depth;      // tokens to draft, or drafted already
+    int32_t target_length, target_unread, draft_length, draft_unread;
+    int32_t num_accepted, next;
+    int64_t top_k;  // 0 keeps all
+    double top_p, min_p;
+
+    bool greedy() const { return temperature == 0; }
+    double uniform(uint32_t from, int node, Role role) const {
+        return philox_uniform(seed, node + 1, from, sample, role);
+    }
+    bool coin(double probability, int node) const {
+        return probability >= 1 || uniform(start, node, ACCEPT) < probability;
+    }
+};
+
+// Mirrored by `_Round` in round.py. Without a `draft` memory the drafts are given.
+struct Round {
+    Team* team;
+    Memory *target, *draft;
+    Row* rows;
+    int32_t num_rows, most_depth, vocab_size, rule;
+    int32_t *drafts, *unread_target, *unread_draft;
+    float* laws;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
+    float* leftover;  // [vocabulary]
+    int64_t* best;    // room for an argmax of every logits row
+    double draft_seconds, verify_seconds;
+
+    int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_depth; }
+    float* law(int row, int node) const {
+        return laws + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
+    }
+};
+
+}  // namespace outrider
