@@ -21,13 +21,18 @@ BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End 
 # A variant is a tier or a shape, perhaps with a number format.
 NAME = re.compile(r"(?P<name>[a-z_]+)(-(?P<variant>(a|b|0\.4b)(-[a-z]+\d+)?))?-(?P<machine>.+)")
 
+# What is compared with a peer, and what the table calls it.
+SIDES = {"plain": "plain", "model": "draft model", "ngram": "n-gram", "best": "best of each"}
+PEERS = {"openvino": "OpenVINO GenAI"}
+
 Report = Mapping[str, Any]
 # Pairs of a row's label and its figure.
 Figures = Iterator[tuple[str, str]]
 
 
 def transformers(report: Report) -> Figures:
-    for size in (1, 8):
+    """One request at a time is among what `peers` tells."""
+    for size in (8,):
         batch = report[f"batch_{size}"]
         best = batch["best"]
         for label, ratio, mine, theirs in (
@@ -43,16 +48,20 @@ def transformers(report: Report) -> Figures:
 
 
 def peers(report: Report) -> Figures:
-    """Greedy ratios of like with like, then of the best with the best."""
+    """Greedy ratios to each peer: of like with like, then of the best with the best."""
     owners = {score["contestant"]: score["peer"] for score in report["scores"]}
+    found: dict[tuple[str, str], dict[str, str]] = {}
     for ratio in report["ratios"]:
         peer = owners.get(ratio["theirs"])
         if ratio["temperature"] == 0 and peer not in (None, "outrider"):
-            where = f"tier {report['tier'].upper()}, {ratio['format']}"
-            what = {"plain": "Plain decoding", "best": "Best of ours"}.get(
-                ratio["what"], f"Drafter {ratio['what']}"
-            )
-            yield f"{what} against {peer}, {where}", times(ratio["faster"])
+            found.setdefault((peer, ratio["format"]), {})[ratio["what"]] = times(ratio["faster"])
+    for (peer, form), ratios in found.items():
+        told = " · ".join(ratios[what] for what in SIDES if what in ratios)
+        kinds = ", ".join(SIDES[what] for what in SIDES if what in ratios)
+        yield (
+            f"Against {PEERS.get(peer, peer)}, tier {report['tier'].upper()}, {form}: {kinds}",
+            told,
+        )
 
 
 def limits(report: Report) -> Figures:

@@ -90,7 +90,7 @@ def test_peers_are_compared_like_with_like(folder: Path) -> None:
     result(folder, "vs_peers-b-bf16-large", tier="b", scores=scores, ratios=ratios)
     assert run(folder).returncode == 0
     rows = [line for line in (folder / "README.md").read_text().splitlines() if "1.25×" in line]
-    assert rows == ["| Plain decoding against llama.cpp, tier B, bf16 | 1.25× |"]
+    assert rows == ["| Against llama.cpp, tier B, bf16: plain | 1.25× |"]
 
 
 def test_a_page_without_the_marks_is_an_error(folder: Path) -> None:
