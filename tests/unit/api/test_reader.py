@@ -156,7 +156,8 @@ def test_an_interrupt_between_text_and_memory_repeats_nothing(
             raise failures.pop()
         return clamped
 
-    monkeypatch.setattr("outrider.engine.stages.clamp", interrupted)
+    for module in ("stages", "native_round"):
+        monkeypatch.setattr(f"outrider.engine.{module}.clamp", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(streams[0])
     assert not failures

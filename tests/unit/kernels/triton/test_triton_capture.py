@@ -121,7 +121,8 @@ def test_a_room_grows_and_keeps_what_captures_saw() -> None:
     (small,) = room.carve(((3, 5), torch.float32))
     small.fill_(7)
     (big,) = room.carve(((1 << 19,), torch.float32))
-    assert big.data_ptr() % 256 == small.data_ptr() % 256
+    # Both begin where the device's allocator put a room, which is aligned enough on CUDA.
+    assert all(one.data_ptr() == one.untyped_storage().data_ptr() for one in (big, small))
     assert small.eq(7).all()
     first, second = room.carve(((3,), torch.int8), ((2, 2), torch.float64))
     assert second.data_ptr() - first.data_ptr() == 256
