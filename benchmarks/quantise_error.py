@@ -14,6 +14,7 @@ Shapes:  N = tokens, V = vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import load_prompts
 from outrider.core.protocols import StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
@@ -75,20 +76,19 @@ def settings(name: str) -> dict[str, str]:
     return {"dtype": name, "quantise": "none"}
 
 
+@functools.cache
+def model_of(name: str) -> Decoder:
+    room = Room(num_slots=MOST_TOKENS + 8, max_rows=MOST_TOKENS, max_logits=MOST_TOKENS)
+    return load_model(resolve(TARGET), LoadOptions(room=room, device="cpu", **settings(name)))
+
+
 def logits_of(name: str, tokens: Sequence[int]) -> Tensor:
     """Logits after every token, in one pass."""
-    if name not in _MODELS:
-        room = Room(num_slots=MOST_TOKENS + 8, max_rows=MOST_TOKENS, max_logits=MOST_TOKENS)
-        wish = LoadOptions(room=room, device="cpu", **settings(name))
-        _MODELS[name] = load_model(resolve(TARGET), wish)
-    model = _MODELS[name]
+    model = model_of(name)
     model.state.open(0, ())
     logits_NV = model.step([StepRow.chain(0, tokens)], NEEDS).logits_MV.clone()
     model.state.close(0)
     return logits_NV
-
-
-_MODELS: dict[str, Any] = {}
 
 
 def perplexity(logits: Sequence[Tensor], ids: Sequence[Sequence[int]]) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from doubles.rig import MANY, Request
+from doubles.rig import MANY, Request, live
 from doubles.tiny_checkpoints import random_model, variant
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
@@ -94,20 +94,6 @@ class GraphRig:
         found = [seq.error for seq in self.sequences if seq.error is not None]
         assert len(found) == errors, found
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
-
-
-def live(seq_id: int, request: Request) -> LiveSequence:
-    return LiveSequence(
-        seq_id=seq_id,
-        tokens=list(request.prompt),
-        prompt_length=len(request.prompt),
-        params=request.params,
-        limit=request.params.max_tokens,
-        stop_ids=request.stop_ids,
-        match=request.match,
-        shaper=request.shaper,
-        sample=request.sample,
-    )
 
 
 def rig(k: int, sampler: str = "block", *, batch_size: int = 4, chunk: int = 256) -> GraphRig:

@@ -48,6 +48,20 @@ class Request:
     shaper: Shaper | None = None
 
 
+def live(seq_id: int, request: Request) -> LiveSequence:
+    return LiveSequence(
+        seq_id=seq_id,
+        tokens=list(request.prompt),
+        prompt_length=len(request.prompt),
+        params=request.params,
+        limit=request.params.max_tokens,
+        stop_ids=request.stop_ids,
+        match=request.match,
+        shaper=request.shaper,
+        sample=request.sample,
+    )
+
+
 @dataclass(slots=True)
 class Rig:
     """Wires an engine and runs requests through it; `traces` and `jobs` record what it did."""
@@ -88,17 +102,7 @@ class Rig:
         )
 
     def live(self, seq_id: int, request: Request) -> LiveSequence:
-        return LiveSequence(
-            seq_id=seq_id,
-            tokens=list(request.prompt),
-            prompt_length=len(request.prompt),
-            params=request.params,
-            limit=request.params.max_tokens,
-            stop_ids=request.stop_ids,
-            match=request.match,
-            shaper=request.shaper,
-            sample=request.sample,
-        )
+        return live(seq_id, request)
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """What each request got. Every memory must be empty again at the end."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from doubles.graphs import GraphRig, live, requests, rig, tiny
+from doubles.graphs import GraphRig, requests, rig, tiny
+from doubles.rig import live
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
