@@ -20,7 +20,7 @@ from common import options_of, reported
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import WORKLOADS, load_prompts
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.kernels.round import Decided, NativeRounds
 from outrider.models.llama import LlamaModel
 
@@ -50,7 +50,7 @@ def main() -> None:
 def measure(config: EngineConfig, params: SamplingParams, prompts: list[str]) -> dict[str, Any]:
     """The share of the wall clock outside model steps, and microseconds of it a round."""
     llm = LLM(config=config)
-    with StepClock(InlineEngine) as rounds, StepClock(LlamaModel) as models, fused(models):
+    with StepClock(Engine) as rounds, StepClock(LlamaModel) as models, fused(models):
         llm.generate(prompts[: config.batch_size], params)
         rounds.seconds = models.seconds = 0.0
         rounds.calls = 0
@@ -101,7 +101,7 @@ def fused(models: StepClock) -> Generator[None]:
 class StepClock:
     """While entered, adds up the calls of `owner.step` and the seconds spent in them."""
 
-    def __init__(self, owner: type[LlamaModel] | type[InlineEngine]) -> None:
+    def __init__(self, owner: type[LlamaModel] | type[Engine]) -> None:
         self.seconds = 0.0
         self.calls = 0
         self._owner: Any = owner

@@ -20,7 +20,8 @@ from outrider.engine.captured.capture import EagerLauncher, launcher_for
 from outrider.engine.captured.passes import PageTables, StaticPass
 from outrider.engine.captured.round import CapturedRound
 from outrider.engine.captured.table import MakeLaws
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
+from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
 
@@ -41,7 +42,7 @@ class Bench:
     make_laws: MakeLaws | None = None
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
 
-    def engine(self, *, captured: bool = True) -> InlineEngine:
+    def engine(self, *, captured: bool = True) -> Engine:
         """With captured rounds, or with stages."""
         config = EngineConfig(
             k=self.k,
@@ -58,8 +59,10 @@ class Bench:
         engine = build_engine(config, parts, num_slots=slots, sink=self.traces.append)
         if not captured:
             return engine
-        assert isinstance(engine.round, Stages)
-        engine.round = self._captured(config, engine.round)
+        assert isinstance(engine.executor, InlineLanes)
+        stages = engine.executor.round
+        assert isinstance(stages, Stages)
+        engine.executor.exchange(self._captured(config, stages))
         return engine
 
     def _captured(self, config: EngineConfig, stages: Stages) -> CapturedRound:
@@ -94,7 +97,8 @@ class Bench:
     def launches(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Launches:
         """Rounds of `prompts`, to be launched one by one without an engine."""
         engine = self.engine()
-        made = engine.round
+        assert isinstance(engine.executor, InlineLanes)
+        made = engine.executor.round
         assert isinstance(made, CapturedRound)
         seqs: list[LiveSequence] = []
         for seq_id, prompt in enumerate(prompts):
@@ -110,7 +114,7 @@ class Bench:
 class Launches:
     """Rounds that nobody reads. Close it before its sequence ids are used again."""
 
-    engine: InlineEngine
+    engine: Engine
     made: CapturedRound
     seqs: Sequence[LiveSequence]
 

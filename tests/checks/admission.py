@@ -9,10 +9,10 @@ from checks.state import VOCAB
 from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 
 
-def run_down(engine: InlineEngine, *, limit: int = 500) -> None:
+def run_down(engine: Engine, *, limit: int = 500) -> None:
     for _ in range(limit):
         if not engine.has_work:
             return

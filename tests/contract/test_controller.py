@@ -51,7 +51,7 @@ def test_budgets_stay_within_bounds(
     for record in [None, *seen]:
         if record is not None:
             controller.observe(record)
-        assert all(0 <= controller.budget(seq_id).depth <= k for seq_id in (0, 1, 99))
+        assert all(0 <= controller.budgets([seq_id])[0].depth <= k for seq_id in (0, 1, 99))
 
 
 @every_controller
@@ -63,11 +63,11 @@ def test_the_same_traces_give_the_same_budgets(
     """Asking changes nothing, however often: only what was observed counts."""
     asked, told = make(k, 0), make(k, 0)
     for record in seen:
-        asked.budget(record.seq_id)
-        asked.budget(5)
+        asked.budgets([record.seq_id])
+        asked.budgets([5])
         for controller in (asked, told):
             controller.observe(record)
-        assert asked.budget(record.seq_id) == told.budget(record.seq_id)
+        assert asked.budgets([record.seq_id]) == told.budgets([record.seq_id])
 
 
 @every_controller
@@ -75,7 +75,7 @@ def test_memory_does_not_grow_with_the_number_of_requests(make: MakeController) 
     def size_after(num_sequences: int) -> int:
         controller = make(8, 1)
         for seq_id in range(num_sequences):
-            controller.budget(seq_id)
+            controller.budgets([seq_id])
             for _ in range(3):
                 controller.observe(trace(seq_id, 4, 2))
         return _reachable_bytes(controller)

@@ -38,7 +38,10 @@ class CyclingController:
     observed: list[RoundTrace] = field(default_factory=list[RoundTrace])
     asked: dict[int, int] = field(default_factory=dict[int, int])
 
-    def budget(self, seq_id: int) -> Budget:
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        return [self._next(seq_id) for seq_id in seq_ids]
+
+    def _next(self, seq_id: int) -> Budget:
         turn = self.asked.get(seq_id, 0)
         self.asked[seq_id] = turn + 1
         return Budget(self.depths[turn % len(self.depths)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from doubles.rig import MANY, Request, live
+from doubles.rig import MANY, Request, exchange_round, live, round_of
 from doubles.tiny_checkpoints import random_model, variant
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
@@ -21,7 +21,7 @@ from outrider.engine.build import Parts, build_engine
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.capture import EagerLauncher, Launcher
 from outrider.engine.captured.round import CapturedRound
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Decoder, Room
@@ -55,14 +55,15 @@ class GraphRig:
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
 
-    def engine(self, *, captured: bool) -> InlineEngine:
+    def engine(self, *, captured: bool) -> Engine:
         config = replace(self.config, page_size=PAGE, fused_round=False)
         kernels = self.target.kernels
         parts = Parts(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
         engine = build_engine(config, parts, num_slots=SLOTS, sink=self.traces.append)
         if captured:
-            assert isinstance(engine.round, Stages)
-            engine.round = self.captured(engine.round)
+            stages = round_of(engine)
+            assert isinstance(stages, Stages)
+            exchange_round(engine, self.captured(stages))
         return engine
 
     def captured(self, stages: Stages) -> CapturedRound:

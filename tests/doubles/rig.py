@@ -20,7 +20,12 @@ from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.core.shaping import Shaper
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.inline import InlineEngine
+from outrider.engine.drafting import Drafting
+from outrider.engine.engine import Engine
+from outrider.engine.lanes.inline import InlineLanes
+from outrider.engine.lanes.runner import LaneRunner
+from outrider.engine.residents import Residents
+from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
@@ -74,6 +79,7 @@ class Rig:
     batch_size: int = 8
     page_size: int = 4
     spare: int = 8
+    reserve: float = 1.0
     controller: Controller | None = None
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
@@ -89,16 +95,20 @@ class Rig:
             sink=self.traces.append,
         )
 
-    def engine(self) -> InlineEngine:
-        return InlineEngine(
-            target=self.target,
-            drafter=self.drafter,
-            round=self.stages(),
-            schedule=SingleLane(self.chunk),
-            ledger=Ledger(self.chunk),
-            limits=Limits(self.batch_size, self.target.state.num_free_tokens),
-            page_size=self.page_size,
-            spare=self.spare,
+    def engine(self) -> Engine:
+        return engine_of(
+            self.target,
+            self.drafter,
+            self.stages(),
+            self.stages(),
+            chunk=self.chunk,
+            limits=Limits(
+                self.batch_size,
+                self.target.state.num_free_tokens,
+                page_size=self.page_size,
+                spare=self.spare,
+                reserve=self.reserve,
+            ),
         )
 
     def live(self, seq_id: int, request: Request) -> LiveSequence:
@@ -144,6 +154,35 @@ class Rig:
 
     def outputs(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         return self.run([Request(prompt, params) for prompt in prompts])
+
+
+def engine_of(
+    target: CausalLM,
+    drafter: Drafter,
+    a_round: Round,
+    stages: Stages,
+    *,
+    chunk: int,
+    limits: Limits,
+) -> Engine:
+    """An engine with one lane."""
+    return Engine(
+        residents=Residents(target, Drafting(drafter), Ledger(), limits),
+        executor=InlineLanes({"main": LaneRunner(a_round, stages)}),
+        schedule=SingleLane(chunk),
+    )
+
+
+def round_of(engine: Engine) -> Round:
+    """What its one lane runs."""
+    assert isinstance(engine.executor, InlineLanes)
+    return engine.executor.round
+
+
+def exchange_round(engine: Engine, other: Round) -> None:
+    """Have its one lane run `other`."""
+    assert isinstance(engine.executor, InlineLanes)
+    engine.executor.exchange(other)
 
 
 class Rounds(Protocol):

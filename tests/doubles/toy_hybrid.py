@@ -69,6 +69,9 @@ class HybridStore:
     def num_staged(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].staged)
 
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        self._require(sum(counts.values()))
+
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         return sum(self._commit(self._sequences[seq_id], path) for seq_id, path in paths.items())
 
@@ -83,7 +86,7 @@ class HybridStore:
     def check(self) -> None:
         assert self.num_free_tokens >= 0
 
-    def reserve(self, rows: Sequence[StepRow]) -> None:
+    def require(self, rows: Sequence[StepRow]) -> None:
         self._require(sum(len(row.tokens) for row in rows))
 
     def path(self, seq_id: int, node: int) -> list[_Node]:
@@ -117,7 +120,7 @@ class ToyHybrid:
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         del needs
-        self.state.reserve(rows)
+        self.state.require(rows)
         logits = [self._row(row) for row in rows]
         self._logits_MV.fill_(torch.nan)
         self._logits_MV = torch.cat([torch.empty(0, self.spec.vocab_size).double(), *logits])

@@ -16,7 +16,7 @@ from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
@@ -53,7 +53,7 @@ REQUESTS = [
 ]
 
 
-def finish(engine: InlineEngine) -> int:
+def finish(engine: Engine) -> int:
     """Run to the end, trying again after every fault; how many there were."""
     num_faults = 0
     for _ in range(500):

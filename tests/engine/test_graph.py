@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.graphs import PAGE, WINDOW, GraphRig, requests, rig, tiny
-from doubles.rig import Request
+from doubles.rig import Request, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
@@ -191,7 +191,7 @@ def test_stages_take_over_where_a_capture_fails(caplog: pytest.LogCaptureFixture
 
 def refusal(config: EngineConfig, *, draft: bool = True) -> str:
     rigged = GraphRig(tiny("llama2", 3), tiny("llama2", 4) if draft else None, config)
-    stages = rigged.engine(captured=False).round
+    stages = round_of(rigged.engine(captured=False))
     assert isinstance(stages, Stages)
     made = captured_round(config, stages, draft=rigged.draft, window=lambda: WINDOW)
     assert isinstance(made, str)
@@ -216,7 +216,7 @@ def test_an_engine_on_a_cpu_captures_nothing() -> None:
     parts = Parts(model, None, model.kernels.argmax)
     config = EngineConfig(page_size=PAGE, drafter="none")
     engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
-    assert not isinstance(engine.round, CapturedRound)
+    assert not isinstance(round_of(engine), CapturedRound)
 
 
 def test_controllers_may_change_the_draft_from_round_to_round() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.engine.captured.round import CapturedRound
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 
 pytestmark = [
@@ -17,16 +18,16 @@ pytestmark = [
 PROMPTS = ["def quicksort(items):", "Question: Tom has 12 apples.", "import os\n"]
 
 
-def engine_of(llm: LLM) -> InlineEngine:
+def engine_of(llm: LLM) -> Engine:
     return llm._engine  # pyright: ignore[reportPrivateUsage]
 
 
 def texts(config: EngineConfig, params: SamplingParams, *, captured: bool) -> list[str]:
     llm = LLM(config=config)
-    made = engine_of(llm).round
+    made = round_of(engine_of(llm))
     assert isinstance(made, CapturedRound)
     if not captured:
-        engine_of(llm).round = made.stages
+        exchange_round(engine_of(llm), made.stages)
     return [result.text for result in llm.generate(PROMPTS, params)]
 
 
@@ -49,5 +50,5 @@ def test_rounds_allocate_nothing() -> None:
     for _ in range(10):
         next(stream)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    assert not isinstance(engine_of(llm).round, Stages)
+    assert not isinstance(round_of(engine_of(llm)), Stages)
     stream.close()

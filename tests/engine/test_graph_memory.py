@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from doubles.graphs import GraphRig, requests, rig, tiny
-from doubles.rig import live
+from doubles.rig import live, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -50,7 +50,7 @@ def test_a_full_arena_loses_no_text() -> None:
     wanted = requests((0, 0.8))
     expected = rigged.run(wanted, captured=False)
     engine = rigged.engine(captured=True)
-    assert isinstance(engine.round, CapturedRound)
+    assert isinstance(round_of(engine), CapturedRound)
     first, second = (live(index, request) for index, request in enumerate(wanted))
     engine.submit(first)
     told: list[int] = []

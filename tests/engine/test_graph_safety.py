@@ -13,7 +13,7 @@ from torch import Tensor
 
 from doubles.capture_guard import CaptureGuard, NotCapturableError
 from doubles.graphs import PAGE, SLOTS, WINDOW, make_dense
-from doubles.rig import Request
+from doubles.rig import Request, exchange_round, round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.config import EngineConfig
 from outrider.core.host import host_floats, host_ints
@@ -52,12 +52,13 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
     config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
     parts = Parts(target, draft, target.kernels.argmax)
     engine = build_engine(config, parts, num_slots=SLOTS, sink=lambda _: None)
-    assert isinstance(engine.round, Stages)
+    stages = round_of(engine)
+    assert isinstance(stages, Stages)
     made = captured_round(
-        config, engine.round, draft=draft, window=lambda: WINDOW, launcher=EagerLauncher()
+        config, stages, draft=draft, window=lambda: WINDOW, launcher=EagerLauncher()
     )
     assert isinstance(made, CapturedRound)
-    engine.round = made
+    exchange_round(engine, made)
     for seq_id in range(3):
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=seq_id)
         request = Request([5 + seq_id] * (seq_id + 1), params)

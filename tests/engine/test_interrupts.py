@@ -35,7 +35,9 @@ class _Interrupting:
 
 def _texts(llm: LLM) -> list[tuple[int, ...]]:
     """Both requests, driven round by round whatever interrupts them."""
-    readers = [llm._reader(llm._ids(p), PARAMS, None, live=False) for p in PROMPTS]  # pyright: ignore[reportPrivateUsage]
+    readers = [
+        llm._requests.reader(llm._requests.ids(p), PARAMS, None, live=False) for p in PROMPTS
+    ]  # pyright: ignore[reportPrivateUsage]
     for reader in readers:
         llm._submit(reader)  # pyright: ignore[reportPrivateUsage]
     for _ in range(200):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.result import GenerationResult
 from outrider.core.config import EngineConfig
@@ -48,7 +49,7 @@ def _llm(*, fused: bool, draft: str | None = None, **config: object) -> LLM:
     config.setdefault("batch_size", 3)
     llm = LLM(draft=draft, config=EngineConfig(fused_round=fused, profile=True, **config))  # pyright: ignore[reportArgumentType]
     wanted = NativeRound if fused else Stages
-    assert isinstance(llm._engine.round, wanted)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(round_of(llm._engine), wanted)  # pyright: ignore[reportPrivateUsage]
     return llm
 
 
@@ -191,4 +192,4 @@ def test_other_kernels_put_in_their_place_are_used() -> None:
 @pytest.mark.parametrize("config", [{"sampler": "coupled"}, {"sampler": "typical"}])
 def test_rounds_that_cannot_be_one_call_go_by_stages(config: dict[str, str]) -> None:
     llm = LLM(config=EngineConfig(**config))  # pyright: ignore[reportArgumentType]
-    assert isinstance(llm._engine.round, Stages)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(round_of(llm._engine), Stages)  # pyright: ignore[reportPrivateUsage]

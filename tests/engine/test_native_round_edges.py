@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from doubles.rig import exchange_round, round_of
 from outrider import LLM
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
@@ -63,8 +64,9 @@ class _Scripted:
     depths: Sequence[int]
     num_rounds: dict[int, int] = field(default_factory=dict[int, int])
 
-    def budget(self, seq_id: int) -> Budget:
-        return Budget(self.depths[(self.num_rounds.get(seq_id, 0) + seq_id) % len(self.depths)])
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        turns = [self.num_rounds.get(seq_id, 0) + seq_id for seq_id in seq_ids]
+        return [Budget(self.depths[turn % len(self.depths)]) for turn in turns]
 
     def observe(self, trace: RoundTrace) -> None:
         self.num_rounds[trace.seq_id] = self.num_rounds.get(trace.seq_id, 0) + 1
@@ -73,12 +75,13 @@ class _Scripted:
 def _llm(fused: bool, depths: Sequence[int] = (), **config: Any) -> LLM:
     llm = LLM(config=EngineConfig(fused_round=fused, profile=True, **config))
     engine = llm._engine  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(engine.round, NativeRound if fused else Stages)
-    if depths and isinstance(engine.round, NativeRound):
-        stages = replace(engine.round.stages, controller=_Scripted(depths))
-        engine.round = replace(engine.round, stages=stages)
-    elif depths and isinstance(engine.round, Stages):
-        engine.round = replace(engine.round, controller=_Scripted(depths))
+    made = round_of(engine)
+    assert isinstance(made, NativeRound if fused else Stages)
+    if depths and isinstance(made, NativeRound):
+        stages = replace(made.stages, controller=_Scripted(depths))
+        exchange_round(engine, replace(made, stages=stages))
+    elif depths and isinstance(made, Stages):
+        exchange_round(engine, replace(made, controller=_Scripted(depths)))
     return llm
 
 
@@ -173,7 +176,7 @@ def test_numbers_may_end_at_any_place_of_a_round(sampler: str) -> None:
     """From some position on one model has none: at the first, the last or no node of a round that
     is looked at."""
     llms = [_llm(on, k=3, batch_size=1, sampler=sampler) for on in (True, False)]
-    start = len(llms[0]._ids(PROMPTS[3]))  # pyright: ignore[reportPrivateUsage]
+    start = len(llms[0]._requests.ids(PROMPTS[3]))  # pyright: ignore[reportPrivateUsage]
     for position in range(start, start + 4):
         for at in range(4):
             params = SamplingParams(max_tokens=8, temperature=0.9 * (at % 2), seed=position)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.reader import Reader
 from outrider.core.config import EngineConfig
@@ -79,7 +80,7 @@ def _readers(llm: LLM) -> list[Reader]:
         ("x = [0, 1, 2, 3", SamplingParams(max_tokens=9, temperature=0.8, stop=("zzz",))),
     )
     return [
-        llm._reader(llm._ids(prompt), params, None, live=bool(params.stop))  # pyright: ignore
+        llm._requests.reader(llm._requests.ids(prompt), params, None, live=bool(params.stop))  # pyright: ignore
         for prompt, params in asked
     ]
 
@@ -124,7 +125,7 @@ def test_an_interrupted_round_was_never_begun() -> None:
 
 def test_an_interrupted_page_table_is_written_again() -> None:
     """Other, more pages were to take a row's place, which its own then come back to."""
-    one_call = _llm(k=2, batch_size=2)._engine.round  # pyright: ignore[reportPrivateUsage]
+    one_call = round_of(_llm(k=2, batch_size=2)._engine)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(one_call, NativeRound)
     lane = one_call.call._target  # pyright: ignore[reportPrivateUsage]
     described, interrupted, at = lane.memory.described, True, 0

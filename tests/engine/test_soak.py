@@ -13,7 +13,7 @@ from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.verify.match import MatchRule
 
 NUM_WAVES, SETTLED = 12, 3
@@ -45,7 +45,7 @@ def plain(number: int) -> list[int]:
     return rig.run([REQUESTS[number]])[0]
 
 
-def play(engine: InlineEngine, rig: Rig, rng: random.Random, first: int) -> None:
+def play(engine: Engine, rig: Rig, rng: random.Random, first: int) -> None:
     """A wave: requests arrive while others run, and one in five is cancelled on the way."""
     waiting = [(first + i, rng.randrange(len(REQUESTS))) for i in range(WAVE)]
     running: dict[int, tuple[int, LiveSequence]] = {}

@@ -68,15 +68,15 @@ MUTANTS = (
     Mutant(
         "fork shares an unfinished page",
         PAGED,
-        "pages.append(self._pool.take())\n            start",
-        "pages.append(old.pages[whole])\n            start",
+        "            if rest:\n                pages.append(self._pool.take())",
+        "            if rest:\n                pages.append(old.pages[whole])",
         rollback,
     ),
     Mutant(
         "fork copies nothing",
         PAGED,
-        "        if rest:\n            pages.append",
-        "        if rest > 99:\n            pages.append",
+        "        if rest:\n            start",
+        "        if rest > 99:\n            start",
         rollback,
     ),
     Mutant(

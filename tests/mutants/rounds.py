@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "drafts of depth one less",
         STAGES,
-        "budget(seq.seq_id).depth,",
-        "budget(seq.seq_id).depth - 1,",
+        "else min(seq.budget.depth,",
+        "else min(seq.budget.depth - 1,",
         check_all_accepted,
     ),
     Mutant(

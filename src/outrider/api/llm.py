@@ -8,26 +8,26 @@ print(llm.last_result.summary())
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from outrider.api.loading import LoadedPair, load_pair
+from outrider.api.loading import LoadedPair, load_pair, machine_of
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.profile import HasKernels
 from outrider.api.reader import Reader
+from outrider.api.requests import RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import StopMatcher
-from outrider.api.tokenizer import Tokenizer, spellings
-from outrider.core.budget import RoundTrace
+from outrider.api.ticket import Ticket
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams, params_for_each
-from outrider.core.sequence import LiveSequence
-from outrider.core.shaping import AllowedTokens, Shaper
+from outrider.core.shaping import AllowedTokens
 from outrider.core.spec import ModelSpec
-from outrider.drafters.prediction import check_prediction
 from outrider.engine.build import Parts, build_engine
+from outrider.engine.residents import Counts
 from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
 
@@ -41,8 +41,8 @@ class LLM:
     """A target model, perhaps a draft model, and an engine that runs requests on them.
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
-    unless the configuration names another drafter. Raises CheckpointError, VocabularyError,
-    ConfigError or MachineError, each with a hint.
+    unless the configuration names another drafter. `on_job` hears of every job of every
+    lane. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each with a hint.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class LLM:
         *,
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
+        on_job: Callable[[JobTrace], None] | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.device = pick_device(self.config.device)
@@ -59,11 +60,18 @@ class LLM:
         self._memory.end_load()
         self._readers: dict[int, Reader] = {}
         pair, kernels = self._pair, self.kernels
-        parts = Parts(pair.target, pair.draft, kernels.argmax, pair.translator, kernels.sampling)
-        self._engine = build_engine(
-            self.config, parts, num_slots=self._pair.num_slots, sink=self._record
+        parts = Parts(
+            pair.target,
+            pair.draft,
+            kernels.argmax,
+            pair.translator,
+            kernels.sampling,
+            machine_of(pair.target, self.device),
         )
-        self._seq_ids = count()
+        self._engine = build_engine(
+            self.config, parts, num_slots=self._pair.num_slots, sink=self._record, jobs=on_job
+        )
+        self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
 
     @property
@@ -127,7 +135,8 @@ class LLM:
         params = params or SamplingParams()
         if params.n > 1:
             raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
-        return self._follow(self._reader(self._ids(prompt), params, allowed, live=True))
+        ids = self._requests.ids(prompt)
+        return self._follow(self._requests.reader(ids, params, allowed, live=True))
 
     def generate(
         self,
@@ -146,10 +155,10 @@ class LLM:
         groups: list[list[Reader]] = []
         texts = iter(self.tokenizer.encode_batch([p for p in batch if isinstance(p, str)]))
         for prompt, wanted in zip(batch, params_for_each(params, len(batch)), strict=True):
-            ids = self._checked(next(texts) if isinstance(prompt, str) else prompt)
+            ids = self._requests.checked(next(texts) if isinstance(prompt, str) else prompt)
             live = bool(wanted.stop)
-            reader = (self._reader(ids, wanted, allowed, sample=i, live=live) for i in count())
-            groups.append(list(islice(reader, wanted.n)))
+            make = partial(self._requests.reader, ids, wanted, allowed, live=live)
+            groups.append([make(sample=sample) for sample in range(wanted.n)])
         self._run(groups)
         return [self._result(reader) for group in groups for reader in group]
 
@@ -173,6 +182,46 @@ class LLM:
             for reader in readers:
                 self._retire(reader)
 
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        allowed: AllowedTokens | None = None,
+    ) -> Ticket:
+        """Hand a request in beside others; `advance` runs them all. Raises ConfigError as `stream`
+        does, CapacityError if the arena could never hold it, QueueFullError if too many wait."""
+        params = params or SamplingParams()
+        if params.n > 1:
+            raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
+        reader = self._requests.reader(self._requests.ids(prompt), params, allowed, live=True)
+        self._submit(reader)
+        return Ticket(reader, self._result)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a submitted request waits or runs."""
+        return self._engine.has_work
+
+    @property
+    def counts(self) -> Counts:
+        """Requests submitted, refused, completed, failed, cancelled and pre-empted so far."""
+        return self._engine.residents.counts
+
+    def advance(self) -> None:
+        """Run submitted requests until some of them got tokens, or a chunk of a prompt was read."""
+        self._advance()
+        for reader in [r for r in self._readers.values() if r.has_ended]:
+            self._readers.pop(reader.seq.seq_id)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request now and free its memory; one that has ended stays as it is."""
+        self._retire(ticket.reader)
+
+    def close(self) -> None:
+        """End threads and processes that this object started. Using it again starts new ones."""
+        self._engine.close()
+
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""
         text = self.tokenizer.chat(messages)
@@ -180,10 +229,7 @@ class LLM:
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
-        return self._limit(len(self._ids(prompt)), params)
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        return self._checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        return self._requests.limit(len(self._requests.ids(prompt)), params)
 
     def _follow(self, reader: Reader) -> TextStream:
         self._submit(reader)
@@ -208,85 +254,16 @@ class LLM:
     def _advance(self) -> None:
         """One engine job; what it emitted goes to whoever reads it, also beside this request."""
         for outcome in self._engine.step():
-            self._readers[outcome.seq_id].take(outcome)
+            reader = self._readers.get(outcome.seq_id)
+            if reader is not None:
+                reader.take(outcome)
 
     def _record(self, trace: RoundTrace) -> None:
-        reader = self._readers[trace.seq_id]
+        reader = self._readers.get(trace.seq_id)
+        if reader is None:  # cancelled while its last job ran
+            return
         reader.traces.append(trace)
         reader.pass_bytes.append(self._memory.during(trace.pass_index))
-
-    def _reader(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        allowed: AllowedTokens | None,
-        *,
-        sample: int = 0,
-        live: bool,
-    ) -> Reader:
-        limit = self._limit(len(ids), params)
-        check_prediction(params.prediction, drafter=self.drafter)
-        guess = self.tokenizer.encode(params.prediction, add_special=False)
-        seq = LiveSequence(
-            seq_id=next(self._seq_ids),
-            tokens=list(ids),
-            prompt_length=len(ids),
-            params=params,
-            limit=limit,
-            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
-            shaper=self._shaper(len(ids), params, allowed),
-            sample=sample,
-            prediction=tuple(i for i in guess if i < self.spec.vocab_size),
-            pick=self.kernels.sampling.pick,
-        )
-        notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
-        return Reader(seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes)
-
-    def _shaper(
-        self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
-    ) -> Shaper | None:
-        size = self.spec.vocab_size
-        foreign = [i for i in params.logit_bias or () if i >= size]
-        if foreign:
-            raise ConfigError(
-                f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
-            )
-        shaper = Shaper(
-            params,
-            prompt_length,
-            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
-            bad_words=tuple(
-                word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
-            ),
-            allowed=allowed,
-        )
-        return shaper if shaper.active else None
-
-    def _cap_note(self, limit: int, wanted: int) -> str:
-        window, reason = self._pair.window, self._pair.window_reason
-        return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        if not ids:
-            raise ConfigError("the prompt is empty.", hint="give at least one token of text")
-        foreign = [i for i in ids if type(i) is not int or not 0 <= i < self.spec.vocab_size]
-        if foreign:
-            raise ConfigError(
-                f"the prompt has ids outside the vocabulary of {self.spec.vocab_size}: "
-                f"{foreign[:5]}."
-            )
-        return list(ids)
-
-    def _limit(self, num_prompt: int, params: SamplingParams) -> int:
-        """How many tokens may be emitted: a whole draft must fit the window after the last."""
-        window, k = self._pair.window, self._pair.k
-        if num_prompt + k + 1 >= window:
-            raise ConfigError(
-                f"a prompt of {num_prompt} tokens with k={k} does not fit a window of {window} "
-                f"tokens ({self._pair.window_reason}).",
-                hint="shorten the prompt, lower --k, or raise --context if the models allow it",
-            )
-        return min(params.max_tokens, window - num_prompt - k - 1)
 
     def _result(self, reader: Reader) -> GenerationResult:
         self._last = reader.result(

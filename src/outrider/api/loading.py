@@ -13,6 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import VocabularyError
 from outrider.engine.build import resolve_drafter, resolve_window
+from outrider.engine.lanes.build import LaneTarget, Machine
 from outrider.models.decoder import Decoder, Room
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
@@ -77,7 +78,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     rows = config.batch_size * (k + 1)
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     options = replace(_options(config, room), quantise=config.quantise)
-    target = load_model(folder, options, name=model)
+    target = _load_target(folder, options, config.tensor_parallel, name=model)
     draft_model = None
     if draft_folder is not None:
         largest = max(config.prefill_chunk, 2 * config.batch_size)
@@ -100,6 +101,15 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         notes=_notes(target, config),
         translator=translator,
     )
+
+
+def _load_target(folder: Path, options: LoadOptions, size: int, *, name: str) -> Decoder:
+    if size == 1:
+        return load_model(folder, options, name=name)
+    # Imported here: few use it, and it brings PyTorch's communication along.
+    from outrider.models.parallel.sharded import load_sharded
+
+    return load_sharded(folder, options, size=size, name=name)
 
 
 def _translator(folder: Path, draft_folder: Path) -> TextTranslator:
@@ -169,3 +179,21 @@ def _notes(target: Decoder, config: EngineConfig) -> tuple[str, ...]:
         return target.config.notes
     refused = [f"kernels: {reason}" for c in target.kernels.choices for reason in c.refusals]
     return (*target.config.notes, *refused[:1])
+
+
+def machine_of(target: Decoder, device: torch.device) -> Machine:
+    """What lanes of `target` may use on this machine."""
+
+    def twin() -> LaneTarget | None:
+        other = target.twin()
+        if other is None:
+            return None
+        return LaneTarget(other, other.kernels.argmax, other.kernels.sampling)
+
+    threads = target.kernels.threads
+    return Machine(
+        device=device,
+        twin=twin,
+        join_lane=target.kernels.join_lane,
+        num_threads=int(threads.name) if threads else 1,
+    )

@@ -59,6 +59,10 @@ class Reader:
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
         self._events.append(event)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.seq.finish is not None or self.seq.error is not None
+
     def check(self) -> None:
         """Raise what the engine gave the sequence up for, if it did."""
         if self.seq.error is not None:
@@ -83,7 +87,7 @@ class Reader:
             token_ids=token_ids,
             finish_reason=self.seq.finish,
             stats=summarise(self.traces, drafter=drafter, k=k, total_seconds=total),
-            notes=self.notes,
+            notes=(*self.notes, *self._fate()),
             rounds=tuple(self.traces) if profile else (),
             logprobs=tuple(self._logprobs),
             exact=exact,
@@ -91,6 +95,15 @@ class Reader:
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
         )
+
+    def _fate(self) -> tuple[str, ...]:
+        """What happened to the request on its way, if anything did."""
+        seq, found = self.seq, list[str]()
+        if seq.no_drafts:
+            found.append(f"speculation was turned off: {seq.no_drafts}")
+        if seq.num_preempted:
+            found.append(f"pre-empted {seq.num_preempted} times for want of memory")
+        return tuple(found)
 
     def _match(self, tokens: Sequence[int]) -> int | None:
         """The sequence's stop matcher. What the text read beyond the sequence is of a round that

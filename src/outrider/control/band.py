@@ -14,6 +14,7 @@ starts over with one token.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.budget import Budget, RoundTrace
@@ -59,8 +60,8 @@ class BandController:
         self._lowest, self._highest, self._target = min_k, k, target
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
 
-    def budget(self, seq_id: int) -> Budget:
-        return Budget(self._sequence(seq_id).depth)
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        return [Budget(self._sequence(seq_id).depth) for seq_id in seq_ids]
 
     def observe(self, trace: RoundTrace) -> None:
         seq = self._sequence(trace.seq_id)

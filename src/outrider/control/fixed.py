@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.core.budget import Budget, RoundTrace
 
 
@@ -11,9 +13,8 @@ class FixedController:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
-    def budget(self, seq_id: int) -> Budget:
-        del seq_id
-        return self._budget
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        return [self._budget] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         del trace

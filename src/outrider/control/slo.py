@@ -63,9 +63,8 @@ class SloController:
         self._num_increases = 0
         self._num_decreases = 0
 
-    def budget(self, seq_id: int) -> Budget:
-        del seq_id
-        return Budget(self._depth)
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        return [Budget(self._depth)] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         if trace.num_emitted:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most `depth` draft tokens along any path (K of a chain); 0 means do not speculate."""
+    """At most `depth` draft tokens along any path (K of a chain); 0 means do not speculate.
+
+    `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
+    law that it drew from, so the output keeps its law; only acceptance changes.
+    """
 
     depth: int
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,8 @@ class RoundTrace:
     A round emits `num_accepted + 1` tokens, always; a pass that only read a chunk of the prompt
     emits none. Seconds are those of the whole pass, in which `batch_size` sequences took part:
     records that share `pass_index` share their seconds. `num_accepted` counts draft nodes kept
-    after clamping. `num_waiting` counts requests that were not yet admitted.
+    after clamping. `num_waiting` counts requests that were not yet admitted. `hit` says whether the
+    draft was ready before it was asked for, None where nobody drafts ahead.
     """
 
     seq_id: int
@@ -36,3 +42,31 @@ class RoundTrace:
     verify_seconds: float
     accept_seconds: float
     num_waiting: int = 0
+    hit: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrace:
+    """What one lane did in one go. Times are those of `core/clock.py`, in seconds.
+
+    `kinds` are the stages of the job (prefill, draft, ahead, verify), in order. `queues` says how
+    many sequences waited for (prefill, draft, verify) when the job began, `num_waiting` how many
+    requests were not yet admitted, `num_free_tokens` what room the arena then had. `num_failed`
+    counts sequences that the job ended with an error.
+    """
+
+    lane: str
+    kinds: tuple[str, ...]
+    seq_ids: tuple[int, ...]
+    num_tokens: int
+    began: float
+    ended: float
+    queues: tuple[int, int, int]
+    num_waiting: int
+    num_live: int
+    num_free_tokens: int
+    num_failed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began

@@ -16,7 +16,12 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 QUANTISE = ("none", "int8", "int4")
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
-CONTROLLERS = ("fixed", "band", "slo")
+CONTROLLERS = ("fixed", "band", "slo", "goodput")
+SCHEDULES = ("single", "pd", "pdv", "ssd", "auto")
+LANE_ORDERS = ("depth", "fixed", "slo", "learned")
+FALLBACKS = ("jit", "ngram", "none", "auto")
+FAN_OUTS = ("optimal", "geometric", "uniform", "top")
+DRAFTER_HOMES = ("thread", "process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,8 @@ class EngineConfig:
     )
     controller: str = setting(
         "fixed",
-        "What chooses the draft length up to k: band follows acceptance, slo latency too.",
+        "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
+        "what a draft costs and brings here.",
         choices=CONTROLLERS,
     )
     min_k: int = setting(
@@ -64,6 +70,92 @@ class EngineConfig:
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES
     )
     batch_size: int = setting(8, "Run at most this many requests at once.", minimum=1, maximum=1024)
+    schedule: str = setting(
+        "single",
+        "How work is arranged: single is one lane; pd and pdv give prefill, drafting and verifying "
+        "lanes of their own; ssd drafts ahead of the verdict; auto chooses.",
+        choices=SCHEDULES,
+    )
+    hybrid_threshold: int = setting(
+        3, "With pdv, up to this many requests draft and verify in one lane.", minimum=0
+    )
+    lane_order: str = setting(
+        "depth",
+        "Which lane goes first: depth follows the queues, slo latencies, learned what paid off.",
+        choices=LANE_ORDERS,
+    )
+    verify_margin: int = setting(
+        2, "Verify goes first when its queue is longer than drafting's by more.", minimum=0
+    )
+    concurrent_lanes: bool = setting(
+        True, "Run lanes at once; off runs their jobs one after another, the same every time."
+    )
+    lane_threads: int = setting(
+        0, "CPU threads of one lane; 0 shares the cores out among lanes.", minimum=0, maximum=1024
+    )
+    lane_streams: int = setting(
+        3, "CUDA streams that lanes are spread over.", minimum=1, maximum=64
+    )
+    decode_batch: int = setting(
+        0, "Sequences in one drafting job at most; 0 is batch_size.", minimum=0, maximum=1024
+    )
+    verify_batch: int = setting(
+        0, "Sequences in one verifying job at most; 0 is batch_size.", minimum=0, maximum=1024
+    )
+    prefill_batch: int = setting(
+        0, "Prompts read in one prefill job at most; 0 is batch_size.", minimum=0, maximum=1024
+    )
+    max_waiting: int = setting(
+        1000, "Requests that may wait; one more is refused.", minimum=1, maximum=1_000_000
+    )
+    reserve: float = setting(
+        1.0,
+        "Share of a request's longest text that must be free before it starts; below 1 more run at "
+        "once, and the youngest waits again when memory ends.",
+        minimum=0,
+        maximum=1,
+    )
+    fallback: str = setting(
+        "jit",
+        "With ssd, what drafts after a verdict nobody foresaw: jit drafts then, none does without.",
+        choices=FALLBACKS,
+    )
+    fan_out: int = setting(
+        16, "With ssd, verdicts foreseen for a sequence and round.", minimum=1, maximum=256
+    )
+    fan_policy: str = setting(
+        "top",
+        "With ssd, how they are shared out: top takes the likeliest by the draft's own laws.",
+        choices=FAN_OUTS,
+    )
+    saguaro: float = setting(
+        1.0,
+        "With ssd, weight of a law's likeliest tokens when drafting; below 1 misses are foreseen "
+        "more often, and fewer drafts kept.",
+        minimum=0,
+        maximum=1,
+    )
+    force_hits: float = setting(
+        -1.0,
+        "For study: share of verdicts that count as foreseen; -1 is off.",
+        minimum=-1,
+        maximum=1,
+    )
+    drafter_home: str = setting(
+        "thread", "Where a drafter ahead or on a lane runs.", choices=DRAFTER_HOMES
+    )
+    drafter_device: str = setting(
+        "auto", "Device of the draft model; auto is the target's.", choices=DEVICES
+    )
+    drafter_timeout: float = setting(
+        10.0, "Seconds after which a drafter counts as hung.", minimum=0.05, maximum=3600
+    )
+    adaptive_batch: bool = setting(
+        False, "Let the batch grow only while throughput does and target_ms holds."
+    )
+    tensor_parallel: int = setting(
+        1, "Processes or devices that share the target's weights.", minimum=1, maximum=64
+    )
     prefill_chunk: int = setting(
         256, "Feed at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
     )

@@ -24,12 +24,14 @@ class Draft:
     """Proposed continuations of one sequence: a tree, parents before children.
 
     A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the law node i was drawn
-    from, given its earlier siblings; None says every node was chosen deterministically.
+    from, given its earlier siblings; None says every node was chosen deterministically. `hit` says
+    whether it was made ahead of the verdict that it follows, None where nobody drafts ahead.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probs_NV: Tensor | None = None
+    hit: bool | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)

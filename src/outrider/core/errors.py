@@ -31,6 +31,17 @@ class CapacityError(OutriderError):
     exit_code = 3
 
 
+class QueueFullError(CapacityError):
+    """As many requests wait as may: the one that came was refused, and nothing else changed."""
+
+    def __init__(self, num_waiting: int, num_rejected: int) -> None:
+        super().__init__(
+            f"{num_waiting} requests wait already; this is refusal {num_rejected} so far.",
+            hint="try again later, or raise --max-waiting",
+        )
+        self.num_waiting, self.num_rejected = num_waiting, num_rejected
+
+
 class CheckpointError(OutriderError):
     """A model folder that is missing, incomplete, damaged or of an unsupported kind."""
 

@@ -11,11 +11,19 @@ with T the time of drafting K tokens as a share of a pass of the target over one
 drafted, which a run counts, is (E - 1) / K and lower than beta.
 
 E is equation 1 of Leviathan, Kalman, Matias 2023 (arXiv 2211.17192). `docs/theory.md` has examples.
+
+With a rate a_j of each place j, E = 1 + a_1 + a_1 a_2 + ... And if all that is known of beta is
+that it is drawn once a request from Beta(u, v), then a_j = (u + j - 1) / (u + v + j - 1): a draft
+that came far is likely to be of an easy request. E is convex in beta, so the mean beta alone would
+give too little.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 
 def expected_tokens(beta: float, k: int) -> float:
@@ -24,6 +32,24 @@ def expected_tokens(beta: float, k: int) -> float:
     assert k >= 0
     # The quotient loses digits near beta = 1, the sum none.
     return math.fsum(beta**i for i in range(k + 1))
+
+
+def prefix_products(rates: Sequence[float]) -> list[float]:
+    """For each place the probability that its token and all before it are accepted; `rates` are
+    those of the single places, each given that all before were accepted."""
+    return list(accumulate(rates, mul))
+
+
+def expected_by_place(rates: Sequence[float]) -> float:
+    """E of a draft as long as `rates`, the target's own token included."""
+    return 1 + math.fsum(prefix_products(rates))
+
+
+def beta_rates(u: float, v: float, k: int) -> list[float]:
+    """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0."""
+    assert u > 0
+    assert v > 0
+    return [(u + place) / (u + v + place) for place in range(k)]
 
 
 def acceptance_rate(beta: float, k: int) -> float:

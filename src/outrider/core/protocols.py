@@ -6,9 +6,9 @@ Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -90,6 +90,11 @@ class StateStore(Protocol):
         ...
 
     def num_staged(self, seq_id: int) -> int: ...
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Hold room for so many more nodes of each sequence. Raises CapacityError, holding no more
+        than before, when there is not enough."""
+        ...
+
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         """Keep exactly these nodes of each sequence; the number of rows that had to be copied."""
         ...
@@ -147,6 +152,32 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AheadRow:
+    """A round whose verdict is still open: `draft` is being verified after `pending`, the last of
+    `start` tokens. `budget` is that of the round after it, and `noise_after(n)` are the numbers of
+    that round if this one emits n tokens."""
+
+    seq_id: int
+    start: int
+    pending: int
+    draft: Draft
+    budget: Budget
+    params: SamplingParams
+    noise_after: Callable[[int], Noise]
+
+
+@runtime_checkable
+class DraftAhead(Drafter, Protocol):
+    """A drafter that prepares for likely verdicts while the target finds the true one.
+
+    What it prepares serves the next `propose` alone, and that only if the verdict was foreseen: the
+    draft then says `hit`. Between the two calls nothing else is asked of these sequences.
+    """
+
+    def propose_after(self, rows: Sequence[AheadRow]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeRow:
     """`laws` entry 0 follows the root; entry i + 1 follows draft node i.
 
@@ -169,7 +200,10 @@ class AcceptanceRule(Protocol):
 
 
 class Controller(Protocol):
-    """Chooses the next budget from past traces (control/)."""
+    """Chooses the next budgets from past traces (control/)."""
 
-    def budget(self, seq_id: int) -> Budget: ...
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        """Those of sequences that draft together now, one each."""
+        ...
+
     def observe(self, trace: RoundTrace) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome
 from outrider.core.noise import KeyedNoise, Pick, inverse_cdf
 from outrider.core.params import SamplingParams
@@ -23,7 +24,8 @@ class LiveSequence:
     how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
     `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
-    draws with. `error` is why the engine gave it up, if it did; it is then neither live nor
+    draws with. `budget` is that of its next draft. `no_drafts` says why nothing is drafted for it
+    any more, if so. `error` is why the engine gave it up, if it did; it is then neither live nor
     finished.
     """
 
@@ -38,9 +40,12 @@ class LiveSequence:
     sample: int = 0
     prediction: tuple[int, ...] = ()
     pick: Pick = inverse_cdf
+    budget: Budget = field(default_factory=lambda: Budget(0))
     draft: Draft = field(default_factory=Draft.empty)
     last: Outcome | None = None
     num_rounds: int = 0
+    num_preempted: int = 0
+    no_drafts: str = ""
     draft_seconds: float = 0.0
     finish: FinishReason | None = None
     error: Exception | None = None
@@ -57,4 +62,8 @@ class LiveSequence:
     @property
     def noise(self) -> KeyedNoise:
         """The random numbers of the round that starts now."""
-        return KeyedNoise(self.params.seed, self.sample, len(self.tokens), self.pick)
+        return self.noise_at(len(self.tokens))
+
+    def noise_at(self, start: int) -> KeyedNoise:
+        """Those of a round that starts when there are `start` tokens."""
+        return KeyedNoise(self.params.seed, self.sample, start, self.pick)

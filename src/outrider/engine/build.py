@@ -11,11 +11,11 @@ from torch import Tensor
 from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
 from outrider.control.slo import SloController
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.noise import pick_node, race_node
-from outrider.core.protocols import CausalLM, Controller, Drafter
+from outrider.core.protocols import CausalLM, Controller, DraftAhead, Drafter
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.model import ModelDrafter
@@ -24,14 +24,17 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
-from outrider.engine.inline import InlineEngine
+from outrider.engine.drafting import Drafting
+from outrider.engine.engine import Engine
+from outrider.engine.lanes.build import Machine, build_lanes
 from outrider.engine.native_round import NativeRound, native_round
+from outrider.engine.residents import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.single import SingleLane
+from outrider.sched.table import schedule_for
 from outrider.verify.table import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
@@ -44,13 +47,14 @@ _log = logging.getLogger(__name__)
 class Parts:
     """What loading provides. `argmax` is the greedy choice: the first maximum wins. `translator` is
     for a draft model with a vocabulary of its own. `sampling` makes laws and judges by them; what
-    draws from them comes with each sequence."""
+    draws from them comes with each sequence. Without a `machine` lanes take turns."""
 
     target: CausalLM
     draft: CausalLM | None
     argmax: Callable[[Tensor], list[int]]
     translator: Translator | None = None
     sampling: Sampling = PLAIN
+    machine: Machine | None = None
 
 
 def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
@@ -92,8 +96,13 @@ def resolve_window(
 
 
 def build_engine(
-    config: EngineConfig, parts: Parts, *, num_slots: int, sink: Callable[[RoundTrace], None]
-) -> InlineEngine:
+    config: EngineConfig,
+    parts: Parts,
+    *,
+    num_slots: int,
+    sink: Callable[[RoundTrace], None],
+    jobs: Callable[[JobTrace], None] | None = None,
+) -> Engine:
     """Wire models, drafter, rule, controller and schedule together."""
     drafter = _drafter(config, parts)
     k = 0 if drafter.name == "none" else config.k
@@ -107,16 +116,37 @@ def build_engine(
         sink=sink,
         sampling=parts.sampling,
     )
-    return InlineEngine(
-        target=target,
-        drafter=drafter,
-        round=_round(config, parts, stages),
-        schedule=SingleLane(config.prefill_chunk),
-        ledger=Ledger(config.prefill_chunk),
-        limits=Limits(config.batch_size, num_slots),
-        page_size=config.page_size,
-        spare=k + 1,
+    schedule = schedule_for(config, resolve_schedule(config, has_draft=parts.draft is not None))
+    ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
+    lanes = build_lanes(
+        config, schedule.lanes, stages, lambda own: _round(config, parts, own), parts.machine
     )
+    residents = Residents(
+        target=target,
+        drafting=Drafting(drafter, ahead=ahead, timeout=config.drafter_timeout),
+        ledger=Ledger(drafts_ahead=ahead),
+        limits=Limits(
+            config.batch_size,
+            num_slots,
+            page_size=config.page_size,
+            spare=k + 1,
+            reserve=config.reserve,
+            max_waiting=config.max_waiting,
+        ),
+    )
+    return Engine(
+        residents=residents,
+        executor=lanes.executor,
+        schedule=schedule,
+        deliver=lanes.deliver,
+        jobs=jobs,
+    )
+
+
+def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
+    """The schedule that `config` means."""
+    del has_draft
+    return "single" if config.schedule == "auto" else config.schedule
 
 
 def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:

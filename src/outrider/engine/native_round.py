@@ -7,6 +7,7 @@ log-probabilities. Both ways give the same tokens, so a request may change betwe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -35,6 +36,8 @@ from outrider.kernels.round import (
 )
 from outrider.models.llama import LlamaModel
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class NativeRound:
@@ -55,21 +58,33 @@ class NativeRound:
     ) -> list[Outcome]:
         if chunks or not self._takes(batch):
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
-        started = perf_counter()
+        self.stages.allot(batch)
         if self.draft is None:
             self.stages.draft(batch)
-            if any(not _is_chosen_chain(seq.draft) for seq in batch):
-                return self.stages.verify(batch, chunks, num_waiting=num_waiting)
-        rows = [self._row(seq) for seq in batch]
-        if self.draft is not None:
+            return self.verify(batch, chunks, num_waiting=num_waiting)
+        started = perf_counter()
+        rows = self._drafting_rows(batch)
+        if rows is not None:
             # What its model had to read before the call is drafting too.
-            batch[0].draft_seconds = perf_counter() - started
-        decided = self.call(rows) if self.call.fits(rows) else None
-        if decided is not None:
-            return self._settle(batch, rows, decided, started, num_waiting)
-        if self.draft is None:
-            return self.stages.verify(batch, chunks, num_waiting=num_waiting)
-        return self.stages.run(batch, chunks, num_waiting=num_waiting)
+            drafting = perf_counter() - started
+            decided = self.call(rows) if self.call.fits(rows) else None
+            if decided is not None:
+                return self._settle(batch, rows, decided, started, drafting, num_waiting)
+        self.stages.draft(batch)
+        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+
+    def verify(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
+        started = perf_counter()
+        drafting = sum({seq.draft_seconds for seq in batch})
+        if self.draft is None and not chunks and self._takes(batch):
+            rows = [self._row(seq) for seq in batch if _is_chosen_chain(seq.draft)]
+            if len(rows) == len(batch) and self.call.fits(rows):
+                decided = self.call(rows)
+                if decided is not None:
+                    return self._settle(batch, rows, decided, started, drafting, num_waiting)
+        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
 
     def why_not(self) -> str | None:
         return None
@@ -80,6 +95,14 @@ class NativeRound:
             seq.shaper is None and seq.pick == self.pick and not seq.params.logprobs
             for seq in batch
         )
+
+    def _drafting_rows(self, batch: Sequence[LiveSequence]) -> list[RoundRow] | None:
+        """None if the draft model fails; the stages then find out for whom."""
+        try:
+            return [self._row(seq) for seq in batch]
+        except Exception:  # noqa: BLE001
+            _log.warning("The draft model failed before a round.", exc_info=True)
+            return None
 
     def _row(self, seq: LiveSequence) -> RoundRow:
         """What the call is told of `seq`. Reads the prompt with the draft model if need be."""
@@ -118,6 +141,7 @@ class NativeRound:
         rows: Sequence[RoundRow],
         decided: Decided,
         started: float,
+        drafting: float,
         num_waiting: int,
     ) -> list[Outcome]:
         settled = [
@@ -125,8 +149,8 @@ class NativeRound:
             for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
         ]
         num_copied = settle(self.target.state, settled)
-        drafting = batch[0].draft_seconds + decided.draft_seconds
-        total = perf_counter() - started
+        total = perf_counter() - started + (drafting if self.draft is None else 0.0)
+        drafting += decided.draft_seconds
         shared = PassTimes(
             index=next(self.stages.passes),
             drafter=self.stages.drafter.name,
@@ -162,10 +186,16 @@ class NativeRound:
 
 
 def native_round(
-    stages: Stages, draft: CausalLM | None, *, rule: str, pick: Pick, batch_size: int
+    stages: Stages,
+    draft: CausalLM | None,
+    *,
+    rule: str,
+    pick: Pick,
+    batch_size: int,
+    drafted: bool = False,
 ) -> NativeRound | str:
     """Native rounds over what `stages` are made of, or why there are none, in a sentence. `rule` is
-    the name of theirs."""
+    the name of theirs. With `drafted` they only verify drafts that are there already."""
     target, drafter = stages.target, stages.drafter
     if rule not in RULES:
         return f"acceptance rule {rule!r} is judged in Python"
@@ -173,7 +203,7 @@ def native_round(
         return f"drafter {drafter.name!r} reads hidden states"
     if not _is_native(target):
         return "the target has no native pass"
-    if not isinstance(drafter, ModelDrafter):
+    if drafted or not isinstance(drafter, ModelDrafter):
         call = NativeRounds(_model(target), None, batch_size=batch_size, rule=rule)
         return NativeRound(stages, call, target, pick)
     if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:

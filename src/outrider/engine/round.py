@@ -33,6 +33,12 @@ class Round(Protocol):
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]: ...
 
+    def verify(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
+        """The same, with the drafts that the sequences already have."""
+        ...
+
     def why_not(self) -> str | None:
         """Why this implementation cannot run on this machine and model; None when it can."""
         ...

@@ -69,6 +69,7 @@ class PassTimes:
             num_emitted=outcome.num_accepted + 1 if outcome else 0,
             num_rows_copied=self.num_rows_copied,
             num_waiting=self.num_waiting,
+            hit=outcome.draft.hit if outcome else None,
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,

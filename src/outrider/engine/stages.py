@@ -17,8 +17,8 @@ from time import perf_counter
 from torch import Tensor
 
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.errors import DrafterError, NumericsError, blaming
+from outrider.core.draft import Outcome, Verdict
+from outrider.core.errors import NumericsError, blaming
 from outrider.core.noise import ROOT
 from outrider.core.protocols import (
     AcceptanceRule,
@@ -31,6 +31,7 @@ from outrider.core.protocols import (
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp
+from outrider.engine.guard import Proposals, check_numbers, guarded_drafts
 from outrider.engine.reading import Reading, read_pass
 from outrider.engine.round import Chunk
 from outrider.engine.settle import PassTimes, Settled, settle
@@ -55,26 +56,30 @@ class Stages:
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
         if batch:
+            self.allot(batch)
             self.draft(batch)
         return self.verify(batch, chunks, num_waiting=num_waiting)
 
     def why_not(self) -> str | None:
         return None
 
+    def allot(self, batch: Sequence[LiveSequence]) -> None:
+        """Give each sequence the budget of its next draft."""
+        budgets = self.controller.budgets([seq.seq_id for seq in batch])
+        for seq, budget in zip(batch, budgets, strict=True):
+            seq.budget = budget
+
     def draft(self, batch: Sequence[LiveSequence]) -> None:
-        """Ask the drafter for each sequence's next draft, within its budget and its room."""
+        """Give each sequence its next draft."""
+        self.propose(batch).give(batch)
+
+    def propose(self, batch: Sequence[LiveSequence]) -> Proposals:
+        """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
+        trusted: see engine/guard.py."""
         started = perf_counter()
         rows = [self._draft_row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
-        drafts = self.drafter.propose(rows) if rows else []
-        if len(drafts) != len(rows):
-            raise DrafterError(
-                f"drafter {self.drafter.name!r} returned {len(drafts)} drafts for {len(rows)} rows."
-            )
-        proposed = {row.seq_id: self._checked(row, d) for row, d in zip(rows, drafts, strict=True)}
-        seconds = perf_counter() - started
-        for seq in batch:
-            seq.draft = proposed.get(seq.seq_id, Draft.empty())
-            seq.draft_seconds = seconds
+        drafts, faults = guarded_drafts(self.drafter, rows, self.target.spec.vocab_size)
+        return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
@@ -98,7 +103,8 @@ class Stages:
             num_target_passes=out.num_passes,
             num_rows_copied=num_copied,
             num_waiting=num_waiting,
-            draft_seconds=batch[0].draft_seconds if batch else 0.0,
+            # Those that were drafted for together have the same seconds.
+            draft_seconds=sum({seq.draft_seconds for seq in batch}),
             verify_seconds=judged - started,
             accept_seconds=perf_counter() - judged,
         )
@@ -110,7 +116,7 @@ class Stages:
 
     def depth(self, seq: LiveSequence) -> int:
         """How many tokens may be drafted for `seq` now."""
-        return min(self.controller.budget(seq.seq_id).depth, seq.room - 1)
+        return 0 if seq.no_drafts else min(seq.budget.depth, seq.room - 1)
 
     def report(self, trace: RoundTrace) -> None:
         self.controller.observe(trace)
@@ -134,12 +140,14 @@ class Stages:
     def _judge(
         self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
     ) -> Sequence[Verdict]:
-        """Raises SequenceError for the sequence whose laws are no laws."""
+        """Raises SequenceError for the sequence whose laws are no laws; its cause is a DrafterError
+        if they are the draft's."""
         try:
             return self.rule([reading.row for reading in readings])
         except NumericsError:
             for seq, reading in zip(batch, readings, strict=True):
                 with blaming(seq.seq_id):
+                    check_numbers(self.drafter.name, seq.draft)
                     self.rule([reading.row])
             raise
 
@@ -148,30 +156,12 @@ class Stages:
             seq.seq_id,
             seq.tokens,
             seq.last,
-            Budget(depth),
+            Budget(depth, seq.budget.temperature),
             seq.params,
             seq.noise,
             prediction=seq.prediction,
             shaper=seq.shaper,
         )
-
-    def _checked(self, row: DraftRow, draft: Draft) -> Draft:
-        """A drafter is not trusted: an over-long draft or a foreign id never reaches the target."""
-        vocab_size = self.target.spec.vocab_size
-        if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
-            raise DrafterError(f"drafter {self.drafter.name!r} proposed an id that does not exist.")
-        if draft.probs_NV is not None and draft.probs_NV.shape[1:] != (vocab_size,):
-            raise DrafterError(
-                f"drafter {self.drafter.name!r} reported laws that are not over the target's "
-                f"{vocab_size} tokens."
-            )
-        deepest = draft.max_depth
-        if deepest > row.budget.depth:
-            raise DrafterError(
-                f"drafter {self.drafter.name!r} proposed {deepest} tokens in a row "
-                f"where {row.budget.depth} were asked for."
-            )
-        return draft
 
     def _offer(self, seq: LiveSequence) -> StepRow:
         """What the target has not read, ending with the pending token, and the draft below it."""

@@ -100,6 +100,20 @@ def team(library: ctypes.CDLL, num_threads: int) -> int:
     return create(num_threads)
 
 
+@functools.cache
+def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
+    """Engines whose lanes have the same number share a team, and so take turns."""
+    del number
+    return team.__wrapped__(library, num_threads)
+
+
+def join_lane(library: ctypes.CDLL, number: int, num_threads: int) -> None:
+    """Have the native calls of this thread served by the team of lane `number`, for good."""
+    join = library.outrider_lane_team
+    join.argtypes, join.restype = (c_void_p,), None
+    join(_lane_team(library, number, num_threads))
+
+
 class NativeOps:
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 

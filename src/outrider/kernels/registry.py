@@ -33,7 +33,7 @@ from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
 from outrider.kernels.measured import Timing
-from outrider.kernels.native import SUFFIXES, NativeOps
+from outrider.kernels.native import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.pointwise import torch as pointwise
@@ -95,6 +95,10 @@ class Kernels:
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
     `threads` is how many of them native operators use; they never change a bit.
+
+    For lanes that run at once: `twin` makes operators over the same packed weights that share no
+    scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
+    thread served by a team of that lane's own, None where there are no teams.
     """
 
     pack: Callable[[Tensor], PackedLinear]
@@ -113,6 +117,8 @@ class Kernels:
     exact: bool
     forward: Callable[[ForwardParts], Forward] | None = None
     threads: Choice | None = None
+    twin: Callable[[], Kernels] | None = None
+    join_lane: Callable[[int, int], None] | None = None
 
 
 def choose(
@@ -154,14 +160,27 @@ def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: 
     team = _team(library, threads)
     number = int(team.name)
     if quantise == "none":
-        kernels = _native(NativeOps(library, dtype, number, tiles=tiles), library)
+        native = partial(NativeOps, library, dtype, number, tiles=tiles)
+        kernels = _native(native, library)
     else:
         quantised = NativeQuantised(library, quantise, number, tiles=tiles)
-        kernels = _quantised(_native(NativeOps(library, dtype, number), library), quantised)
+        native = partial(NativeOps, library, dtype, number)
+        kernels = _quantised(_native(native, library), quantised)
     linear, *others = kernels.choices
     why = answer.why or f"tiles: {why_no_tiles(library, dtype, quantise)}"
     linear = replace(linear, kind=answer.chosen, why=why, timings=answer.timings)
-    return replace(kernels, choices=(linear, *others), threads=team)
+    return _described(kernels, (linear, *others), team)
+
+
+def _described(kernels: Kernels, choices: tuple[Choice, ...], team: Choice) -> Kernels:
+    make = kernels.twin
+    assert make is not None
+    return replace(
+        kernels,
+        choices=choices,
+        threads=team,
+        twin=lambda: _described(make(), choices, team),
+    )
 
 
 def _team(library: ctypes.CDLL, threads: int) -> Choice:
@@ -175,7 +194,15 @@ def _team(library: ctypes.CDLL, threads: int) -> Choice:
 def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kernels:
     linear, *others = kernels.choices
     linear = replace(linear, name=f"{linear.name} {side.scheme}")
-    return replace(kernels, pack=side.pack, linear=side.linear, choices=(linear, *others))
+    make = kernels.twin
+    assert make is not None
+    return replace(
+        kernels,
+        pack=side.pack,
+        linear=side.linear,
+        choices=(linear, *others),
+        twin=lambda: _quantised(make(), side),
+    )
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
@@ -190,7 +217,8 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
     return None
 
 
-def _native(ops: NativeOps, library: ctypes.CDLL) -> Kernels:
+def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
+    ops = make()
     return Kernels(
         pack=ops.pack,
         linear=ops.linear,
@@ -207,6 +235,8 @@ def _native(ops: NativeOps, library: ctypes.CDLL) -> Kernels:
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
         forward=partial(NativeForward, ops, library),
+        twin=lambda: _native(make, library),
+        join_lane=partial(join_lane, library),
     )
 
 
@@ -223,9 +253,14 @@ def _why_not_triton(device: torch.device) -> str | None:
 
 
 def _triton(
-    device: torch.device, dtype: torch.dtype, quantise: str, refusals: tuple[str, ...]
+    device: torch.device,
+    dtype: torch.dtype,
+    quantise: str,
+    refusals: tuple[str, ...],
+    exact: bool | None = None,
 ) -> Kernels:
-    """Compiles the kernels of a short trial, which decides whether they may be called exact."""
+    """Compiles the kernels of a short trial, which decides whether they may be called `exact`; None
+    has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
     from outrider.kernels.triton.eager import EagerLaws
     from outrider.kernels.triton.ops import TritonOps
@@ -234,6 +269,7 @@ def _triton(
 
     room = Room(device)
     ops, laws = TritonOps(room, quantise), EagerLaws(room, device)
+    exact = rows_alike(ops, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
@@ -251,7 +287,8 @@ def _triton(
         verify_prefix=laws.verify_prefix,
         sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
         choices=(linear, *others),
-        exact=rows_alike(ops, device, dtype),
+        exact=exact,
+        twin=lambda: _triton(device, dtype, quantise, refusals, exact),
     )
 
 
@@ -272,4 +309,5 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         sampling=PLAIN,
         choices=tuple(Choice(op, "reference", refusals) for op in OPS),
         exact=exact,
+        twin=lambda: _reference(device, dtype, refusals),
     )

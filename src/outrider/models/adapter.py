@@ -96,6 +96,9 @@ class AdapterModel:
     def state(self) -> PagedKV:
         return self._kv
 
+    def twin(self) -> None:
+        """The modules of transformers look their cache up in the model, so a pass has it alone."""
+
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L - 1.
 

@@ -13,6 +13,7 @@ Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -39,6 +40,10 @@ class Decoder(CausalLM, Protocol):
     def kernels(self, kernels: Kernels, /) -> None: ...
     @property
     def config(self) -> DecoderConfig: ...
+    def twin(self) -> Decoder | None:
+        """The same model for another lane: weights and memory are shared, buffers are not, so that
+        both may run at once for different sequences. None where that cannot be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +110,20 @@ class Passes:
             num_slots=room.num_slots,
             page_size=room.page_size,
         )
-        self.scratch = _allocate(spec, up_size, place, room.max_rows)
         self._views: dict[int, Scratch] = {}
-        self.logits_MV = torch.empty(room.max_logits, spec.vocab_size, device=place.device)
+        self._make_buffers = lambda: (
+            _allocate(spec, up_size, place, room.max_rows),
+            torch.empty(room.max_logits, spec.vocab_size, device=place.device),
+        )
+        self.scratch, self.logits_MV = self._make_buffers()
+
+    def twin(self) -> Passes:
+        """Passes over the same arena with buffers of their own, which may run at the same time for
+        other sequences."""
+        other = copy(self)
+        other._views = {}
+        other.scratch, other.logits_MV = self._make_buffers()
+        return other
 
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""

@@ -12,6 +12,7 @@ Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -65,6 +66,13 @@ class GPT2Model:
     def scratch(self) -> Scratch:
         """The buffers of a step; rounds that have buffers of their own make them alike."""
         return self._passes.scratch
+
+    def twin(self) -> GPT2Model | None:
+        if self.kernels.twin is None:
+            return None
+        other = copy(self)
+        other.kernels, other._passes = self.kernels.twin(), self._passes.twin()
+        return other
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""

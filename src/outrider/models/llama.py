@@ -3,7 +3,8 @@
 A layer is  x += out(attention(rope(qkv(norm(x)))))  and then  x += down(silu(gate(y)) * up(y))  for
 y = norm(x), where norm scales by the root mean square. What sets families apart are options of the
 config: biases, norms of query and key heads, how positions turn. How passes run is decoder.py's
-affair.
+affair. Ranks that share the weights (parallel/) sum the residual after attention and after the FFN:
+rank 0 adds its summand to the residual, the others give theirs alone.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
          E = fused q, k and v, F = FFN size, G = KV heads, S = slots, T = positions,
@@ -13,10 +14,12 @@ Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
+from outrider.core.comm import Alone, Comm
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
@@ -25,14 +28,21 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import read_layer, read_tables
+from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
 from outrider.state.paged_kv import PagedKV
 
+ALONE = Alone()
+
 
 class LlamaModel:
-    """CausalLM over a PagedKV that it owns. Reads every weight when built."""
+    """CausalLM over a PagedKV that it owns. Reads every weight when built.
+
+    With a `comm` of several ranks it holds one rank's share of weights and KV, and every rank has
+    to make the same calls; what `step` returns is of use on rank 0 alone.
+    """
 
     def __init__(
         self,
@@ -42,19 +52,27 @@ class LlamaModel:
         kernels: Kernels,
         place: Placement,
         room: Room,
+        comm: Comm = ALONE,
     ) -> None:
         self.config, self.kernels = config, kernels
+        share = Share(comm.rank, comm.size)
+        self._comm, self._part = comm, share.part(config)
         self._spec = place.spec(config)
         reader = WeightReader(weights, kernels, place)
-        self._tables = read_tables(reader, config)
-        self._layers = [read_layer(reader, config, index) for index in range(config.num_layers)]
+        self._tables = read_tables(reader, config, share)
+        self._layers = [
+            read_layer(reader, config, index, share) for index in range(config.num_layers)
+        ]
         weights.check_all_taken()
         tables = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)
         )
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._scale = config.head_dim**-0.5
-        self._passes = Passes(self._spec, up_size=2 * config.ffn_size, place=place, room=room)
+        self._passes = Passes(
+            place.spec(self._part), up_size=2 * self._part.ffn_size, place=place, room=room
+        )
+        self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
 
     @property
@@ -82,6 +100,15 @@ class LlamaModel:
         packed += [p for w in self._layers for p in (w.qkv, w.out, w.gate_up, w.down)]
         return tuple(one.data for one in packed)
 
+    def twin(self) -> LlamaModel | None:
+        if self.kernels.twin is None:
+            return None
+        other = copy(self)
+        other.kernels = other._made_by = self.kernels.twin()
+        other._passes = self._passes.twin()
+        other._forward = other._make_forward()
+        return other
+
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
         return self._passes.step(self, rows, needs)
@@ -98,14 +125,17 @@ class LlamaModel:
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         self.kernels.rms_norm(x_MD, self._tables.norm_D, self.config.rms_norm_eps, norm_MD)
-        self.kernels.linear(norm_MD, self._tables.head, logits_MV)
+        part_MV = self._logit_parts.own(logits_MV)
+        self.kernels.linear(norm_MD, self._tables.head, part_MV)
+        self._logit_parts.gather(part_MV, logits_MV)
 
     def forward(self) -> Forward | None:
-        """None also while the kernels that it was made of are exchanged for others."""
+        """None also while the kernels that it was made of are exchanged for others, and where ranks
+        have to meet between the layers."""
         return self._forward if self.kernels is self._made_by else None
 
     def _make_forward(self) -> Forward | None:
-        if self.kernels.forward is None:
+        if self.kernels.forward is None or self._comm.size > 1:
             return None
         config, tables = self.config, self._tables
         return self.kernels.forward(
@@ -138,7 +168,7 @@ class LlamaModel:
     def _attend(
         self, layer: LayerWeights, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
-        kernels, config, qkv_NE = self.kernels, self.config, scratch.qkv_NE
+        kernels, config, qkv_NE = self.kernels, self._part, scratch.qkv_NE
         k_GSD, v_GSD = kv
         kernels.rms_norm(scratch.x_ND, layer.attention_norm_D, config.rms_norm_eps, scratch.norm_ND)
         kernels.linear(scratch.norm_ND, layer.qkv, qkv_NE)
@@ -150,9 +180,12 @@ class LlamaModel:
             )
         kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
         kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, scratch.attended_NA)
-        kernels.linear(scratch.attended_NA, layer.out, scratch.x_ND, accumulate=True)
+        kernels.linear(
+            scratch.attended_NA, layer.out, scratch.x_ND, accumulate=self._comm.rank == 0
+        )
         if layer.out_bias_D is not None:
             scratch.x_ND.add_(layer.out_bias_D)
+        self._comm.all_reduce_(scratch.x_ND)
 
     def _feed(self, layer: LayerWeights, scratch: Scratch) -> None:
         kernels = self.kernels
@@ -161,6 +194,9 @@ class LlamaModel:
         if layer.gate_up_bias_2F is not None:
             scratch.up_NU.add_(layer.gate_up_bias_2F)
         kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
-        kernels.linear(scratch.activated_NF, layer.down, scratch.x_ND, accumulate=True)
+        kernels.linear(
+            scratch.activated_NF, layer.down, scratch.x_ND, accumulate=self._comm.rank == 0
+        )
         if layer.down_bias_D is not None:
             scratch.x_ND.add_(layer.down_bias_D)
+        self._comm.all_reduce_(scratch.x_ND)

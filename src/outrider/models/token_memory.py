@@ -46,6 +46,10 @@ class TokenMemory:
     def num_staged(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].staged)
 
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        if sum(counts.values()) > self.num_free_tokens:
+            raise CapacityError("the scripted model's memory is full.", hint="raise num_slots")
+
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         for seq_id, path in paths.items():
             memory = self._sequences[seq_id]

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be in flight at once."""
+    """What may be in flight at once: `num_sequences` of them, in `num_tokens` of the arena.
+
+    A round may stage `spare` tokens past what a sequence finally keeps. A sequence counts for what
+    it has and for the share `reserve` of what it may still emit, in whole pages. With a share of 1
+    none is ever stopped half-way for want of pages; with less more run at once, and some may have
+    to be pre-empted. `max_waiting` requests may wait.
+    """
 
     num_sequences: int
     num_tokens: int
+    page_size: int = 1
+    spare: int = 0
+    reserve: float = 1.0
+    max_waiting: int = 1_000_000
+
+    def expected(self, num_tokens: int, num_left: int) -> int:
+        """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for."""
+        tokens = num_tokens + math.ceil(num_left * self.reserve) + self.spare
+        return -(-tokens // self.page_size) * self.page_size
+
+    def most(self, num_tokens: int) -> int:
+        """Arena tokens, in whole pages, that a sequence may hold while it has `num_tokens`."""
+        return -(-(num_tokens + self.spare) // self.page_size) * self.page_size
 
 
 def num_admissible(waiting: Sequence[int], running: Sequence[int], limits: Limits) -> int:
-    """How many of `waiting`, in order, fit beside `running`.
-
-    Both list the arena tokens that each sequence may come to hold. Reserving the most a sequence
-    can need means that none is ever stopped half-way for want of pages.
-    """
+    """How many of `waiting`, in order, fit beside `running`: arena tokens that each counts for."""
     room = limits.num_tokens - sum(running)
     places = limits.num_sequences - len(running)
     count = 0

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from outrider.core.budget import JobTrace
+
 
 class Stage(Enum):
-    """What can be done to a sequence; PREFILL and VERIFY share one target pass in a job."""
+    """What can be done to a sequence; PREFILL and VERIFY share one target pass in a job.
+
+    AHEAD drafts for the likely verdicts of a sequence while another lane verifies it.
+    """
 
     PREFILL = auto()
     DRAFT = auto()
     VERIFY = auto()
+    AHEAD = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +39,56 @@ class Job:
     def of(self, stage: Stage) -> tuple[Work, ...]:
         return tuple(work for work in self.works if work.stage is stage)
 
+    @property
+    def seq_ids(self) -> tuple[int, ...]:
+        """Each sequence once, in the order of the works."""
+        return tuple(dict.fromkeys(work.seq_id for work in self.works))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that it has works of, in the order in which they run."""
+        order = (Stage.DRAFT, Stage.AHEAD, Stage.PREFILL, Stage.VERIFY)
+        present = {work.stage for work in self.works}
+        return tuple(stage for stage in order if stage in present)
+
+    def alone(self, seq_id: int) -> Job:
+        """The part of it that is about one sequence."""
+        return Job(tuple(work for work in self.works if work.seq_id == seq_id))
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Sequences by the stage they wait for, oldest first; those inside a job are absent.
 
     Each entry names the tokens the sequence has that the target's memory does not: 1 (the pending
-    token) while decoding, the unread prompt before. `num_free_tokens` is the arena's room.
+    token) while decoding, the unread prompt before. Who waits in `prefill` may be given chunks of
+    the prompt, or a first round that also reads all of the rest. `ahead` lists those whose drafts
+    are being verified in another lane now, for which nothing was drafted ahead yet.
+    `num_free_tokens` is the arena's room.
     """
 
     prefill: tuple[Work, ...]
     draft: tuple[Work, ...]
     verify: tuple[Work, ...]
     num_free_tokens: int
+    ahead: tuple[Work, ...] = ()
 
 
 class Schedule(Protocol):
-    """Which job each idle lane takes next. Stateless: all state is in the pool."""
+    """Which job each idle lane takes next. All state that jobs change is in the pool."""
 
     @property
-    def lanes(self) -> tuple[str, ...]: ...
+    def lanes(self) -> tuple[str, ...]:
+        """In the order in which idle ones are asked."""
+        ...
+
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None: ...
+
+
+class LaneOrder(Protocol):
+    """In which order idle lanes are asked for their next job (sched/orders.py)."""
+
+    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]: ...
+    def observe(self, trace: JobTrace) -> None:
+        """A job of some lane ended."""
+        ...

@@ -1,24 +1,38 @@
 """Where every sequence stands: the one state machine, driven by engine and simulator alike.
 
-A sequence waits for one stage or runs in one job. While more of its prompt is unread than a round
-may carry it waits for PREFILL; then it alternates between DRAFT and VERIFY, and its first VERIFY
-also feeds the rest of the prompt.
+A sequence waits for one stage or runs in one job. While more of its text is unread than the pending
+token it waits for PREFILL; then it alternates between DRAFT and VERIFY. A job may take both at
+once, and a job with the VERIFY of a sequence that waits for PREFILL reads all of the rest.
+
+Whoever waits for PREFILL does so in the order of arrival, however many chunks it was given; in the
+other stages the first to come is the first to go.
+
+A sequence in a running VERIFY may have an AHEAD run beside it, on another lane. That changes
+nothing in where it stands.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 
 from outrider.sched.jobs import Job, Pool, Stage, Work
 
+_STAGES = (Stage.PREFILL, Stage.DRAFT, Stage.VERIFY)
+
 
 class Ledger:
-    """`chunk` is the most prompt tokens that one target pass feeds for a sequence."""
+    """`drafts_ahead` says whether sequences in VERIFY are offered for AHEAD."""
 
-    def __init__(self, chunk: int) -> None:
-        self._chunk = chunk
+    def __init__(self, *, drafts_ahead: bool = False) -> None:
+        self._drafts_ahead = drafts_ahead
+        self._num_added = 0
+        self._arrival: dict[int, int] = {}
         self._unread: dict[int, int] = {}
-        self._waiting: dict[Stage, list[int]] = {stage: [] for stage in Stage}
+        self._waiting: dict[Stage, list[int]] = {stage: [] for stage in _STAGES}
+        self._running: dict[int, Stage] = {}
+        self._ahead: list[int] = []
+        self._looking: set[int] = set()
 
     @property
     def num_live(self) -> int:
@@ -29,54 +43,94 @@ class Ledger:
         assert num_unread >= 1
         assert seq_id not in self._unread
         self._unread[seq_id] = num_unread
+        self._arrival[seq_id] = self._num_added
+        self._num_added += 1
         self._await_next(seq_id)
 
     def drop(self, seq_id: int) -> None:
-        """Forget a waiting sequence: finished early, cancelled or failed."""
-        del self._unread[seq_id]
-        for waiting in self._waiting.values():
+        """Forget a sequence: finished early, cancelled, failed or pre-empted."""
+        del self._unread[seq_id], self._arrival[seq_id]
+        self._running.pop(seq_id, None)
+        for waiting in (*self._waiting.values(), self._ahead):
             if seq_id in waiting:
                 waiting.remove(seq_id)
+
+    def is_running(self, seq_id: int) -> bool:
+        """Whether a job of it has started and not ended, AHEAD included."""
+        return seq_id in self._running or seq_id in self._looking
 
     def pool(self, num_free_tokens: int) -> Pool:
         prefill, draft, verify = (
             tuple([Work(seq_id, stage, self._unread[seq_id]) for seq_id in self._waiting[stage]])
-            for stage in Stage
+            for stage in _STAGES
         )
-        return Pool(prefill, draft, verify, num_free_tokens)
+        ahead = tuple([Work(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead])
+        return Pool(prefill, draft, verify, num_free_tokens, ahead)
 
     def start(self, job: Job) -> None:
-        for seq_id in {work.seq_id for work in job.works}:
-            self._waiting[self._first_stage(job, seq_id)].remove(seq_id)
+        for seq_id, stages in _stages_of(job).items():
+            if stages == [Stage.AHEAD]:
+                self._ahead.remove(seq_id)
+                self._looking.add(seq_id)
+                continue
+            stage = self._where(seq_id)
+            self._waiting[stage].remove(seq_id)
+            self._running[seq_id] = stage
+            if self._drafts_ahead and stages == [Stage.VERIFY]:
+                self._ahead.append(seq_id)
 
     def undo(self, job: Job) -> None:
         """`job` failed: its sequences wait again for what they waited for before, in front."""
-        for work in reversed(job.works):
-            waiting = self._waiting[work.stage]
-            if self._first_stage(job, work.seq_id) is work.stage:
-                waiting.insert(0, work.seq_id)
+        for seq_id, stages in reversed(_stages_of(job).items()):
+            if stages == [Stage.AHEAD]:
+                self._looking.discard(seq_id)
+                continue
+            self._withdraw(seq_id)
+            self._await(seq_id, self._running.pop(seq_id), place=0)
 
     def finish(self, job: Job, finished: Callable[[int], bool]) -> None:
         """Move each sequence of `job` on; `finished` is asked after its VERIFY only."""
         last = {work.seq_id: work for work in job.works}
         for seq_id, work in last.items():
+            if work.stage is Stage.AHEAD:
+                self._looking.discard(seq_id)
+                continue
+            del self._running[seq_id]
             match work.stage:
                 case Stage.PREFILL:
                     self._unread[seq_id] -= work.num_tokens
                     self._await_next(seq_id)
                 case Stage.DRAFT:
-                    self._waiting[Stage.VERIFY].append(seq_id)
+                    self._await(seq_id, Stage.VERIFY)
                 case Stage.VERIFY:
+                    self._withdraw(seq_id)
                     self._unread[seq_id] = 1
                     if finished(seq_id):
-                        del self._unread[seq_id]
+                        del self._unread[seq_id], self._arrival[seq_id]
                     else:
                         self._await_next(seq_id)
 
-    @staticmethod
-    def _first_stage(job: Job, seq_id: int) -> Stage:
-        return next(work.stage for work in job.works if work.seq_id == seq_id)
+    def _where(self, seq_id: int) -> Stage:
+        return next(stage for stage in _STAGES if seq_id in self._waiting[stage])
+
+    def _withdraw(self, seq_id: int) -> None:
+        """It is not verified any more, so nothing may start ahead of its verdict."""
+        if seq_id in self._ahead:
+            self._ahead.remove(seq_id)
 
     def _await_next(self, seq_id: int) -> None:
-        stage = Stage.PREFILL if self._unread[seq_id] > self._chunk else Stage.DRAFT
-        self._waiting[stage].append(seq_id)
+        self._await(seq_id, Stage.PREFILL if self._unread[seq_id] > 1 else Stage.DRAFT)
+
+    def _await(self, seq_id: int, stage: Stage, place: int | None = None) -> None:
+        waiting = self._waiting[stage]
+        if stage is Stage.PREFILL:
+            insort(waiting, seq_id, key=self._arrival.__getitem__)
+        else:
+            waiting.insert(len(waiting) if place is None else place, seq_id)
+
+
+def _stages_of(job: Job) -> dict[int, list[Stage]]:
+    found: dict[int, list[Stage]] = {}
+    for work in job.works:
+        found.setdefault(work.seq_id, []).append(work.stage)
+    return found

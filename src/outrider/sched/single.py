@@ -1,49 +1,34 @@
 """One lane: every job is a whole round of all that decode, with prompt chunks beside it.
 
 Sequences that already decode always take part, so a long prompt cannot hold them up for more than
-one chunk; first rounds and prompt chunks share the chunk, oldest first (ids grow with age).
+one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read in the
+pass of its first round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.works import job_of, rounds, shares
 
 
 class SingleLane:
-    """Draft and verify fused; `chunk` prompt tokens at most in one target pass."""
+    """Draft and verify fused. `chunk` prompt tokens at most, of `prefill_batch` prompts, in one
+    target pass beside the rounds of `batch` sequences."""
 
     lanes = ("main",)
 
-    def __init__(self, chunk: int) -> None:
-        self._chunk = chunk
+    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
+        self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
 
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
         del lane, num_live
-        works = tuple(self._works(pool))
-        return Job(works) if works else None
-
-    def _works(self, pool: Pool) -> Iterator[Work]:
-        decoding = [work for work in pool.draft if work.num_tokens == 1]
-        first_rounds = [work for work in pool.draft if work.num_tokens > 1]
-        for work in decoding:
-            yield from _round(work)
-        room = self._chunk
-        # By age: the oldest always gets something, so nothing starves.
-        for work in sorted((*first_rounds, *pool.prefill), key=lambda work: work.seq_id):
-            if work.stage is Stage.DRAFT and work.num_tokens <= room:
-                room -= work.num_tokens
-                yield from _round(work)
-            elif work.stage is Stage.PREFILL and room:
-                # Leave at least one token for the first round, which needs its logits.
-                num_tokens = min(room, work.num_tokens - 1)
-                room -= num_tokens
-                yield Work(work.seq_id, Stage.PREFILL, num_tokens)
-
-
-def _round(work: Work) -> tuple[Work, Work]:
-    return (
-        Work(work.seq_id, Stage.DRAFT, work.num_tokens),
-        Work(work.seq_id, Stage.VERIFY, work.num_tokens),
-    )
+        waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
+        decoding = list(pool.draft[: self._batch])
+        reads: list[Work] = []
+        for work in shares(pool, self._chunk, self._prefill_batch):
+            is_rest = work.num_tokens == waiting[work.seq_id]
+            if is_rest and len(decoding) < self._batch:
+                decoding.append(work)
+            else:  # without a round, the pending token is not read
+                reads.append(Work(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
+        return job_of([*rounds(decoding), *reads])

@@ -20,15 +20,15 @@ def depths(controller: BandController, accepted: list[int], drafted: int = 10) -
     found: list[int] = []
     for count in accepted:
         controller.observe(trace(0, drafted, count))
-        found.append(controller.budget(0).depth)
+        found.append(controller.budgets([0])[0].depth)
     return found
 
 
 def test_it_starts_at_four_within_its_range() -> None:
-    assert band().budget(0).depth == 4
-    assert band(k=2).budget(0).depth == 2
-    assert band(k=12, min_k=6).budget(0).depth == 6
-    assert band(k=0, min_k=0).budget(0).depth == 0
+    assert band().budgets([0])[0].depth == 4
+    assert band(k=2).budgets([0])[0].depth == 2
+    assert band(k=12, min_k=6).budgets([0])[0].depth == 6
+    assert band(k=0, min_k=0).budgets([0])[0].depth == 0
 
 
 def test_four_rounds_are_needed_and_then_every_round_moves_one_step() -> None:
@@ -57,7 +57,7 @@ def test_rounds_that_drafted_nothing_do_not_count() -> None:
     for _ in range(5):
         controller.observe(trace(0, 0, 0))
         controller.observe(trace(0, 0, 0, reading=True))
-    assert controller.budget(0).depth == 4
+    assert controller.budgets([0])[0].depth == 4
     assert depths(controller, [10]) == [5]
 
 
@@ -66,7 +66,7 @@ def test_every_sequence_has_its_own_length() -> None:
     for _ in range(6):
         controller.observe(trace(0, 4, 4))
         controller.observe(trace(1, 4, 0))
-    assert [controller.budget(i).depth for i in (0, 1, 2)] == [7, 1, 4]
+    assert [controller.budgets([i])[0].depth for i in (0, 1, 2)] == [7, 1, 4]
 
 
 def test_the_target_moves_the_band() -> None:
@@ -79,9 +79,9 @@ def test_a_sequence_at_nought_tries_again() -> None:
     assert depths(controller, [0] * 7)[-1] == 0
     for _ in range(WINDOW - 1):
         controller.observe(trace(0, 0, 0))
-        assert controller.budget(0).depth == 0
+        assert controller.budgets([0])[0].depth == 0
     controller.observe(trace(0, 0, 0))
-    assert controller.budget(0).depth == 1
+    assert controller.budgets([0])[0].depth == 1
     # The rounds before are forgotten: four new ones decide.
     assert depths(controller, [1] * (RECENT + 1), drafted=1) == [1, 1, 1, 2, 3]
 
@@ -93,8 +93,8 @@ def test_running_sequences_are_never_forgotten() -> None:
     for other in range(1, 3 * MOST_SEQUENCES):
         controller.observe(trace(other, 4, 0))
         if other % 500 == 0:
-            controller.budget(0)
-    assert controller.budget(0).depth == 7
+            controller.budgets([0])
+    assert controller.budgets([0])[0].depth == 7
     assert controller.stats(1).num_samples == 0
 
 

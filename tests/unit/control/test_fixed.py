@@ -15,4 +15,4 @@ def test_the_same_budget_whatever_it_observes() -> None:
     rig.outputs([[1, 2]], SamplingParams(max_tokens=3))
     for trace in rig.traces:
         controller.observe(trace)
-    assert [controller.budget(seq_id) for seq_id in (0, 1, 9)] == [Budget(3)] * 3
+    assert controller.budgets([0, 1, 9]) == [Budget(3)] * 3

@@ -18,14 +18,14 @@ def decide(
     """The depth after one decision's worth of rounds that drafted ten."""
     for seq_id in range(NUM_ROUNDS):
         controller.observe(trace(seq_id, 10, accepted, ms=ms, num_waiting=num_waiting))
-    return controller.budget(0).depth
+    return controller.budgets([0])[0].depth
 
 
 def test_it_starts_at_four_within_its_range() -> None:
-    assert slo().budget(0).depth == 4
-    assert slo(k=3).budget(0).depth == 3
-    assert slo(k=1).budget(0).depth == 1
-    assert slo(k=12, min_k=6).budget(0).depth == 6
+    assert slo().budgets([0])[0].depth == 4
+    assert slo(k=3).budgets([0])[0].depth == 3
+    assert slo(k=1).budgets([0])[0].depth == 1
+    assert slo(k=12, min_k=6).budgets([0])[0].depth == 6
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_decisions_come_after_full_counts_of_rounds_only() -> None:
     for _ in range(NUM_ROUNDS - 1):
         controller.observe(trace(0, 4, 4))
         controller.observe(trace(1, 0, 0, reading=True))
-    assert controller.budget(0).depth == 4
+    assert controller.budgets([0])[0].depth == 4
     controller.observe(trace(0, 4, 4))
-    assert controller.budget(0).depth == 5
+    assert controller.budgets([0])[0].depth == 5
 
 
 def test_one_slow_round_is_no_reason_and_two_are() -> None:
@@ -71,14 +71,14 @@ def test_one_slow_round_is_no_reason_and_two_are() -> None:
         controller = slo()
         for index in range(NUM_ROUNDS):
             controller.observe(trace(0, 4, 4, ms=5000 if index < num_slow else 1))
-        assert controller.budget(0).depth == depth
+        assert controller.budgets([0])[0].depth == depth
 
 
 def test_rounds_without_drafts_say_nothing_about_acceptance() -> None:
     controller = slo()
     for _ in range(NUM_ROUNDS):
         controller.observe(trace(0, 0, 0))
-    assert controller.budget(0).depth == 4
+    assert controller.budgets([0])[0].depth == 4
     assert controller.stats().acceptance is None
 
 
@@ -86,7 +86,7 @@ def test_the_newest_queue_counts() -> None:
     controller = slo()
     for index in range(NUM_ROUNDS):
         controller.observe(trace(0, 4, 4, num_waiting=NUM_ROUNDS - 1 - index))
-    assert controller.budget(0).depth == 5
+    assert controller.budgets([0])[0].depth == 5
 
 
 def test_the_account() -> None:

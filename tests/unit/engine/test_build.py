@@ -8,7 +8,7 @@ import pytest
 
 from checks.engine import PROMPT, greedy, plain
 from checks.state import VOCAB
-from doubles.rig import Request, Rig, first_maximum
+from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
@@ -20,16 +20,14 @@ from outrider.engine.build import (
     resolve_drafter,
     resolve_window,
 )
-from outrider.engine.inline import InlineEngine
+from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
 
-def built(
-    config: EngineConfig, *, with_draft: bool = True
-) -> tuple[InlineEngine, list[RoundTrace]]:
+def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:
     traces: list[RoundTrace] = []
     target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
     draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
@@ -75,10 +73,10 @@ def test_whatever_is_built_decodes_plainly(
         page_size=4,
     )
     engine, traces = built(config)
-    stages = cast(Stages, engine.round)
+    stages = cast(Stages, round_of(engine))
     assert isinstance(stages.rule, TokenRule if sampler == "token" else MatchRule)
-    assert isinstance(engine.target, StepwiseLM) != batched_verify
-    seq = Rig(engine.target).live(0, Request(PROMPT, greedy(9)))
+    assert isinstance(engine.residents.target, StepwiseLM) != batched_verify
+    seq = Rig(engine.residents.target).live(0, Request(PROMPT, greedy(9)))
     engine.submit(seq)
     while engine.has_work:
         engine.step()

@@ -1,173 +1,238 @@
-"""Schedule and ledger together, without tensors: everything is fed once, and all finish."""
+"""The state machine of the ledger by itself: what each sequence waits for, job after job."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.sched.jobs import Job, Pool, Stage, Work
 from outrider.sched.ledger import Ledger
-from outrider.sched.single import SingleLane
+
+NOTHING = Pool((), (), (), 99)
 
 
 def pool_of(ledger: Ledger) -> Pool:
     return ledger.pool(num_free_tokens=99)
 
 
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=6),
-    chunk=st.integers(1, 9),
-    arrivals=st.lists(st.integers(0, 6), min_size=6, max_size=6),
-)
-def test_every_sequence_is_read_once_and_finishes(
-    sizes: list[tuple[int, int]], chunk: int, arrivals: list[int]
-) -> None:
-    ledger, lane = Ledger(chunk), SingleLane(chunk)
-    rounds = {seq_id: count for seq_id, (_, count) in enumerate(sizes)}
-    read = dict.fromkeys(rounds, 0)
-    waiting = sorted(rounds, key=lambda seq_id: arrivals[seq_id])
-    for turn in range(300):
-        while waiting and arrivals[waiting[0]] <= turn:
-            ledger.add(waiting[0], sizes[waiting[0]][0])
-            waiting.pop(0)
-        before = pool_of(ledger)
-        job = lane.next_job("main", before, ledger.num_live)
-        if job is None:
-            assert ledger.num_live == 0
-            if not waiting:
-                break
-            continue
-        check_job(job, before, chunk)
-        ledger.start(job)
-        assert all(work.seq_id not in waiting_ids(pool_of(ledger)) for work in job.works)
-        for work in job.of(Stage.PREFILL):
-            read[work.seq_id] += work.num_tokens
-        for work in job.of(Stage.VERIFY):
-            read[work.seq_id] += work.num_tokens
-            rounds[work.seq_id] -= 1
-        ledger.finish(job, lambda seq_id: rounds[seq_id] == 0)
-    assert not any(rounds.values())
-    assert read == {i: size + count - 1 for i, (size, count) in enumerate(sizes)}
+def job(*works: tuple[int, Stage, int]) -> Job:
+    return Job(tuple(Work(*work) for work in works))
 
 
-def check_job(job: Job, pool: Pool, chunk: int) -> None:
-    """All that decode are in it; prompts and first rounds keep within the chunk."""
-    prefill, verify = job.of(Stage.PREFILL), job.of(Stage.VERIFY)
-    assert [w.seq_id for w in job.of(Stage.DRAFT)] == [w.seq_id for w in verify]
-    ids = [work.seq_id for work in (*prefill, *verify)]
-    assert len(set(ids)) == len(ids)
-    decoding = {work.seq_id for work in pool.draft if work.num_tokens == 1}
-    assert decoding <= {work.seq_id for work in verify}
-    longer = sum(work.num_tokens for work in verify if work.num_tokens > 1)
-    assert longer + sum(work.num_tokens for work in prefill) <= chunk
-    assert pool.verify == ()
+def round_of(seq_id: int, num_tokens: int = 1) -> Job:
+    return job((seq_id, Stage.DRAFT, num_tokens), (seq_id, Stage.VERIFY, num_tokens))
 
 
-def waiting_ids(pool: Pool) -> set[int]:
-    return {work.seq_id for work in (*pool.prefill, *pool.draft, *pool.verify)}
+def run(ledger: Ledger, *jobs: Job) -> None:
+    for each in jobs:
+        ledger.start(each)
+        ledger.finish(each, lambda seq_id: False)
 
 
-def test_a_long_prompt_waits_in_prefill_until_a_round_may_carry_the_rest() -> None:
-    ledger = Ledger(4)
+def verifying(seq_ids: range) -> tuple[Ledger, Job]:
+    """A ledger in which all of these are drafted and being verified."""
+    ledger = Ledger(drafts_ahead=True)
+    for seq_id in seq_ids:
+        ledger.add(seq_id, 1)
+        run(ledger, job((seq_id, Stage.DRAFT, 1)))
+    verify = job(*((seq_id, Stage.VERIFY, 1) for seq_id in seq_ids))
+    ledger.start(verify)
+    return ledger, verify
+
+
+def test_a_sequence_waits_for_prefill_while_more_than_its_pending_token_is_unread() -> None:
+    ledger = Ledger()
     ledger.add(7, 9)
-    assert pool_of(ledger).prefill == (Work(7, Stage.PREFILL, 9),)
-    for rest in (5, 1):
-        job = Job((Work(7, Stage.PREFILL, 4),))
-        ledger.start(job)
-        assert pool_of(ledger) == Pool((), (), (), 99)
-        ledger.finish(job, lambda _: False)
-        stage = "prefill" if rest > 4 else "draft"
-        assert [work.num_tokens for work in getattr(pool_of(ledger), stage)] == [rest]
+    for rest, count in ((9, 5), (4, 2), (2, 1)):
+        assert pool_of(ledger) == Pool((Work(7, Stage.PREFILL, rest),), (), (), 99)
+        run(ledger, job((7, Stage.PREFILL, count)))
+    assert pool_of(ledger) == Pool((), (Work(7, Stage.DRAFT, 1),), (), 99)
 
 
-def test_decoding_goes_before_first_rounds_and_chunks() -> None:
-    pool = Pool(
-        prefill=(Work(3, Stage.PREFILL, 50),),
-        draft=(Work(1, Stage.DRAFT, 6), Work(0, Stage.DRAFT, 1), Work(2, Stage.DRAFT, 3)),
-        verify=(),
-        num_free_tokens=99,
-    )
-    job = SingleLane(8).next_job("main", pool, 4)
-    assert job is not None
-    # Six of eight are left after sequence 1, so 2 does not fit, and 3 gets the last two.
-    assert job.of(Stage.VERIFY) == (Work(0, Stage.VERIFY, 1), Work(1, Stage.VERIFY, 6))
-    assert job.of(Stage.PREFILL) == (Work(3, Stage.PREFILL, 2),)
+def test_a_sequence_without_a_prompt_to_read_drafts_at_once() -> None:
+    ledger = Ledger()
+    ledger.add(0, 1)
+    assert pool_of(ledger).draft == (Work(0, Stage.DRAFT, 1),)
 
 
-def test_a_long_prompt_is_not_starved_by_younger_first_rounds() -> None:
-    ledger = Ledger(8)
-    ledger.add(0, 40)
-    fed = 0
-    for young in range(1, 30):
-        ledger.add(young, 8)
-        job = SingleLane(8).next_job("main", pool_of(ledger), ledger.num_live)
-        assert job is not None
-        ledger.start(job)
-        fed += sum(work.num_tokens for work in job.of(Stage.PREFILL) if work.seq_id == 0)
-        ledger.finish(job, lambda _: True)
-        if not any(work.seq_id == 0 for work in pool_of(ledger).prefill):
-            break
-    assert fed == 32
+def test_a_first_round_may_read_all_of_the_rest() -> None:
+    ledger = Ledger()
+    ledger.add(0, 6)
+    run(ledger, job((0, Stage.PREFILL, 2)), round_of(0, 4))
+    assert pool_of(ledger) == Pool((), (Work(0, Stage.DRAFT, 1),), (), 99)
 
 
-def test_a_chunk_leaves_a_token_for_the_first_round() -> None:
-    pool = Pool((Work(0, Stage.PREFILL, 9),), (), (), 99)
-    job = SingleLane(64).next_job("main", pool, 1)
-    assert job == Job((Work(0, Stage.PREFILL, 8),))
+def test_drafting_and_verifying_may_be_separate_jobs_even_in_a_first_round() -> None:
+    ledger = Ledger()
+    ledger.add(0, 3)
+    run(ledger, job((0, Stage.DRAFT, 3)))
+    assert pool_of(ledger) == Pool((), (), (Work(0, Stage.VERIFY, 3),), 99)
+    run(ledger, job((0, Stage.VERIFY, 3)))
+    assert pool_of(ledger) == Pool((), (Work(0, Stage.DRAFT, 1),), (), 99)
 
 
-def test_nothing_to_do_is_no_job() -> None:
-    assert SingleLane(4).next_job("main", Pool((), (), (), 99), 0) is None
-    assert SingleLane(4).lanes == ("main",)
+def test_whoever_runs_does_not_wait() -> None:
+    ledger = Ledger()
+    for seq_id, num_unread in enumerate((1, 5)):
+        ledger.add(seq_id, num_unread)
+    both = job((1, Stage.PREFILL, 2), *((w.seq_id, w.stage, 1) for w in round_of(0).works))
+    assert not ledger.is_running(0)
+    ledger.start(both)
+    assert pool_of(ledger) == NOTHING
+    assert ledger.is_running(0)
+    assert ledger.is_running(1)
+    assert ledger.num_live == 2
 
 
-def test_a_dropped_sequence_is_forgotten_waiting_or_running() -> None:
-    ledger = Ledger(4)
-    ledger.add(0, 2)
-    ledger.add(1, 9)
-    job = Job((Work(0, Stage.DRAFT, 2), Work(0, Stage.VERIFY, 2)))
-    ledger.start(job)
-    ledger.drop(0)
-    ledger.drop(1)
+def test_prompts_wait_in_the_order_they_came_whatever_was_read_of_them() -> None:
+    """Else a long prompt would stand behind those that came after it with every chunk."""
+    ledger = Ledger()
+    ledger.add(5, 40)
+    chunk = job((5, Stage.PREFILL, 8))
+    ledger.start(chunk)
+    ledger.add(3, 8)
+    ledger.add(9, 8)
+    ledger.finish(chunk, lambda _: False)
+    assert [work.seq_id for work in pool_of(ledger).prefill] == [5, 3, 9]
+    run(ledger, job((9, Stage.PREFILL, 4), (5, Stage.PREFILL, 4)))
+    assert [work.seq_id for work in pool_of(ledger).prefill] == [5, 3, 9]
+    ledger.drop(5)
+    ledger.add(5, 2)
+    assert [work.seq_id for work in pool_of(ledger).prefill] == [3, 9, 5]
+
+
+def test_those_that_decode_take_turns() -> None:
+    ledger = Ledger()
+    for seq_id in range(3):
+        ledger.add(seq_id, 1)
+    run(ledger, round_of(0))
+    assert [work.seq_id for work in pool_of(ledger).draft] == [1, 2, 0]
+
+
+def test_who_finishes_is_forgotten_and_is_asked_after_a_verification_only() -> None:
+    ledger = Ledger()
+    ledger.add(0, 4)
+    asked: list[int] = []
+
+    def finished(seq_id: int) -> bool:
+        asked.append(seq_id)
+        return True
+
+    for each in (job((0, Stage.PREFILL, 3)), job((0, Stage.DRAFT, 1)), job((0, Stage.VERIFY, 1))):
+        assert asked == []
+        ledger.start(each)
+        ledger.finish(each, finished)
+    assert asked == [0]
     assert ledger.num_live == 0
-    assert pool_of(ledger) == Pool((), (), (), 99)
+    assert not ledger.is_running(0)
+    ledger.add(0, 1)
 
 
 def test_a_sequence_is_added_once_and_with_work() -> None:
-    ledger = Ledger(4)
+    ledger = Ledger()
     ledger.add(0, 1)
     for seq_id, num_unread in ((0, 1), (1, 0)):
         with pytest.raises(AssertionError):
             ledger.add(seq_id, num_unread)
 
 
-def test_drafting_and_verifying_may_be_separate_jobs() -> None:
-    """As lanes of their own would take them; in between the sequence waits for VERIFY."""
-    ledger = Ledger(4)
-    ledger.add(0, 3)
-    for stage, waiting in ((Stage.DRAFT, "verify"), (Stage.VERIFY, "draft")):
-        job = Job((Work(0, stage, 3),))
-        ledger.start(job)
-        assert waiting_ids(pool_of(ledger)) == set()
-        ledger.finish(job, lambda _: False)
-        assert [work.seq_id for work in getattr(pool_of(ledger), waiting)] == [0]
-    assert pool_of(ledger).draft == (Work(0, Stage.DRAFT, 1),)
+@pytest.mark.parametrize("stage", ["prefill", "draft", "verify"])
+def test_a_dropped_sequence_is_forgotten_wherever_it_waits(stage: str) -> None:
+    ledger = Ledger()
+    ledger.add(0, 9 if stage == "prefill" else 1)
+    if stage == "verify":
+        run(ledger, job((0, Stage.DRAFT, 1)))
+    assert len(getattr(pool_of(ledger), stage)) == 1
+    ledger.drop(0)
+    assert ledger.num_live == 0
+    assert pool_of(ledger) == NOTHING
+
+
+def test_a_sequence_may_be_dropped_from_a_job_that_was_undone() -> None:
+    ledger = Ledger()
+    for seq_id in (0, 1):
+        ledger.add(seq_id, 1)
+    both = Job((*round_of(0).works, *round_of(1).works))
+    ledger.start(both)
+    ledger.undo(both)
+    ledger.drop(0)
+    assert pool_of(ledger).draft == (Work(1, Stage.DRAFT, 1),)
 
 
 def test_a_failed_job_is_undone_in_place() -> None:
     """Its sequences wait for what they waited for before, ahead of those that came since."""
-    ledger = Ledger(4)
-    for seq_id, num_unread in ((0, 1), (1, 9), (2, 2)):
+    ledger = Ledger()
+    for seq_id, num_unread in ((0, 1), (1, 9), (2, 1), (5, 3)):
         ledger.add(seq_id, num_unread)
     before = pool_of(ledger)
-    job = SingleLane(4).next_job("main", before, 3)
-    assert job is not None
-    ledger.start(job)
+    first = job((5, Stage.DRAFT, 3), (5, Stage.VERIFY, 3), (1, Stage.PREFILL, 4))
+    failing = Job((*round_of(0).works, *round_of(2).works, *first.works))
+    ledger.start(failing)
     ledger.add(3, 1)
     ledger.add(4, 9)
-    ledger.undo(job)
+    ledger.undo(failing)
     after = pool_of(ledger)
     assert after.draft == (*before.draft, Work(3, Stage.DRAFT, 1))
     assert after.prefill == (*before.prefill, Work(4, Stage.PREFILL, 9))
     assert after.verify == ()
+    assert not any(map(ledger.is_running, range(5)))
+
+
+def test_sequences_in_verification_are_offered_for_drafting_ahead_once() -> None:
+    ledger, verify = verifying(range(2))
+    offered = tuple(Work(seq_id, Stage.AHEAD, 0) for seq_id in (0, 1))
+    assert pool_of(ledger) == Pool((), (), (), 99, ahead=offered)
+    ahead = Job(offered[:1])
+    ledger.start(ahead)
+    assert pool_of(ledger).ahead == offered[1:]
+    ledger.finish(verify, lambda _: False)
+    assert pool_of(ledger).ahead == ()
+    assert [ledger.is_running(seq_id) for seq_id in (0, 1)] == [True, False]
+    ledger.finish(ahead, lambda _: False)
+    assert not ledger.is_running(0)
+    assert [work.seq_id for work in pool_of(ledger).draft] == [0, 1]
+
+
+def test_nothing_is_offered_where_nobody_drafts_ahead_or_drafts_in_the_same_job() -> None:
+    ledger = Ledger()
+    ledger.add(0, 1)
+    ledger.start(round_of(0))
+    assert pool_of(ledger) == NOTHING
+    ledger = Ledger(drafts_ahead=True)
+    ledger.add(0, 1)
+    ledger.start(round_of(0))
+    assert pool_of(ledger) == NOTHING
+
+
+def test_a_failed_draft_ahead_is_not_tried_again() -> None:
+    ledger, verify = verifying(range(1))
+    ahead = Job(pool_of(ledger).ahead)
+    ledger.start(ahead)
+    ledger.undo(ahead)
+    assert not pool_of(ledger).ahead
+    assert ledger.is_running(0)
+    ledger.finish(verify, lambda _: False)
+    assert [work.seq_id for work in pool_of(ledger).draft] == [0]
+
+
+def test_a_verification_that_failed_takes_its_offers_back() -> None:
+    ledger, verify = verifying(range(2))
+    ahead = job((1, Stage.AHEAD, 0))
+    ledger.start(ahead)
+    ledger.undo(verify)
+    assert pool_of(ledger) == Pool((), (), tuple(verify.works), 99)
+    assert [ledger.is_running(seq_id) for seq_id in (0, 1)] == [False, True]
+
+
+def test_who_finishes_or_is_dropped_while_drafted_ahead_still_runs_there() -> None:
+    """Its drafter may be in use until that job ends."""
+    ledger, verify = verifying(range(2))
+    ahead = Job(pool_of(ledger).ahead)
+    ledger.start(ahead)
+    ledger.finish(verify, lambda seq_id: seq_id == 0)
+    ledger.drop(1)
+    assert ledger.num_live == 0
+    assert ledger.is_running(0)
+    assert ledger.is_running(1)
+    ledger.finish(ahead, lambda _: False)
+    assert not ledger.is_running(0)
+    assert not ledger.is_running(1)

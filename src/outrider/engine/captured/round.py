@@ -65,6 +65,12 @@ class CapturedRound:
     def why_not(self) -> str | None:
         return None
 
+    def verify(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+    ) -> list[Outcome]:
+        """Drafts that are already there are the stages' affair."""
+        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+
     def run(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
@@ -132,7 +138,8 @@ class CapturedRound:
         return self._launch(batch)
 
     def _wanted(self, batch: Sequence[LiveSequence]) -> list[int]:
-        return [self.stages.controller.budget(seq.seq_id).depth for seq in batch]
+        self.stages.allot(batch)
+        return [seq.budget.depth for seq in batch]
 
     def _launch(self, batch: Sequence[LiveSequence]) -> _Flight:
         budgets = self._wanted(batch)

@@ -208,7 +208,7 @@ int group_tokens(const Pass& pass, int most, Tokens* groups) {
 
 template <class T>
 void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
-    Team& team = *pass.team;
+    Team& team = pass.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     int64_t num_keys = 0, max_keys = 1;
     for (int n = 0; n < pass.num_tokens; ++n) {

@@ -166,6 +166,7 @@ extern "C" {
 // Rows of logits with -inf for what is below the k-th largest; `out` may be `logits`.
 void outrider_top_k(Team* team, const float* logits, int64_t k, float* out, int num_rows,
                     int64_t size) {
+    team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     team->run(num_rows, 1, [&](int first, int last, int thread) {
         for (int64_t row = first; row < last; ++row) {
@@ -178,6 +179,7 @@ void outrider_top_k(Team* team, const float* logits, int64_t k, float* out, int 
 // Rows of laws without their unlikely tokens, in place. 1 keeps all of top-p, 0 all of min-p.
 void outrider_keep_likely(Team* team, float* laws, double top_p, double min_p, int num_rows,
                           int64_t size) {
+    team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     const auto least = static_cast<float>(min_p);
     team->run(num_rows, 1, [&](int first, int last, int thread) {

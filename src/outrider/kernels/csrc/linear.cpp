@@ -244,13 +244,13 @@ void outrider_pack_bfloat16(Team* team, const BFloat16* from, BFloat16* to, int 
 
 void outrider_linear_float32(const Weights* w, const float* x, float* out, int num_rows,
                              int accumulate) {
-    linear(*w->team, {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
+    linear(w->team->here(), {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
            static_cast<const float*>(w->packed));
 }
 
 void outrider_linear_bfloat16(const Weights* w, const float* x, float* out, int num_rows,
                               int accumulate) {
-    linear(*w->team, {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
+    linear(w->team->here(), {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
            static_cast<const BFloat16*>(w->packed));
 }
 }

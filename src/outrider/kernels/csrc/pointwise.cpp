@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t GRAIN_ELEMENTS = 1 << 14;
 
 template <class Row>
-void for_rows(Team& team, int num_rows, int64_t row_elements, const Row& row) {
+void for_rows(Team& given, int num_rows, int64_t row_elements, const Row& row) {
+    Team& team = given.here();
     std::lock_guard<std::mutex> lock(team.entry());
     const int grain = static_cast<int>(std::max<int64_t>(1, GRAIN_ELEMENTS / row_elements));
     team.run(num_rows, grain, [&](int first, int last, int) {

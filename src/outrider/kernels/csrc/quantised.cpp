@@ -246,7 +246,7 @@ void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
 template <class Format>
 void linear(const Weights& w, const float* x, float* out, int num_rows, bool accumulate) {
     if (num_rows == 0) return;
-    Team& team = *w.team;
+    Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const Rows rows = quantised(team, {x, num_rows, w.num_in}, Format::OFFSET);
     const int64_t block_bytes =

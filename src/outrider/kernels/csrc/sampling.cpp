@@ -225,6 +225,7 @@ extern "C" {
 // Rows of softmax(logits / temperature); `out` may be `logits`.
 void outrider_softmax(Team* team, const float* logits, float temperature, float* out, int num_rows,
                       int64_t size) {
+    team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     const auto rate = static_cast<float>(LOG2_E / temperature);
     const int64_t num_parts = (size + EXP_BLOCK - 1) / EXP_BLOCK;
@@ -256,6 +257,7 @@ void outrider_softmax(Team* team, const float* logits, float temperature, float*
 
 // The index at which the running sum first exceeds `uniform` of the total; -1 if there is no law.
 int64_t outrider_pick(Team* team, const float* weights, double uniform, int64_t size) {
+    team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     double* sums = block_sums(*team, size);
     for_blocks(*team, size, [&](int64_t start, int64_t count, int64_t block) {
@@ -275,6 +277,7 @@ int64_t outrider_pick(Team* team, const float* weights, double uniform, int64_t 
 // out = what q leaves of share * p, and its sum. Without a q it is a point mass on `token`.
 double outrider_leftover(Team* team, const float* p, const float* q, int64_t token, double share,
                          float* out, int64_t size) {
+    team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     double* sums = block_sums(*team, size);
     for_blocks(*team, size, [&](int64_t start, int64_t count, int64_t block) {

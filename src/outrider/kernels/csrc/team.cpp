@@ -26,6 +26,8 @@ void pause() {
 
 }  // namespace
 
+thread_local Team* Team::lane_team_ = nullptr;
+
 void* Scratch::take(size_t bytes) {
     constexpr size_t ALIGN = 64;
     if (bytes + ALIGN > size_) {
@@ -118,4 +120,9 @@ uint32_t Team::await(uint32_t last) {
 // Never freed: its threads may still run while the process ends.
 extern "C" void* outrider_team(int num_threads) {
     return new outrider::Team(std::min(std::max(num_threads, 1), outrider::MAX_THREADS));
+}
+
+// Calls of this thread are served by `team` from now on, whatever team they name; null ends that.
+extern "C" void outrider_lane_team(void* team) {
+    outrider::Team::serve_here(static_cast<outrider::Team*>(team));
 }

@@ -31,6 +31,11 @@ class Team {
   public:
     explicit Team(int num_threads);
 
+    // The team that serves the calling thread: this one, unless the thread works for a lane and was
+    // given a team of its own, since lanes that shared one would take turns.
+    Team& here() { return lane_team_ == nullptr ? *this : *lane_team_; }
+    static void serve_here(Team* team) { lane_team_ = team; }
+
     int num_threads() const { return num_threads_; }
     // Held through a call: the team serves one caller at a time.
     std::mutex& entry() { return entry_; }
@@ -64,6 +69,8 @@ class Team {
     bool claim(std::atomic<uint64_t>& range, uint32_t generation, int* chunk);
     void serve(int self);
     uint32_t await(uint32_t last);
+
+    static thread_local Team* lane_team_;
 
     const int num_threads_;
     std::vector<Thread> threads_;

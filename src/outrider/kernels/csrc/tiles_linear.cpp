@@ -47,7 +47,7 @@ TileInputs rounded_rows(Team& team, const float* x, int num_rows, int num_in) {
 
 void linear(const TileWeights& w, const float* x, TileOutputs to, int num_rows) {
     if (num_rows == 0) return;
-    Team& team = *w.team;
+    Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const TileInputs in = rounded_rows(team, x, num_rows, w.num_in);
     const int64_t block_bytes = static_cast<int64_t>(in.num_steps) * STEP_BYTES;

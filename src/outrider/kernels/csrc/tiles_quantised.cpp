@@ -33,7 +33,7 @@ struct Int8Tiles {
 
 void linear_int8(const TileWeights& w, const float* x, TileOutputs to, int num_rows) {
     if (num_rows == 0) return;
-    Team& team = *w.team;
+    Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const Rows rows = quantised(team, {x, num_rows, w.num_in}, {128, false});
     const int num_steps = (rows.num_groups * GROUP + TILE_BYTES - 1) / TILE_BYTES;
@@ -207,7 +207,7 @@ void int4_blocks(const Int4Problem& p, int first, int last, Scratch& scratch) {
 
 void linear_int4(const TileWeights& w, const float* x, TileOutputs to, int num_rows) {
     if (num_rows == 0) return;
-    Team& team = *w.team;
+    Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const Rows rows = quantised(team, {x, num_rows, w.num_in}, {0, false});
     const int num_blocks = (w.num_out + TILE_BLOCK - 1) / TILE_BLOCK;

@@ -1,0 +1,106 @@
+"""From a prompt and parameters to a sequence that an engine can run, or the reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from outrider.api.loading import LoadedPair
+from outrider.api.reader import Reader
+from outrider.api.stream import StopMatcher
+from outrider.api.tokenizer import Tokenizer, spellings
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.sequence import LiveSequence
+from outrider.core.shaping import AllowedTokens, Shaper
+from outrider.drafters.prediction import check_prediction
+
+
+class RequestMaker:
+    """Makes readers of requests to a `pair` that is drafted for by `drafter`."""
+
+    def __init__(self, pair: LoadedPair, drafter: str) -> None:
+        self._pair, self._drafter = pair, drafter
+        self._seq_ids = count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._pair.tokenizer
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Raises ConfigError for an empty prompt, and for ids that do not exist."""
+        return self.checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    def checked(self, ids: Sequence[int]) -> list[int]:
+        if not ids:
+            raise ConfigError("the prompt is empty.", hint="give at least one token of text")
+        size = self._pair.target.spec.vocab_size
+        foreign = [i for i in ids if type(i) is not int or not 0 <= i < size]
+        if foreign:
+            raise ConfigError(
+                f"the prompt has ids outside the vocabulary of {size}: {foreign[:5]}."
+            )
+        return list(ids)
+
+    def limit(self, num_prompt: int, params: SamplingParams) -> int:
+        """How many tokens may be emitted: a whole draft must fit the window after the last."""
+        window, k = self._pair.window, self._pair.k
+        if num_prompt + k + 1 >= window:
+            raise ConfigError(
+                f"a prompt of {num_prompt} tokens with k={k} does not fit a window of {window} "
+                f"tokens ({self._pair.window_reason}).",
+                hint="shorten the prompt, lower --k, or raise --context if the models allow it",
+            )
+        return min(params.max_tokens, window - num_prompt - k - 1)
+
+    def reader(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        *,
+        sample: int = 0,
+        live: bool,
+    ) -> Reader:
+        """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
+        pair, limit = self._pair, self.limit(len(ids), params)
+        check_prediction(params.prediction, drafter=self._drafter)
+        guess = self.tokenizer.encode(params.prediction, add_special=False)
+        seq = LiveSequence(
+            seq_id=next(self._seq_ids),
+            tokens=list(ids),
+            prompt_length=len(ids),
+            params=params,
+            limit=limit,
+            stop_ids=frozenset() if params.ignore_eos else pair.stop_ids,
+            shaper=self._shaper(len(ids), params, allowed),
+            sample=sample,
+            prediction=tuple(i for i in guess if i < pair.target.spec.vocab_size),
+            pick=pair.target.kernels.sampling.pick,
+        )
+        notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
+        return Reader(seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes)
+
+    def _shaper(
+        self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
+    ) -> Shaper | None:
+        size = self._pair.target.spec.vocab_size
+        foreign = [i for i in params.logit_bias or () if i >= size]
+        if foreign:
+            raise ConfigError(
+                f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
+            )
+        shaper = Shaper(
+            params,
+            prompt_length,
+            stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,
+            bad_words=tuple(
+                word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
+            ),
+            allowed=allowed,
+        )
+        return shaper if shaper.active else None
+
+    def _cap_note(self, limit: int, wanted: int) -> str:
+        window, reason = self._pair.window, self._pair.window_reason
+        return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"

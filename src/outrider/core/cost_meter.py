@@ -1,0 +1,171 @@
+"""Costs learnt from the rounds themselves.
+
+Every count of rows, and every depth of a draft, has the running median of its last `WINDOW` times:
+a round that something else slowed down moves it by one place. A pass that read prompt tokens says
+nothing of verification, and a draft whose model first had to catch up with the text nothing of
+drafting; both are left out.
+
+Times of few passes are uncertain, the more the more times scatter. So a point counts for its median
+and, so far as it scatters, for the straight line through all points.
+
+A machine's speed drifts, with its clock, its other users and the length of the contexts. So times
+are kept relative to a common level, which follows the newest passes: what was measured long ago
+still compares with what is measured now.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.budget import RoundTrace
+from outrider.core.cost import CostTable, Curve
+
+WINDOW = 64
+LEVEL_WINDOW = 31
+# Times of a bucket before it may tell the level.
+SETTLED = 8
+# Rows are told apart up to here; beyond, an eighth of an octave is one bucket.
+EXACT_ROWS = 16
+# How far costs may lie from a straight line, as a share, before a point's own times outweigh it.
+MISFIT = 0.1
+# The mean deviation of normal noise, in medians of absolute deviations.
+_DEVIATIONS = 1.48
+# What is supposed before it was measured: a drafter's pass is a tenth of the target's, and sixteen
+# rows more make the target a quarter slower. Seconds are those of no machine.
+ASSUMED_DRAFT = 0.1
+ASSUMED = CostTable(
+    target=Curve(((1.0, 1.0), (33.0, 1.5))),
+    drafts=((1, Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT)))),),
+)
+# A table that somebody stored is as good as so many measurements of each point.
+_TRUST = 4
+
+
+@dataclass(slots=True)
+class _Times:
+    """The newest times of one bucket, and their median."""
+
+    size: int = WINDOW
+    newest: deque[float] = field(default_factory=deque[float])
+    ordered: list[float] = field(default_factory=list[float])
+
+    def add(self, seconds: float) -> None:
+        self.newest.append(seconds)
+        insort(self.ordered, seconds)
+        if len(self.newest) > self.size:
+            del self.ordered[bisect_left(self.ordered, self.newest.popleft())]
+
+    @property
+    def median(self) -> float:
+        middle = len(self.ordered) // 2
+        if len(self.ordered) % 2:
+            return self.ordered[middle]
+        return (self.ordered[middle - 1] + self.ordered[middle]) / 2
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+
+class CostMeter:
+    """Tells what rounds cost here. A pure function of what it observed, and of `start`, a table
+    from before."""
+
+    def __init__(self, start: CostTable | None = None) -> None:
+        self._target: dict[int, _Times] = {}
+        self._drafts: dict[tuple[int, int], _Times] = {}
+        self._levels = _Times(LEVEL_WINDOW)
+        self._scatter = _Times()
+        self._overhead = 0.0
+        if start is not None:
+            self._recall(start)
+
+    @property
+    def level(self) -> float:
+        """How slow the machine is now, relative to the times that are kept."""
+        return self._levels.median if len(self._levels) > LEVEL_WINDOW // 2 else 1.0
+
+    def observe(self, traces: Sequence[RoundTrace], *, caught_up: bool) -> None:
+        """The traces of one pass. `caught_up` says that no drafter had text to read first."""
+        rounds = [trace for trace in traces if trace.num_emitted]
+        if not rounds or any(trace.num_prompt_tokens for trace in traces):
+            return
+        shared = rounds[0]
+        seconds = shared.verify_seconds + shared.accept_seconds
+        num_rows = sum(1 + trace.num_drafted for trace in rounds)
+        times = self._target.setdefault(_rows_bucket(num_rows), _Times())
+        if len(times) >= SETTLED and times.median > 0:
+            self._levels.add(seconds / times.median)
+            self._scatter.add(abs(seconds / times.median / self.level - 1))
+        times.add(seconds / self.level)
+        depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
+        if depths and caught_up:
+            key = (_count_bucket(len(depths)), max(depths))
+            self._drafts.setdefault(key, _Times()).add(shared.draft_seconds / self.level)
+
+    def table(self) -> CostTable | None:
+        """None before the first pass that tells something."""
+        if not self._target:
+            return None
+        target = self._curve(self._target)
+        by_count: dict[int, dict[int, _Times]] = {}
+        for (count, depth), times in self._drafts.items():
+            by_count.setdefault(count, {})[depth] = times
+        drafts = tuple((count, self._from_nothing(by_count[count])) for count in sorted(by_count))
+        guess = Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT * target.points[0][1])))
+        return CostTable(target, drafts or ((1, guess),), self._overhead)
+
+    def _from_nothing(self, points: dict[int, _Times]) -> Curve:
+        """Through the point that needs no measurement as well: no draft takes no time."""
+        return Curve(((0.0, 0.0), *self._curve(points).points))
+
+    def _curve(self, points: dict[int, _Times]) -> Curve:
+        samples = [(x, self.level * times.median, len(times)) for x, times in points.items()]
+        start, slope = _line(samples)
+        scatter = _DEVIATIONS * self._scatter.median if self._scatter else 0.0
+        doubt = (scatter / MISFIT) ** 2
+        return Curve.through(
+            (x, (weight * seconds + doubt * (start + slope * x)) / (weight + doubt), weight)
+            for x, seconds, weight in samples
+        )
+
+    def _recall(self, table: CostTable) -> None:
+        self._overhead = table.overhead
+        for rows, seconds in table.target.points:
+            times = self._target.setdefault(_rows_bucket(round(rows)), _Times())
+            for _ in range(_TRUST):
+                times.add(seconds)
+        for count, curve in table.drafts:
+            for depth, seconds in curve.points:
+                if depth:
+                    times = self._drafts.setdefault((count, round(depth)), _Times())
+                    for _ in range(_TRUST):
+                        times.add(seconds)
+
+
+def _line(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Start and slope, neither below 0, of the line nearest to samples (x, seconds, weight)."""
+    total = sum(weight for _, _, weight in samples)
+    mean_x = sum(weight * x for x, _, weight in samples) / total
+    mean = sum(weight * seconds for _, seconds, weight in samples) / total
+    spread = sum(weight * (x - mean_x) ** 2 for x, _, weight in samples)
+    if spread == 0:
+        return mean, 0.0
+    slope = sum(weight * (x - mean_x) * seconds for x, seconds, weight in samples) / spread
+    slope = min(max(slope, 0.0), mean / mean_x)
+    return mean - slope * mean_x, slope
+
+
+def _rows_bucket(num_rows: int) -> int:
+    """The rows that stand for `num_rows`."""
+    if num_rows <= EXACT_ROWS:
+        return num_rows
+    return round(EXACT_ROWS * 2 ** (round(8 * math.log2(num_rows / EXACT_ROWS)) / 8))
+
+
+def _count_bucket(count: int) -> int:
+    """The power of two from `count` up."""
+    return 1 << (count - 1).bit_length()

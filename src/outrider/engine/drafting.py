@@ -1,0 +1,106 @@
+"""The engine's side of a drafter: who is open, what may be drafted ahead, and whether it hangs.
+
+A drafter that fails to open a sequence, or hangs, costs drafts and nothing else. One that hangs is
+never called again: the thread that it hangs in still owns it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.protocols import AheadRow, Drafter
+from outrider.core.sequence import LiveSequence
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Drafting:
+    """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take."""
+
+    drafter: Drafter
+    ahead: bool = False
+    timeout: float = 10.0
+    clock: Clock = HOST_CLOCK
+    hung: str = ""
+    _opened: set[int] = field(default_factory=set[int])
+    _late: set[int] = field(default_factory=set[int])
+    _rounds: dict[int, AheadRow] = field(default_factory=dict[int, AheadRow])
+
+    def open(self, seq: LiveSequence) -> None:
+        if self.hung:
+            seq.no_drafts = self.hung
+        if seq.no_drafts:
+            return
+        try:
+            self.drafter.open(seq.seq_id, seq.tokens)
+        except Exception as error:  # noqa: BLE001
+            seq.no_drafts = f"drafter {self.drafter.name!r} did not start: {error}"
+            _log.warning("Speculation is off for a request: %s", seq.no_drafts, exc_info=True)
+        else:
+            self._opened.add(seq.seq_id)
+
+    def close(self, seq_id: int, *, in_use: bool) -> None:
+        """Now, or as soon as nothing is drafted ahead for it any more."""
+        self._rounds.pop(seq_id, None)
+        if seq_id not in self._opened:
+            return
+        if in_use:
+            self._late.add(seq_id)
+            return
+        self._opened.discard(seq_id)
+        self._late.discard(seq_id)
+        if self.hung:
+            return
+        try:
+            self.drafter.close(seq_id)
+        except Exception:  # noqa: BLE001
+            _log.warning("A drafter failed to close a sequence.", exc_info=True)
+
+    def released(self, seq_ids: Iterable[int]) -> None:
+        """Nothing is drafted ahead for these any more."""
+        for seq_id in self._late.intersection(seq_ids):
+            self.close(seq_id, in_use=False)
+
+    def begin(self, batch: Sequence[LiveSequence]) -> None:
+        """The drafts of `batch` are now verified, so what follows them may be drafted ahead."""
+        if not self.ahead:
+            return
+        for seq in batch:
+            self._rounds.pop(seq.seq_id, None)
+            if len(seq.draft) and seq.shaper is None and not seq.no_drafts:
+                self._rounds[seq.seq_id] = _round_of(seq)
+
+    def rounds(self, seq_ids: Sequence[int]) -> list[AheadRow]:
+        return [self._rounds[seq_id] for seq_id in seq_ids if seq_id in self._rounds]
+
+    def overdue(self, drafting: Mapping[str, float]) -> list[str]:
+        """Which of the lanes that draft since these times take too long."""
+        now = self.clock()
+        return [lane for lane, began in drafting.items() if now - began > self.timeout]
+
+    def patience(self, drafting: Mapping[str, float]) -> float | None:
+        """Seconds until one of them does; None where nothing is drafted."""
+        if not drafting:
+            return None
+        return max(min(drafting.values()) + self.timeout - self.clock(), 0.0) + 0.001
+
+    def give_up(self) -> None:
+        self.hung = f"drafter {self.drafter.name!r} gave no answer for {self.timeout:g} seconds."
+        _log.error("Speculation is off: %s", self.hung)
+
+
+def _round_of(seq: LiveSequence) -> AheadRow:
+    start = len(seq.tokens)
+    return AheadRow(
+        seq_id=seq.seq_id,
+        start=start,
+        pending=seq.tokens[-1],
+        draft=seq.draft,
+        budget=seq.budget,
+        params=seq.params,
+        noise_after=lambda count: seq.noise_at(start + count),
+    )

@@ -1,0 +1,160 @@
+"""From a schedule's lanes to an executor that runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.protocols import CausalLM, Controller
+from outrider.core.sampling import Sampling
+from outrider.engine.lanes.inline import InlineLanes
+from outrider.engine.lanes.runner import LaneRunner
+from outrider.engine.lanes.streams import lane_streams
+from outrider.engine.lanes.task import Executor
+from outrider.engine.lanes.threads import ThreadLanes
+from outrider.engine.native_round import NativeRound, native_round
+from outrider.engine.round import Round
+from outrider.engine.stages import Stages
+from outrider.verify.table import rule_for
+
+_log = logging.getLogger(__name__)
+
+# The lane that may use the buffers of the target that was loaded; others have their own.
+MAIN_LANES = ("main", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTarget:
+    """The target with buffers of its own, and its operators."""
+
+    target: CausalLM
+    argmax: Callable[[Tensor], list[int]]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What lanes may use. `twin` makes a target for one more lane, None where there can be none;
+    `join_lane(number, threads)` gives the calling thread native threads of its own."""
+
+    device: torch.device
+    twin: Callable[[], LaneTarget | None]
+    join_lane: Callable[[int, int], None] | None = None
+    num_threads: int = 1
+
+
+@dataclass(slots=True)
+class Lanes:
+    """An executor, and what passes on the traces that its lanes left; None where they need none."""
+
+    executor: Executor
+    deliver: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A controller that lanes ask and tell at any time."""
+
+    controller: Controller
+    lock: Lock = field(default_factory=Lock)
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        with self.lock:
+            return self.controller.budgets(seq_ids)
+
+    def observe(self, trace: RoundTrace) -> None:
+        with self.lock:
+            self.controller.observe(trace)
+
+
+def build_lanes(
+    config: EngineConfig,
+    lanes: Sequence[str],
+    stages: Stages,
+    make_round: Callable[[Stages], Round],
+    machine: Machine | None,
+) -> Lanes:
+    """Threads where there are several lanes and the target can serve them at once; else inline.
+
+    `make_round` makes the fastest round over the stages of a lane that drafts and verifies.
+    """
+    if len(lanes) > 1 and config.concurrent_lanes and machine is not None:
+        twins = {lane: machine.twin() for lane in lanes if lane not in MAIN_LANES}
+        if all(twin is not None for twin in twins.values()):
+            return _threads(config, lanes, stages, make_round, machine, twins)
+        _log.warning("Lanes take turns: this model cannot run two passes at once.")
+    runner = LaneRunner(make_round(stages), stages)
+    return Lanes(InlineLanes(dict.fromkeys(lanes, runner)))
+
+
+def _threads(
+    config: EngineConfig,
+    lanes: Sequence[str],
+    stages: Stages,
+    make_round: Callable[[Stages], Round],
+    machine: Machine,
+    twins: dict[str, LaneTarget | None],
+) -> Lanes:
+    left: deque[RoundTrace] = deque()
+    sink = stages.sink
+    stages = replace(stages, sink=left.append, controller=_Shared(stages.controller))
+
+    def deliver() -> None:
+        while left:
+            sink(left.popleft())
+
+    calls = {lane: _runner(config, stages, make_round, twins.get(lane), lane) for lane in lanes}
+    threads = [_num_threads(config, lane, machine.num_threads) for lane in lanes]
+
+    def setup(number: int) -> None:
+        if machine.join_lane is not None:
+            machine.join_lane(number, threads[number])
+
+    streams = lane_streams(lanes, machine.device, config.lane_streams)
+    return Lanes(ThreadLanes(calls, setup, streams), deliver)
+
+
+def _runner(
+    config: EngineConfig,
+    stages: Stages,
+    make_round: Callable[[Stages], Round],
+    twin: LaneTarget | None,
+    lane: str,
+) -> LaneRunner:
+    if twin is None:
+        return LaneRunner(make_round(stages), stages)
+    own = replace(
+        stages,
+        target=twin.target,
+        argmax=twin.argmax,
+        sampling=twin.sampling,
+        rule=rule_for(config.sampler, config.leniency, twin.sampling),
+    )
+    if lane != "verify" or not config.fused_round:
+        return LaneRunner(own, own)
+    native = native_round(
+        own,
+        None,
+        rule=config.sampler,
+        pick=stages.sampling.pick,
+        batch_size=config.batch_size,
+        drafted=True,
+    )
+    return LaneRunner(native if isinstance(native, NativeRound) else own, own)
+
+
+def _num_threads(config: EngineConfig, lane: str, cores: int) -> int:
+    """Drafting ahead is always beside a verification, and a prompt often beside a round; each then
+    gets half of the cores. Other lanes get all, for they mostly wait for each other."""
+    if config.lane_threads:
+        return config.lane_threads
+    shares = lane == "prefill" or config.schedule == "ssd"
+    return max(cores // 2, 1) if shares else cores

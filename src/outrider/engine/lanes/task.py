@@ -1,0 +1,99 @@
+"""What a lane is given to do, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.core.budget import JobTrace
+from outrider.core.draft import Outcome
+from outrider.core.protocols import AheadRow
+from outrider.core.sequence import LiveSequence
+from outrider.engine.guard import Proposals
+from outrider.engine.round import Chunk
+from outrider.sched.jobs import Job, Stage
+
+_NOTHING = Proposals({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job with its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
+    are rounds to draft ahead of. `queues` is how many waited for (prefill, draft, verify), and
+    `num_free` the arena's room, when it began."""
+
+    job: Job
+    batch: Sequence[LiveSequence]
+    chunks: Sequence[Chunk]
+    ahead: Sequence[AheadRow]
+    num_waiting: int
+    num_live: int
+    queues: tuple[int, int, int]
+    num_free: int
+
+    @property
+    def only_drafts(self) -> bool:
+        """Whether nothing but the drafter has part in it."""
+        return not {Stage.VERIFY, Stage.PREFILL}.intersection(self.job.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What came of a task: `outcomes` are already in the text of their sequences, `proposals` and
+    `faults` (why sequences are not drafted for any more) are still to be given."""
+
+    outcomes: Sequence[Outcome] = ()
+    proposals: Proposals = _NOTHING
+    faults: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a task, well or with an error. Times are seconds of the host's clock."""
+
+    lane: str
+    task: Task
+    work: Work
+    error: BaseException | None
+    began: float
+    ended: float
+
+    def trace(self, num_failed: int) -> JobTrace:
+        task, job = self.task, self.task.job
+        return JobTrace(
+            lane=self.lane,
+            kinds=tuple(stage.name.lower() for stage in job.stages),
+            seq_ids=job.seq_ids,
+            num_tokens=sum(w.num_tokens for w in job.works if w.stage is not Stage.DRAFT),
+            began=self.began,
+            ended=self.ended,
+            queues=task.queues,
+            num_waiting=task.num_waiting,
+            num_live=task.num_live,
+            num_free_tokens=task.num_free,
+            num_failed=num_failed,
+        )
+
+
+Call = Callable[[Task], Work]
+
+
+class Executor(Protocol):
+    """Runs tasks on lanes, one at a time on each."""
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """Lanes with a task that `wait` has not yet given back, and when they got it."""
+        ...
+
+    def start(self, lane: str, task: Task) -> None: ...
+    def wait(self, seconds: float | None = None) -> list[Done]:
+        """Tasks that ended, at least one; none only if `seconds` went by."""
+        ...
+
+    def abandon(self, lane: str) -> None:
+        """Give up the task of a lane that hangs. What it may still do reaches nobody."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,118 @@
+"""A thread a lane. Lanes run at once; their tasks meet only in the engine's thread.
+
+A lane's native calls are served by a team of its own, so no two lanes wait for each other; what a
+lane has to say travels with the end of its task. Nothing is locked while a model runs. On CUDA a
+lane has a stream, and a task first waits for the events of those that its sequences were in before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.engine.lanes.streams import LaneStream
+from outrider.engine.lanes.task import Call, Done, Task, Work
+
+# (lane's number) -> what that thread does before its first task.
+Setup = Callable[[int], None]
+
+
+class ThreadLanes:
+    """`setup` is called once in each lane's thread. `streams` are the lanes', where the device has
+    such."""
+
+    def __init__(
+        self,
+        calls: Mapping[str, Call],
+        setup: Setup,
+        streams: Mapping[str, LaneStream],
+        clock: Clock = HOST_CLOCK,
+    ) -> None:
+        self._calls, self._setup, self._streams, self._clock = calls, setup, streams, clock
+        self._ended: SimpleQueue[tuple[_Lane, Done]] = SimpleQueue()
+        self._busy: dict[str, float] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._numbers = {lane: number for number, lane in enumerate(calls)}
+        self._close = weakref.finalize(self, _end_all, self._lanes)
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        return self._busy
+
+    def start(self, lane: str, task: Task) -> None:
+        assert lane not in self._busy
+        if lane not in self._lanes:
+            self._lanes[lane] = self._new(lane)
+        self._busy[lane] = self._clock()
+        self._lanes[lane].tasks.put(task)
+
+    def wait(self, seconds: float | None = None) -> list[Done]:
+        found: list[Done] = []
+        try:
+            self._take(found, seconds)
+            while not self._ended.empty():
+                self._take(found, 0)
+        except Empty:
+            pass
+        return found
+
+    def abandon(self, lane: str) -> None:
+        self._lanes.pop(lane).tasks.put(None)
+        del self._busy[lane]
+
+    def close(self) -> None:
+        """End the threads when their tasks do."""
+        self._close()
+
+    def _take(self, found: list[Done], seconds: float | None) -> None:
+        lane, done = self._ended.get(timeout=seconds)
+        if self._lanes.get(done.lane) is lane:
+            del self._busy[done.lane]
+            found.append(done)
+
+    def _new(self, name: str) -> _Lane:
+        # Nothing here refers to the engine: a thread must not keep alive whoever would end it.
+        call, number, stream = self._calls[name], self._numbers[name], self._streams.get(name)
+        lane = _Lane(name, number, call, self._setup, stream, self._ended, self._clock)
+        Thread(target=lane.serve, name=f"outrider-{name}", daemon=True).start()
+        return lane
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """What its thread knows."""
+
+    name: str
+    number: int
+    call: Call
+    setup: Setup
+    stream: LaneStream | None
+    ended: SimpleQueue[tuple[_Lane, Done]]
+    clock: Clock
+    tasks: SimpleQueue[Task | None] = field(default_factory=SimpleQueue[Task | None])
+
+    def serve(self) -> None:
+        self.setup(self.number)
+        while (task := self.tasks.get()) is not None:
+            self.ended.put((self, self._done(task)))
+            # While it waits for the next one it must not keep these sequences alive.
+            del task
+
+    def _done(self, task: Task) -> Done:
+        began = self.clock()
+        work, error = Work(), None
+        try:
+            work = self.call(task) if self.stream is None else self.stream.run(self.call, task)
+        except BaseException as caught:  # noqa: BLE001
+            # The lane goes on; the engine decides what this ends.
+            error = caught
+        return Done(self.name, task, work, error, began, self.clock())
+
+
+def _end_all(lanes: dict[str, _Lane]) -> None:
+    for lane in lanes.values():
+        lane.tasks.put(None)

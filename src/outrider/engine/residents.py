@@ -1,0 +1,133 @@
+"""Who waits, who is live, and the memory that the live hold.
+
+Requests start in the order they came, as memory allows. Memory that ends before its time is made
+by pre-empting the youngest: it waits again, in front, and later reads its text once more and goes
+on with the same numbers, so its text is what it would have been.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from outrider.core.draft import Draft
+from outrider.core.errors import CapacityError, QueueFullError
+from outrider.core.protocols import CausalLM
+from outrider.core.sequence import LiveSequence
+from outrider.engine.drafting import Drafting
+from outrider.sched.admission import Limits, num_admissible
+from outrider.sched.jobs import Job, Stage
+from outrider.sched.ledger import Ledger
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests since the engine was built. Of those that were submitted some wait, some are live,
+    and the rest completed, failed or were cancelled."""
+
+    submitted: int = 0
+    rejected: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    preempted: int = 0
+
+
+@dataclass(slots=True)
+class Residents:
+    """`limits` say what may be in flight. Opens and closes sequences in all memories at once."""
+
+    target: CausalLM
+    drafting: Drafting
+    ledger: Ledger
+    limits: Limits
+    counts: Counts = field(default_factory=Counts)
+    waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
+    live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+
+    def submit(self, seq: LiveSequence) -> None:
+        """Queue a request. Raises CapacityError if the whole arena could not hold it, and
+        QueueFullError if too many wait."""
+        if len(self.waiting) >= self.limits.max_waiting:
+            self.counts.rejected += 1
+            raise QueueFullError(len(self.waiting), self.counts.rejected)
+        need = self.limits.most(seq.prompt_length + seq.limit)
+        if need > self.limits.num_tokens:
+            raise CapacityError(
+                f"a prompt of {seq.prompt_length} tokens with up to {seq.limit} more needs "
+                f"{need} arena tokens; the arena has {self.limits.num_tokens}.",
+                hint="raise --arena-tokens or lower --max-tokens",
+            )
+        self.counts.submitted += 1
+        self.waiting.append(seq)
+
+    def admit(self) -> None:
+        """Start those of the waiting that may start."""
+        if not self.waiting or len(self.live) >= self.limits.num_sequences:
+            return
+        waiting = [self._expected(seq) for seq in self.waiting]
+        running = [self._expected(seq) for seq in self.live.values()]
+        for _ in range(num_admissible(waiting, running, self.limits)):
+            self.open(self.waiting.popleft())
+
+    def open(self, seq: LiveSequence) -> None:
+        reused = self.target.state.open(seq.seq_id, seq.tokens[:-1])
+        try:
+            self.drafting.open(seq)
+        except BaseException:  # an interrupt
+            self.target.state.close(seq.seq_id)
+            raise
+        self.live[seq.seq_id] = seq
+        self.ledger.add(seq.seq_id, len(seq.tokens) - reused)
+
+    def withdraw(self, seq_id: int) -> bool:
+        """Take a request out of those that wait; whether it was there."""
+        kept = deque(seq for seq in self.waiting if seq.seq_id != seq_id)
+        found = len(kept) < len(self.waiting)
+        self.waiting = kept
+        return found
+
+    def drop(self, seq_id: int) -> None:
+        """End a live sequence that the ledger still knows."""
+        self.ledger.drop(seq_id)
+        self.close(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        """Give back the memory of a sequence that the ledger has let go."""
+        del self.live[seq_id]
+        self.target.state.close(seq_id)
+        self.drafting.close(seq_id, in_use=self.ledger.is_running(seq_id))
+
+    def with_room(self, job: Job) -> Job | None:
+        """`job`, or the part of it that there are pages for once the youngest were pre-empted."""
+        if self.limits.reserve >= 1 or job.stages == (Stage.AHEAD,):
+            return job
+        while job.works:
+            counts = {work.seq_id: work.num_tokens + self.limits.spare for work in job.works}
+            try:
+                self.target.state.reserve(counts)
+            except CapacityError:
+                victim = self._youngest()
+                if victim is None:
+                    return None
+                self._preempt(victim)
+                job = Job(tuple(work for work in job.works if work.seq_id != victim.seq_id))
+            else:
+                return job
+        return None
+
+    def _expected(self, seq: LiveSequence) -> int:
+        return self.limits.expected(len(seq.tokens), seq.room)
+
+    def _youngest(self) -> LiveSequence | None:
+        """Of those that no job is about; ids grow with age."""
+        idle = [seq_id for seq_id in self.live if not self.ledger.is_running(seq_id)]
+        return self.live[max(idle)] if idle else None
+
+    def _preempt(self, seq: LiveSequence) -> None:
+        """All that it emitted stays; its next round is a first one."""
+        self.drop(seq.seq_id)
+        seq.last, seq.draft = None, Draft.empty()
+        seq.num_preempted += 1
+        self.counts.preempted += 1
+        self.waiting.appendleft(seq)

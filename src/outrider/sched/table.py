@@ -1,0 +1,30 @@
+"""Schedules and lane orders by the names that settings give them."""
+
+from __future__ import annotations
+
+from outrider.core.config import EngineConfig
+from outrider.sched.draft_ahead import DraftAheadLanes
+from outrider.sched.jobs import Schedule
+from outrider.sched.prefill_decode import PrefillDecode
+from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
+from outrider.sched.single import SingleLane
+
+
+def schedule_for(config: EngineConfig, name: str) -> Schedule:
+    """`name` is one of SCHEDULES, but for auto."""
+    batch = config.batch_size
+    sizes = LaneSizes(
+        chunk=config.prefill_chunk,
+        prefill=config.prefill_batch or batch,
+        decode=config.decode_batch or batch,
+        verify=config.verify_batch or batch,
+    )
+    match name:
+        case "pd":
+            return PrefillDecode(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
+        case "pdv":
+            return PrefillDraftVerify(sizes, threshold=config.hybrid_threshold)
+        case "ssd":
+            return DraftAheadLanes(sizes)
+        case _:
+            return SingleLane(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)

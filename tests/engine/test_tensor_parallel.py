@@ -1,0 +1,245 @@
+"""A target among processes: the same tokens as in one, and nothing left behind whatever ends."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from doubles.kinds import close_to, stored
+from outrider.api.llm import LLM
+from outrider.core.comm import RankError
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.sharded import ShardedLM, load_sharded
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [
+    "def quicksort(items):",
+    "def fibonacci(n):\n    ",
+    "import json\n\nclass Reader:",
+    "for i in range(",
+    "The capital of France is",
+    "Once upon a time, there was",
+    "Question: What is 3 plus 4?\nAnswer:",
+    "If a train travels 60 miles in",
+    "Hello! How are you",
+    "User: Tell me about the sea.\nAssistant:",
+    "return sorted(",
+    "A",
+]
+GREEDY = SamplingParams(max_tokens=32)
+SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=5)
+OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
+
+
+def target_of(llm: LLM) -> ShardedLM:
+    target = llm.models["target"]
+    assert isinstance(target, ShardedLM)
+    return target
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    # A process that ended stays known until its parent asks for how.
+    return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
+
+
+def all_gone(process_ids: list[int], *, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, process_ids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("drafter", ["none", "model", "ngram"])
+def test_text_is_that_of_one_process(drafter: str) -> None:
+    """Then one way of three in which such an LLM may end."""
+    config = replace(TWO, drafter=drafter)
+    split, whole = LLM(config=config), LLM(config=replace(config, tensor_parallel=1))
+    for params in (GREEDY, SAMPLED):
+        wanted = [result.token_ids for result in whole.generate(PROMPTS, params)]
+        assert [result.token_ids for result in split.generate(PROMPTS, params)] == wanted
+    assert split.exact
+    {"none": check_logits, "model": check_collection, "ngram": check_loss}[drafter](split, whole)
+    processes = target_of(split).process_ids
+    del split
+    gc.collect()
+    assert all_gone(processes)
+
+
+def check_logits(split: LLM, whole: LLM) -> None:
+    rows = [StepRow.chain(-1, range(5, 200), logits_from=192), StepRow.chain(-2, range(30, 34))]
+    logits: list[Tensor] = []
+    for llm in (split, whole):
+        model = llm.models["target"]
+        assert isinstance(model, LlamaModel | ShardedLM)
+        for row in rows:
+            model.state.open(row.seq_id, ())
+        logits.append(model.step(rows, DraftNeeds()).logits_MV.clone())
+    got, wanted = logits
+    assert float((got - wanted).abs().max()) < 1e-4
+
+
+def check_collection(split: LLM, whole: LLM) -> None:
+    """A reader that leaves early gives memory back on all ranks."""
+    del whole
+    num_free = split.free_tokens
+    stream = split.stream(PROMPTS[0], GREEDY)
+    next(stream)
+    stream.close()
+    assert split.free_tokens == num_free
+
+
+def check_loss(split: LLM, whole: LLM) -> None:
+    """A rank that was killed is named within seconds, and from then on."""
+    del whole
+    (process_id,) = target_of(split).process_ids
+    stream = split.stream(PROMPTS[1], GREEDY)
+    next(stream)
+    os.kill(process_id, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=rf"rank 1 \(process {process_id}\) was killed by SIGKILL"):
+        list(stream)
+    assert time.monotonic() - began < 10
+    for _ in range(2):
+        with pytest.raises(RankError, match="was killed by SIGKILL") as caught:
+            split.generate(PROMPTS[0], GREEDY)
+        assert caught.value.hint is not None
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ShardedLM]:
+    """A tiny target of two processes for what needs no text."""
+    model = load_sharded(stored("qwen2", 0), OPTIONS, size=2)
+    yield model
+    processes = model.process_ids
+    model.close()
+    assert all_gone(processes, seconds=0.0)
+    with pytest.raises(RankError, match="the model was closed"):
+        model.state.open(1, ())
+
+
+def test_logits_agree_with_grouped_heads(shared: ShardedLM) -> None:
+    whole = load_model(stored("qwen2", 0), OPTIONS)
+    row = StepRow.chain(0, range(60))
+    for model in (whole, shared):
+        model.state.open(0, ())
+    close_to(*(model.step([row], DraftNeeds()).logits_MV for model in (shared, whole)))
+    shared.state.close(0)
+
+
+def test_an_interrupt_leaves_the_ranks_together(shared: ShardedLM) -> None:
+    """As a user's Ctrl-C, which may fall anywhere into a pass."""
+    shared.state.open(7, ())
+    shared.step([StepRow.chain(7, range(40))], DraftNeeds())
+    shared.state.commit({7: range(40)})
+    probe = StepRow.chain(7, (3, 5))
+    wanted = shared.step([probe], DraftNeeds()).logits_MV.clone()
+    shared.state.commit({7: ()})
+    for delay_ms in range(0, 12, 2):
+        previous = signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, (delay_ms + 0.1) / 1000)
+        try:
+            for _ in range(1000):
+                shared.step([StepRow.chain(7, (1,))], DraftNeeds())
+                shared.state.commit({7: ()})
+        except KeyboardInterrupt:
+            shared.state.commit({7: ()})
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        close_to(shared.step([probe], DraftNeeds()).logits_MV, wanted)
+        shared.state.commit({7: ()})
+    shared.state.close(7)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions
+from outrider.models.parallel.sharded import load_sharded
+options = LoadOptions(room=Room(num_slots=64), device="cpu")
+model = load_sharded(Path(sys.argv[1]), options, size=2)
+print(*model.process_ids, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_followers_end_with_the_leader() -> None:
+    folder = str(stored("llama2", 0))
+    leaders = {
+        ending: subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, folder, ending],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for ending in ("ended", "killed")
+    }
+    for ending, leader in leaders.items():
+        printed, complaints = leader.communicate(timeout=120)
+        assert leader.returncode == {"ended": 0, "killed": -signal.SIGKILL}[ending], complaints
+        assert all_gone([int(word) for word in printed.split()])
+        assert not complaints
+
+
+def test_a_follower_that_cannot_start_says_why() -> None:
+    ranks = Ranks("outrider.models.parallel.follower", 2, {"folder": "/nowhere"})
+    with pytest.raises(RankError, match="KeyError"):
+        ranks.hear("here")
+    assert all_gone(ranks.process_ids)
+
+
+def test_a_follower_that_says_nothing_is_not_waited_for() -> None:
+    ranks = Ranks("asyncio", 2, {})
+    with pytest.raises(RankError, match=r"did not get to say 'here' within 0\.2 s|ended"):
+        ranks.hear("here", 0.2)
+    assert all_gone(ranks.process_ids)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (functools.partial(LLM, config=replace(TWO, tensor_parallel=4)), "2 key/value heads"),
+        (functools.partial(LLM, config=replace(TWO, quantise="int8")), "quantised"),
+        (lambda: EngineConfig(tensor_parallel=0), "tensor_parallel"),
+    ],
+)
+@pytest.mark.weights
+def test_bad_wishes_are_refused_before_anything_starts(
+    make: Callable[[], object], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        make()
+    assert caught.value.exit_code == 2

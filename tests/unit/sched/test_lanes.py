@@ -1,0 +1,132 @@
+"""Schedules of two and three lanes: who does what, and when the lanes are joined."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles.lanes import Arrival, Lanes, Ran
+from outrider.sched.draft_ahead import DraftAheadLanes
+from outrider.sched.jobs import Job, Pool, Schedule, Stage, Work
+from outrider.sched.prefill_decode import PrefillDecode
+from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
+
+DRAFTS = tuple(Work(i, Stage.DRAFT, 1) for i in (1, 2))
+VERIFIES = (Work(3, Stage.VERIFY, 1), Work(4, Stage.VERIFY, 6))
+POOL = Pool((Work(0, Stage.PREFILL, 50),), DRAFTS, VERIFIES, 99, (Work(4, Stage.AHEAD, 0),))
+ROUNDS = Job(tuple(Work(i, stage, 1) for i in (1, 2) for stage in (Stage.DRAFT, Stage.VERIFY)))
+SIZES = LaneSizes(chunk=8)
+
+
+def is_separate(schedule: PrefillDraftVerify, num_live: int) -> bool:
+    job = schedule.next_job("decode", POOL, num_live)
+    assert job in (Job(DRAFTS), ROUNDS)
+    return job == Job(DRAFTS)
+
+
+@pytest.mark.parametrize(
+    "schedule", [PrefillDecode(8), PrefillDraftVerify(SIZES), DraftAheadLanes(SIZES)]
+)
+def test_the_prefill_lane_reads_chunks_and_nothing_else(schedule: Schedule) -> None:
+    assert schedule.next_job("prefill", POOL, 5) == Job((Work(0, Stage.PREFILL, 8),))
+    assert schedule.lanes[-1] == "prefill"
+    for lane in schedule.lanes:
+        assert schedule.next_job(lane, Pool((), (), (), 99), 0) is None
+
+
+def test_pd_decodes_in_whole_rounds() -> None:
+    assert PrefillDecode(8).next_job("decode", POOL, 5) == ROUNDS
+    assert PrefillDecode(8, batch=1).next_job("decode", POOL, 5) == ROUNDS.alone(1)
+    pool = Pool((Work(0, Stage.PREFILL, 50), Work(1, Stage.PREFILL, 3)), (), (), 99)
+    job = PrefillDecode(8, prefill_batch=1).next_job("prefill", pool, 2)
+    assert job == Job((Work(0, Stage.PREFILL, 8),))
+
+
+def test_pdv_drafts_on_one_lane_and_verifies_on_another() -> None:
+    schedule = PrefillDraftVerify(LaneSizes(chunk=8, decode=1, verify=1), threshold=0)
+    assert schedule.next_job("decode", POOL, 5) == Job(DRAFTS[:1])
+    assert schedule.next_job("verify", POOL, 5) == Job(VERIFIES[:1])
+
+
+def test_pdv_verifies_what_was_drafted_before_the_lanes_were_joined() -> None:
+    assert PrefillDraftVerify(SIZES).next_job("verify", POOL, 2) == Job(VERIFIES)
+
+
+def test_three_requests_are_few_and_four_are_many() -> None:
+    schedule = PrefillDraftVerify(SIZES)
+    live = [1, 2, 3, 4, 3, 3, 4, 5, 3, 2, 3, 0, 3, 9]
+    told = [is_separate(schedule, num_live) for num_live in live]
+    many = [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
+    assert told == list(map(bool, many))
+
+
+def test_every_lane_s_question_counts_for_the_mode() -> None:
+    schedule = PrefillDraftVerify(SIZES)
+    schedule.next_job("prefill", POOL, 4)
+    assert is_separate(schedule, 3)
+
+
+@pytest.mark.parametrize("num_live", [0, 1, 2, 9])
+def test_a_threshold_of_nought_keeps_the_lanes_separate(num_live: int) -> None:
+    assert is_separate(PrefillDraftVerify(SIZES, threshold=0), num_live)
+
+
+def test_ssd_drafts_for_verdicts_that_came_before_it_drafts_ahead() -> None:
+    schedule = DraftAheadLanes(LaneSizes(chunk=8, decode=1, verify=1))
+    assert schedule.next_job("decode", POOL, 5) == Job(DRAFTS[:1])
+    assert schedule.next_job("verify", POOL, 5) == Job(VERIFIES[:1])
+    nobody = Pool((), (), (), 99, POOL.ahead)
+    assert schedule.next_job("decode", nobody, 5) == Job(POOL.ahead)
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 6), st.integers(0, 40)),
+        min_size=1,
+        max_size=8,
+    ),
+    chunk=st.integers(1, 9),
+)
+def test_with_up_to_three_requests_pdv_runs_the_very_jobs_of_pd(
+    arrivals: list[tuple[int, int, int]], chunk: int
+) -> None:
+    """The same lanes, works and times; the verify lane is never used."""
+    requests = [Arrival(n, rounds, float(at)) for n, rounds, at in arrivals]
+
+    def cost(lane: str, job: Job) -> float:
+        return 1.0 + sum(work.num_tokens for work in job.works) / 4 + len(lane) / 64
+
+    both: list[list[Ran]] = []
+    for schedule in (PrefillDecode(chunk), PrefillDraftVerify(LaneSizes(chunk=chunk))):
+        # Requests come in threes, each three when the one before has ended.
+        both.append([])
+        for first in range(0, len(requests), 3):
+            both[-1] += Lanes(schedule, requests[first : first + 3], cost).run()
+    assert both[0] == both[1]
+
+
+def total(schedule: Schedule, *, ahead: bool = False, num_requests: int = 2) -> float:
+    """Time of 5 rounds of each request, where drafting and verifying take a second each."""
+    requests = [Arrival(1, 5)] * num_requests
+    ran = Lanes(schedule, requests, lambda _, job: len(job.stages), drafts_ahead=ahead).run()
+    return max(each.ended for each in ran)
+
+
+def test_two_requests_keep_two_lanes_busy() -> None:
+    """One by one, 2 x 5 rounds of two seconds; side by side, half of that and a start."""
+    assert total(PrefillDecode(8, batch=1)) == 20
+    assert total(PrefillDraftVerify(LaneSizes(8, decode=1, verify=1), threshold=0)) == 11
+    assert total(PrefillDecode(8)) == 10
+    assert total(PrefillDraftVerify(SIZES)) == 10
+
+
+def test_every_verification_is_drafted_ahead_of_while_it_runs() -> None:
+    lanes = Lanes(DraftAheadLanes(SIZES), [Arrival(1, 5)], lambda _, job: 1.0, drafts_ahead=True)
+    told = [(each.lane, each.job.stages[0].name, each.began) for each in lanes.run()]
+    for round_index in range(5):
+        start = 2.0 * round_index
+        assert ("decode", "DRAFT", start) in told
+        assert ("verify", "VERIFY", start + 1) in told
+        assert ("decode", "AHEAD", start + 1) in told
+    assert len(told) == 15

@@ -1,0 +1,88 @@
+"""One lane: whole rounds of all that decode, first rounds and chunks beside them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.single import SingleLane
+
+
+def pool_of(unread: list[int], num_decoding: int = 0) -> Pool:
+    draft = tuple(Work(100 + i, Stage.DRAFT, 1) for i in range(num_decoding))
+    return Pool(tuple(Work(i, Stage.PREFILL, n) for i, n in enumerate(unread)), draft, (), 99)
+
+
+def next_job(lane: SingleLane, pool: Pool) -> Job:
+    job = lane.next_job("main", pool, len(pool.prefill) + len(pool.draft))
+    assert job is not None
+    return job
+
+
+def verified(job: Job) -> dict[int, int]:
+    assert [w.seq_id for w in job.of(Stage.DRAFT)] == [w.seq_id for w in job.of(Stage.VERIFY)]
+    return {work.seq_id: work.num_tokens for work in job.of(Stage.VERIFY)}
+
+
+def read(job: Job) -> dict[int, int]:
+    return {work.seq_id: work.num_tokens for work in job.of(Stage.PREFILL)}
+
+
+def test_a_prompt_whose_rest_fits_is_read_in_the_pass_of_its_first_round() -> None:
+    job = next_job(SingleLane(8), pool_of([8]))
+    assert (verified(job), read(job)) == ({0: 8}, {})
+
+
+def test_a_longer_prompt_is_read_in_chunks() -> None:
+    job = next_job(SingleLane(8), pool_of([9]))
+    assert (verified(job), read(job)) == ({}, {0: 8})
+
+
+def test_first_rounds_and_chunks_share_the_chunk_beside_those_that_decode() -> None:
+    job = next_job(SingleLane(8), pool_of([50, 3, 9], num_decoding=2))
+    assert verified(job) == {100: 1, 101: 1, 1: 3}
+    assert read(job) == {0: 4, 2: 1}
+
+
+def test_no_more_rounds_than_allowed() -> None:
+    """Who has no place reads all but the pending token, and decodes with the next job."""
+    job = next_job(SingleLane(16, batch=2), pool_of([3, 4], num_decoding=1))
+    assert (verified(job), read(job)) == ({100: 1, 0: 3}, {1: 3})
+    job = next_job(SingleLane(16, batch=2), pool_of([3], num_decoding=3))
+    assert (verified(job), read(job)) == ({100: 1, 101: 1}, {0: 2})
+
+
+def test_no_more_prompts_than_allowed() -> None:
+    job = next_job(SingleLane(16, prefill_batch=1), pool_of([3, 4], num_decoding=1))
+    assert (verified(job), read(job)) == ({100: 1, 0: 3}, {})
+
+
+@given(
+    unread=st.lists(st.integers(2, 30), max_size=6),
+    num_decoding=st.integers(0, 5),
+    chunk=st.integers(1, 20),
+    batch=st.integers(1, 6),
+)
+def test_a_job_keeps_within_its_sizes(
+    unread: list[int], num_decoding: int, chunk: int, batch: int
+) -> None:
+    pool = pool_of(unread, num_decoding)
+    job = SingleLane(chunk, batch=batch).next_job("main", pool, 9)
+    if job is None:
+        assert not pool.prefill
+        assert not pool.draft
+        return
+    decoding = [work.seq_id for work in pool.draft[:batch]]
+    assert list(verified(job))[: len(decoding)] == decoding
+    assert len(verified(job)) <= batch
+    fed = sum(n for i, n in verified(job).items() if i < 100) + sum(read(job).values())
+    assert fed <= chunk
+    assert all(1 <= count < unread[i] for i, count in read(job).items())
+    assert all(count == unread[i] for i, count in verified(job).items() if i < 100)
+    assert not set(read(job)) & set(verified(job))
+
+
+def test_nothing_to_do_is_no_job() -> None:
+    assert SingleLane(4).next_job("main", pool_of([]), 0) is None
+    assert SingleLane(4).lanes == ("main",)
