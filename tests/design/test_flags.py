@@ -32,6 +32,14 @@ K_SWEEP = " ".join(
         "--preset --prompt-set --prompts --reference --single-prompt --warmup",
     ]
 )
+# A comparison of engines sets these for each of them; --max-tokens is an option of its own.
+NOT_OF_ENGINES = {"--schedule", "--n", "--top-logprobs"} | {
+    f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
+}
+OF_ENGINES = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_ENGINES)
+OF_TRACES = " ".join(
+    flag for flag in ALL.split() if flag == "--schedule" or flag not in NOT_OF_ENGINES
+)
 
 FLAGS: dict[tuple[str, ...], str] = {
     ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
@@ -47,6 +55,12 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("draft", "check"): "--json",
     ("verify",): f"{ALL} --deep --json --output",
     ("bench", "k"): f"{K_SWEEP} --json",
+    ("bench", "comm"): "--device --json --largest-mb --model --output --ranks",
+    ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
+    "--output-dir --prompts --repeats --requests",
+    ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
+    "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
+    ("trace",): f"{OF_TRACES} --figure --figure-seconds --json --output",
     ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
     ("doctor",): f"{PROGRAM} {ENGINE} --json --measure",
     ("config",): f"{ALL} --json",

@@ -38,13 +38,13 @@ def loaded(name: str) -> Kind:
         # The vocabulary is the checkpoint's own; `vocab_size` only bounds what tests feed.
         assert vocab_size <= 96
         room = Room(num_slots=num_slots, page_size=page_size)
-        return load_model(_stored(name, seed), LoadOptions(room=room, device="cpu"))
+        return load_model(stored(name, seed), LoadOptions(room=room, device="cpu"))
 
     return build
 
 
 @functools.cache
-def _stored(name: str, seed: int) -> Path:
+def stored(name: str, seed: int) -> Path:
     """A folder that lives as long as the process: writing one takes longer than reading it."""
     folder = TemporaryDirectory(prefix="outrider-kinds-")
     atexit.register(folder.cleanup)

@@ -67,6 +67,7 @@ class LLM:
             pair.translator,
             kernels.sampling,
             machine_of(pair.target, self.device),
+            pair.child,
         )
         self._engine = build_engine(
             self.config, parts, num_slots=self._pair.num_slots, sink=self._record, jobs=on_job

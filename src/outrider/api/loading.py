@@ -12,12 +12,15 @@ from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
 from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import VocabularyError
-from outrider.engine.build import resolve_drafter, resolve_window
+from outrider.drafters.process.options import ChildOptions
+from outrider.engine.build import resolve_window
+from outrider.engine.drafters import ahead_choices, ahead_room, resolve_drafter
 from outrider.engine.lanes.build import LaneTarget, Machine
 from outrider.models.decoder import Decoder, Room
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.pairs.catalog import draft_of
+from outrider.sched.table import resolve_schedule
 from outrider.state.capacity import arena_slots
 from outrider.verify.table import rule_for
 
@@ -30,7 +33,7 @@ class LoadedPair:
 
     `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
     drafted; `num_slots` is the arena's size in tokens. `translator` is there when the draft has a
-    vocabulary of its own.
+    vocabulary of its own, `child` when a process of its own loads the draft model.
     """
 
     target: Decoder
@@ -43,6 +46,7 @@ class LoadedPair:
     num_slots: int
     notes: tuple[str, ...]
     translator: TextTranslator | None = None
+    child: ChildOptions | None = None
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
@@ -79,11 +83,13 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     options = replace(_options(config, room), quantise=config.quantise)
     target = _load_target(folder, options, config.tensor_parallel, name=model)
-    draft_model = None
+    draft_model = child = None
     if draft_folder is not None:
-        largest = max(config.prefill_chunk, 2 * config.batch_size)
-        room = _room(config, num_slots, max_rows=largest, max_logits=config.batch_size)
-        draft_model = load_model(draft_folder, _options(config, room), name=draft or "")
+        options = _draft_options(config, num_slots)
+        if config.drafter_home == "process":
+            child = _child(draft_folder, draft or "", config, options, target_config.vocab_size)
+        else:
+            draft_model = load_model(draft_folder, options, name=draft or "")
     return LoadedPair(
         target=target,
         draft=draft_model,
@@ -100,6 +106,46 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         num_slots=num_slots,
         notes=_notes(target, config),
         translator=translator,
+        child=child,
+    )
+
+
+def _draft_options(config: EngineConfig, num_slots: int) -> LoadOptions:
+    """With room for the foreseen verdicts of a draft model that drafts ahead."""
+    more = ahead_room(config, ahead=resolve_schedule(config, has_draft=True) == "ssd")
+    num_slots += config.batch_size * _whole_pages(more.num_slots, config.page_size)
+    room = _room(
+        config,
+        num_slots,
+        max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
+        max_logits=max(config.batch_size, more.num_logits),
+    )
+    options = _options(config, room)
+    home = config.drafter_device
+    return options if home == "auto" else replace(options, device=home)
+
+
+def _child(
+    folder: Path, name: str, config: EngineConfig, options: LoadOptions, vocab_size: int
+) -> ChildOptions:
+    ahead = resolve_schedule(config, has_draft=True) == "ssd"
+    return ChildOptions(
+        folder=str(folder),
+        vocab_size=vocab_size,
+        num_laws=config.batch_size * config.k,
+        num_slots=options.room.num_slots,
+        page_size=config.page_size,
+        max_rows=options.room.max_rows,
+        max_logits=options.room.max_logits,
+        chunk=config.prefill_chunk,
+        name=name,
+        dtype=config.dtype,
+        device=options.device,
+        draw="race" if config.sampler == "coupled" else "own",
+        force_reference=config.force_reference,
+        deterministic=config.deterministic,
+        threads=config.lane_threads or 1,
+        ahead=ahead_choices(config) if ahead else None,
     )
 
 

@@ -116,9 +116,13 @@ def _resolve(verb: Verb, given: Mapping[str, object]) -> Resolved:
 
 def _positional(item: Argument) -> inspect.Parameter:
     described = Parameter(name=item.name, help=item.text)
-    kind = inspect.Parameter.POSITIONAL_ONLY
+    name = f"word_{item.name.lower()}"
+    if item.many:
+        hint = Annotated[str, described]
+        return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=hint)
     hint = Annotated[str | None, described]
-    return inspect.Parameter(f"word_{item.name.lower()}", kind, default=None, annotation=hint)
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=hint)
 
 
 def _flag(item: Setting, names: Sequence[str]) -> inspect.Parameter:

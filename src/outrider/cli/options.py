@@ -132,6 +132,109 @@ class KSweepOptions(JsonOption):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommOptions(JsonOption):
+    """Of `bench comm`."""
+
+    ranks: int = setting(2, "Processes or devices that meet.", minimum=2, maximum=64)
+    device: str = setting(
+        "auto", "cuda gives each rank a device; cpu none.", choices=("auto", "cpu", "cuda")
+    )
+    largest_mb: int = setting(16, "Largest message in MB of 2^20 bytes.", minimum=1, maximum=4096)
+    model: str = setting("outrider/embedded", "Foretell the sums of this model's passes.")
+    output: str | None = setting(None, "Also write the JSON object to this file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesOptions(JsonOption):
+    """Of `bench engines`."""
+
+    engines: str = setting(
+        "off,single,pd,pdv,ssd,auto",
+        "Engines, between commas (off,single,pd,pdv,ssd,auto); off drafts nothing.",
+    )
+    levels: str = setting(
+        "0,1,3,5,7,9,10",
+        "Requests in flight, between commas (0,1,3,5,7,9,10); 0 is one at a time, with gaps.",
+    )
+    repeats: int = setting(
+        5,
+        "Measure every level this often (5); below 5 there is no verdict.",
+        minimum=1,
+        maximum=1000,
+    )
+    requests: int = setting(10, "Requests of a level (10).", minimum=1, maximum=100_000)
+    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    gap: float = setting(
+        0.05, "Seconds of rest between requests of level 0 (0.05).", minimum=0, maximum=60
+    )
+    prompts: str = setting(
+        "mixed",
+        "mixed (code, maths and conversation in turns), one of these, summarization, or a file: "
+        "question.jsonl, or a prompt a line.",
+    )
+    csv: str | None = setting(None, "Also write a row for every request to this file.")
+    output_dir: str | None = setting(
+        None, "New folder of results; results/DATE-DEVICE-MODEL-engines if not given."
+    )
+    no_plots: bool = setting(False, "Draw no figures.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTestOptions(JsonOption):
+    """Of `bench load`."""
+
+    engines: str = setting(
+        "single,pd,pdv", "Engines, between commas (single,pd,pdv); also off, ssd and auto."
+    )
+    scenarios: str = setting(
+        "single,low,medium,high",
+        "Scenarios, between commas (single,low,medium,high): one request; 2, 5 or 10 a second.",
+    )
+    rate: float | None = setting(
+        None, "Requests a second instead, as a Poisson process.", minimum=0.001, maximum=1e6
+    )
+    concurrency: str | None = setting(
+        None, "Closed loops instead: requests in flight, between commas."
+    )
+    replay: str | None = setting(
+        None, "A recorded trace instead: lines of arrival_seconds, prompt, max_tokens."
+    )
+    requests: int | None = setting(
+        None, "Requests of a case (10 where no duration ends it).", minimum=1, maximum=1_000_000
+    )
+    duration: float | None = setting(
+        None, "Seconds in which requests arrive.", minimum=0.001, maximum=1e6
+    )
+    max_concurrent: int = setting(
+        10, "At most this many in flight with --rate or --replay (10).", minimum=1, maximum=1024
+    )
+    repeats: int = setting(1, "Run every case this often (1).", minimum=1, maximum=1000)
+    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    prompts: str = setting(
+        "mixed",
+        "mixed (code, maths and conversation in turns), one of these, summarization, or a file: "
+        "question.jsonl, or a prompt a line.",
+    )
+    csv: str | None = setting(None, "Also write a row for every request to this file.")
+    output_dir: str | None = setting(
+        None, "New folder of results; results/DATE-DEVICE-MODEL-load if not given."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions(JsonOption):
+    """Of `trace`."""
+
+    output: str = setting("trace.json", "Write the trace to this file.")
+    figure: str | None = setting(
+        None, "Also draw the lanes over time: an .svg file; .png and dark ones come beside it."
+    )
+    figure_seconds: float = setting(
+        0.0, "Draw so much from the beginning; 0 is as much as can be told apart.", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsOptions(JsonOption):
     """Of `prompts`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,11 +28,13 @@ def check_writable(path: Path) -> None:
         raise _unwritable(path, error) from None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader sees the old file or the new one, never a part."""
+def write_whole(path: Path, text: str | Iterable[str]) -> None:
+    """Replace `path` in one step: a reader sees the old file or the new one, never a part. Pieces
+    of a text are written as they come."""
     draft = _draft(path)
     try:
-        draft.write_text(text, encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.writelines([text] if isinstance(text, str) else text)
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):

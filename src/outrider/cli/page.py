@@ -37,7 +37,8 @@ def front_page() -> str:
 
 def verb_page(verb: Verb, path: Sequence[str]) -> str:
     """What `--help` of a verb prints; `path` are the words that lead to it."""
-    words = ["VERB"] if verb.parts else ["[OPTIONS]", *(f"[{a.name}]" for a in verb.arguments)]
+    names = (f"[{item.name}{' ...' if item.many else ''}]" for item in verb.arguments)
+    words = ["VERB"] if verb.parts else ["[OPTIONS]", *names]
     usage = f"Usage: outrider {' '.join([*path, *words])}"
     sections = [("Verbs", _verb_rows(verb.parts))] if verb.parts else _sections(verb)
     return "\n\n".join([usage, verb.text, f"Example:\n  {verb.example}", *_tables(sections)])

@@ -19,14 +19,21 @@ if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult, TextEvent
     from outrider.cli.paint import Painter
+    from outrider.core.budget import JobTrace
     from outrider.core.draft import Origin
 
 # Drafters that have no use for a draft model.
 MODELLESS = ("none", "ngram", "prediction")
 
 
-def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
-    """Load what the settings name; `drafter` overrides theirs. Notes go to stderr."""
+def open_llm(
+    resolved: Resolved,
+    *,
+    drafter: str | None = None,
+    on_job: Callable[[JobTrace], None] | None = None,
+) -> LLM:
+    """Load what the settings name; `drafter` overrides theirs, `on_job` hears of every job. Notes
+    go to stderr."""
     program = resolved.program()
     start_logging(program)
     _check_flags(resolved)
@@ -40,7 +47,7 @@ def open_llm(resolved: Resolved, *, drafter: str | None = None) -> LLM:
 
     from outrider.api.llm import LLM
 
-    llm = LLM(program.target, draft=draft, config=engine)
+    llm = LLM(program.target, draft=draft, config=engine, on_job=on_job)
     if drafter is None:
         for note in llm.notes:
             print(f"note: {note}", file=sys.stderr)

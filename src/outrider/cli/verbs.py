@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.options import (
     ChatOptions,
+    CommOptions,
     DoctorOptions,
+    EnginesOptions,
     ExportOptions,
     GenerateOptions,
     InflateOptions,
     JsonOption,
     KSweepOptions,
     LoadOptions,
+    LoadTestOptions,
     NoOptions,
     OllamaOptions,
     PingOptions,
     PromptsOptions,
+    TraceOptions,
     VerifyOptions,
 )
 from outrider.core.settings import SETTINGS, Setting, describe
@@ -41,15 +45,20 @@ DECIDED_BY_SWEEPS = (
     "logprobs",
     "top_logprobs",
 )
+# Those that ask for more than a trace shows.
+DECIDED_BY_TRACES = ("profile", "n", "logprobs", "top_logprobs")
+# Those that a comparison of engines sets for each of them.
+DECIDED_BY_ENGINES = ("schedule", "profile", "max_tokens", "n", "logprobs", "top_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A word that a verb may take without a flag."""
+    """A word that a verb may take without a flag; the last one of a verb may be `many` words."""
 
     name: str
     text: str
     choices: tuple[str, ...] = ()
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +238,46 @@ VERBS = (
                 settings=ALL_SETTINGS,
                 without=DECIDED_BY_SWEEPS,
             ),
+            Verb(
+                name="comm",
+                target="outrider.cli.bench_comm:comm",
+                text="Time sums over processes or devices, and messages between two, by size.",
+                example="outrider bench comm --largest-mb 1",
+                options=CommOptions,
+            ),
+            Verb(
+                name="engines",
+                target="outrider.cli.bench_engines:engines",
+                text="Compare engines by requests in flight: latency, throughput, overlap, and "
+                "what theory says of them.",
+                example="outrider bench engines --engines off,single --levels 0,2 --requests 2 "
+                "--repeats 1 --max-tokens 8",
+                options=EnginesOptions,
+                settings=ALL_SETTINGS,
+                without=DECIDED_BY_ENGINES,
+            ),
+            Verb(
+                name="load",
+                target="outrider.cli.bench_load:load",
+                text="Put engines under load: Poisson arrivals, closed loops or a recorded trace.",
+                example="outrider bench load --engines single --rate 20 --requests 4 "
+                "--max-tokens 8",
+                options=LoadTestOptions,
+                settings=ALL_SETTINGS,
+                without=DECIDED_BY_ENGINES,
+            ),
         ),
+    ),
+    Verb(
+        name="trace",
+        target="outrider.cli.trace:trace",
+        text="Record what every lane does while prompts run, for Perfetto to show.",
+        example='outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv '
+        "--max-tokens 24",
+        arguments=(Argument(name="PROMPT", text="Texts to go on from (8 of ours).", many=True),),
+        options=TraceOptions,
+        settings=ALL_SETTINGS,
+        without=DECIDED_BY_TRACES,
     ),
     Verb(
         name="prompts",

@@ -6,9 +6,11 @@ milliseconds an emitted token over these rounds, and their acceptance (accepted 
     one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
     one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
 
-Then the rounds are forgotten: the next decision is about the new length. A round's milliseconds are
-those of the whole pass, draft included, over what this sequence got from it, which is what its
-reader waits for a token.
+Where requests wait in spite of the shortest drafts, drafts are also drawn at a higher temperature,
+one `HEAT` more a decision up to `HOTTEST` times the request's own; when the queue is short again,
+one less. Then the rounds are forgotten: the next decision is about the new length. A round's
+milliseconds are those of the whole pass, draft included, over what this sequence got from it, which
+is what its reader waits for a token.
 
 Lengths depend on measured time, so two runs may draft differently. Output keeps its law under every
 exact rule; it is the same text only where text is tied to the seed (greedy, match, coupled).
@@ -30,6 +32,8 @@ LOW_ACCEPTANCE = 0.4
 HIGH_ACCEPTANCE = 0.7
 MARGIN = 0.9
 PERCENT = 95
+HEAT = 0.25
+HOTTEST = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class SloStats:
     num_increases: int
     num_decreases: int
     num_samples: int
+    temperature: float = 1.0
 
     @property
     def num_adjustments(self) -> int:
@@ -57,6 +62,7 @@ class SloController:
         self._lowest, self._highest = min(max(LOWEST, min_k), k), k
         self._target_ms = target_ms
         self._depth = max(self._lowest, min(INITIAL, k))
+        self._temperature = 1.0
         self._rounds: list[RoundTrace] = []
         self._acceptance: float | None = None
         self._p95_ms: float | None = None
@@ -64,7 +70,7 @@ class SloController:
         self._num_decreases = 0
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        return [Budget(self._depth)] * len(seq_ids)
+        return [Budget(self._depth, self._temperature)] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         if trace.num_emitted:
@@ -81,6 +87,7 @@ class SloController:
             num_increases=self._num_increases,
             num_decreases=self._num_decreases,
             num_samples=len(self._rounds),
+            temperature=self._temperature,
         )
 
     def _decide(self) -> None:
@@ -88,6 +95,10 @@ class SloController:
         p95_ms = _percentile([_ms_per_token(trace) for trace in self._rounds])
         acceptance = _acceptance(self._rounds)
         self._p95_ms, self._acceptance = p95_ms, acceptance
+        if num_waiting > LONG_QUEUE and self._depth == self._lowest:
+            self._temperature = min(self._temperature + HEAT, HOTTEST)
+        elif num_waiting <= SHORT_QUEUE:
+            self._temperature = max(self._temperature - HEAT, 1.0)
         slow = num_waiting > LONG_QUEUE or p95_ms > self._target_ms
         quick = num_waiting <= SHORT_QUEUE and p95_ms < MARGIN * self._target_ms
         if slow or (acceptance is not None and acceptance < LOW_ACCEPTANCE):

@@ -97,14 +97,16 @@ class CostMeter:
         seconds = shared.verify_seconds + shared.accept_seconds
         num_rows = sum(1 + trace.num_drafted for trace in rounds)
         times = self._target.setdefault(_rows_bucket(num_rows), _Times())
-        if len(times) >= SETTLED and times.median > 0:
-            self._levels.add(seconds / times.median)
-            self._scatter.add(abs(seconds / times.median / self.level - 1))
-        times.add(seconds / self.level)
+        level = self.level
+        if len(times) >= SETTLED and (usual := times.median) > 0:
+            self._levels.add(seconds / usual)
+            level = self.level
+            self._scatter.add(abs(seconds / usual / level - 1))
+        times.add(seconds / level)
         depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
         if depths and caught_up:
             key = (_count_bucket(len(depths)), max(depths))
-            self._drafts.setdefault(key, _Times()).add(shared.draft_seconds / self.level)
+            self._drafts.setdefault(key, _Times()).add(shared.draft_seconds / level)
 
     def table(self) -> CostTable | None:
         """None before the first pass that tells something."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,11 @@ from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import PLAIN, Sampling
 
+# The highest that a request may ask for.
+MAX_TEMPERATURE = 100.0
+# (laws_NV, node): change the laws of a chain's node `node` in place; what comes out is reported.
+ChangeLaws: TypeAlias = Callable[[Tensor, int], None]
+
 
 @dataclass(slots=True)
 class _Chain:
@@ -31,6 +37,7 @@ class _Chain:
     row: DraftRow
     draw: DrawNode
     sampling: Sampling
+    change: ChangeLaws | None
     tokens: list[int] = field(default_factory=list[int])
     laws_NV: Tensor | None = None
 
@@ -50,7 +57,10 @@ class _Chain:
         if self.laws_NV is None:
             self.laws_NV = empty_laws(self.row.budget.depth, logits_V)
         law_1V = self.laws_NV[len(self.tokens)][None]
-        return processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]
+        law_V = processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]
+        if self.change is not None:
+            self.change(law_1V, len(self.tokens))
+        return law_V
 
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, self.laws_NV)
@@ -59,7 +69,8 @@ class _Chain:
 class ModelDrafter:
     """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass.
 
-    `draw` takes each token from its law at temperature > 0, which `sampling` makes.
+    `draw` takes each token from its law at temperature > 0, which `sampling` makes and `change`, if
+    given, changes.
     """
 
     name = "model"
@@ -73,12 +84,14 @@ class ModelDrafter:
         chunk: int,
         draw: DrawNode = pick_node,
         sampling: Sampling = PLAIN,
+        change: ChangeLaws | None = None,
     ) -> None:
         self._model = model
         self._argmax = argmax
         self._chunk = chunk
         self._draw = draw
         self._sampling = sampling
+        self._change = change
         self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -86,7 +99,7 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [_Chain(row, self._draw, self._sampling) for row in rows]
+        chains = [_Chain(_heated(row), self._draw, self._sampling, self._change) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]
@@ -156,6 +169,14 @@ class ModelDrafter:
         for feed in feeds:
             self._staged[feed.seq_id] += feed.tokens
         return logits_MV
+
+
+def _heated(row: DraftRow) -> DraftRow:
+    """With the temperature that its drafts are drawn at. Greedy drafts are not drawn."""
+    if row.budget.temperature == 1 or row.params.greedy:
+        return row
+    temperature = min(row.params.temperature * row.budget.temperature, MAX_TEMPERATURE)
+    return replace(row, params=replace(row.params, temperature=temperature))
 
 
 def _shape(chains: Sequence[_Chain], logits_MV: Tensor) -> None:

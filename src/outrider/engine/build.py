@@ -10,20 +10,18 @@ from torch import Tensor
 
 from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.noise import pick_node, race_node
-from outrider.core.protocols import CausalLM, Controller, DraftAhead, Drafter
+from outrider.core.protocols import CausalLM, Controller, DraftAhead
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.bridge import BridgeDrafter, Translator
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.none import NoDrafter
-from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.bridge import Translator
+from outrider.drafters.process.options import ChildOptions
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
+from outrider.engine.drafters import DraftParts, build_drafter
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.lanes.build import Machine, build_lanes
@@ -34,7 +32,7 @@ from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.table import schedule_for
+from outrider.sched.table import resolve_schedule, schedule_for
 from outrider.verify.table import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
@@ -47,7 +45,8 @@ _log = logging.getLogger(__name__)
 class Parts:
     """What loading provides. `argmax` is the greedy choice: the first maximum wins. `translator` is
     for a draft model with a vocabulary of its own. `sampling` makes laws and judges by them; what
-    draws from them comes with each sequence. Without a `machine` lanes take turns."""
+    draws from them comes with each sequence. Without a `machine` lanes take turns. With `child` a
+    process of its own loads the draft model."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -55,20 +54,7 @@ class Parts:
     translator: Translator | None = None
     sampling: Sampling = PLAIN
     machine: Machine | None = None
-
-
-def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
-    """The drafter that `config` means. Raises ConfigError if it needs a draft model."""
-    if config.k == 0:
-        return "none"
-    if config.drafter == "auto":
-        return "model" if has_draft else "ngram"
-    if config.drafter in ("model", "bridge") and not has_draft:
-        raise ConfigError(
-            f"drafter {config.drafter!r} needs a draft model, and none was given.",
-            hint="name one with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
-        )
-    return config.drafter
+    child: ChildOptions | None = None
 
 
 def resolve_window(
@@ -104,7 +90,15 @@ def build_engine(
     jobs: Callable[[JobTrace], None] | None = None,
 ) -> Engine:
     """Wire models, drafter, rule, controller and schedule together."""
-    drafter = _drafter(config, parts)
+    name = resolve_schedule(config, has_draft=parts.draft is not None or parts.child is not None)
+    device = "cpu" if parts.machine is None else str(parts.machine.device)
+    drafter = build_drafter(
+        config,
+        DraftParts(
+            parts.draft, parts.argmax, parts.sampling, parts.translator, parts.child, device
+        ),
+        ahead=name == "ssd",
+    )
     k = 0 if drafter.name == "none" else config.k
     target = parts.target if config.batched_verify else StepwiseLM(parts.target)
     stages = Stages(
@@ -116,8 +110,8 @@ def build_engine(
         sink=sink,
         sampling=parts.sampling,
     )
-    schedule = schedule_for(config, resolve_schedule(config, has_draft=parts.draft is not None))
-    ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
+    schedule = schedule_for(config, name)
+    ahead = name == "ssd" and isinstance(drafter, DraftAhead)
     lanes = build_lanes(
         config, schedule.lanes, stages, lambda own: _round(config, parts, own), parts.machine
     )
@@ -141,12 +135,6 @@ def build_engine(
         deliver=lanes.deliver,
         jobs=jobs,
     )
-
-
-def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
-    """The schedule that `config` means."""
-    del has_draft
-    return "single" if config.schedule == "auto" else config.schedule
 
 
 def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
@@ -179,41 +167,12 @@ def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
     return resolve_window(config, parts.target.spec.max_tokens, draft_tokens, k=k)
 
 
-def _drafter(config: EngineConfig, parts: Parts) -> Drafter:
-    match resolve_drafter(config, has_draft=parts.draft is not None):
-        case "model":
-            assert parts.draft is not None
-            # Drafts agree most with the coupled rule's draws when both race with the same numbers.
-            draw = race_node if config.sampler == "coupled" else pick_node
-            return ModelDrafter(
-                parts.draft,
-                parts.argmax,
-                chunk=config.prefill_chunk,
-                draw=draw,
-                sampling=parts.sampling,
-            )
-        case "bridge":
-            assert parts.draft is not None
-            assert parts.translator is not None
-            return BridgeDrafter(
-                parts.draft,
-                parts.argmax,
-                parts.translator,
-                chunk=config.prefill_chunk,
-                page_size=config.page_size,
-            )
-        case "prediction":
-            return PredictionDrafter()
-        case "ngram":
-            return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
-        case _:
-            return NoDrafter()
-
-
 def _controller(config: EngineConfig, k: int) -> Controller:
     """Raises ConfigError when the shortest draft is longer than the longest, `k`."""
     if k == 0 or config.controller == "fixed":
         return FixedController(Budget(k))
+    if config.controller == "goodput":
+        return GoodputController(k=k)
     if config.min_k > k:
         raise ConfigError(
             f"min_k={config.min_k} is above k={k}, the longest draft.",

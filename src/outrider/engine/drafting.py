@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.protocols import AheadRow, Drafter
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.process.client import ProcessDrafter
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,11 @@ class Drafting:
         if not drafting:
             return None
         return max(min(drafting.values()) + self.timeout - self.clock(), 0.0) + 0.001
+
+    def shut_down(self) -> None:
+        """End the drafter's process, if it lives in one."""
+        if isinstance(self.drafter, ProcessDrafter):
+            self.drafter.shut_down()
 
     def give_up(self) -> None:
         self.hung = f"drafter {self.drafter.name!r} gave no answer for {self.timeout:g} seconds."

@@ -81,8 +81,9 @@ class Engine:
             residents.drop(seq_id)
 
     def close(self) -> None:
-        """End the lanes' threads."""
+        """End the lanes' threads, and the drafter's process if it has one."""
         self.executor.close()
+        self.residents.drafting.shut_down()
 
     # Jobs
 

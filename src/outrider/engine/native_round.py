@@ -63,7 +63,7 @@ class NativeRound:
             self.stages.draft(batch)
             return self.verify(batch, chunks, num_waiting=num_waiting)
         started = perf_counter()
-        rows = self._drafting_rows(batch)
+        rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
         if rows is not None:
             # What its model had to read before the call is drafting too.
             drafting = perf_counter() - started
@@ -230,6 +230,11 @@ def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: in
 
 def _temperature(params: SamplingParams) -> float:
     return 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
+
+
+def _is_heated(seq: LiveSequence) -> bool:
+    """Drafts of it are drawn at another temperature than the text, which the call cannot do."""
+    return seq.budget.temperature != 1 and not seq.params.greedy
 
 
 def _is_chosen_chain(draft: Draft) -> bool:

@@ -8,12 +8,13 @@ that is fetched is ever executed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 import torch
 
+from outrider.core.comm import Comm
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.nearest import did_you_mean
 from outrider.kernels.registry import choose
@@ -21,7 +22,9 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.gpt2_config import GPT2Config
 from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, read_native_config
-from outrider.models.llama import LlamaModel
+from outrider.models.llama import ALONE, LlamaModel
+from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.parallel.shard import check_split
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
@@ -47,9 +50,12 @@ class LoadOptions:
     quantise: str = "none"
 
 
-def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder:
+def load_model(
+    folder: Path, options: LoadOptions, *, name: str = "", comm: Comm = ALONE
+) -> Decoder:
     """`name` is what reports call the model, by default the folder's name. A family without a
-    decoder of ours runs through transformers, over the same arena.
+    decoder of ours runs through transformers, over the same arena. Of a model of the Llama family,
+    `comm` with several ranks says that this process has one share (see `refuse_split`).
 
     Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
     """
@@ -81,7 +87,41 @@ def load_model(folder: Path, options: LoadOptions, *, name: str = "") -> Decoder
             case GPT2Config():
                 return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)
             case _:
-                return LlamaModel(config, weights, kernels=kernels, place=place, room=options.room)
+                if comm.size > 2:
+                    # Two summands have one sum; the order of more may depend on the row's place.
+                    kernels = replace(kernels, exact=False)
+                return LlamaModel(
+                    config, weights, kernels=kernels, place=place, room=options.room, comm=comm
+                )
+
+
+def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
+    """Raise ConfigError unless `size` ranks can share the model of `folder`."""
+    wish = f"tensor_parallel={size}"
+    family = read_model_type(folder)
+    config = read_native_config(folder) if family in LLAMA_FAMILIES else None
+    if not isinstance(config, LlamaConfig):
+        raise ConfigError(
+            f"{wish}: models of type {family} run in one process only.",
+            hint=f"leave --tensor-parallel at 1, or choose one of: {', '.join(LLAMA_FAMILIES)}",
+        )
+    if options.quantise != "none":
+        raise ConfigError(
+            f"{wish}: quantised weights are not shared out.",
+            hint="leave --quantise at none, or --tensor-parallel at 1",
+        )
+    device = pick_device(options.device)
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"{wish}: on {device.type} there is one process.",
+            hint="use --device cpu, or leave --tensor-parallel at 1",
+        )
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"{wish}: every rank needs a device, and PyTorch sees {torch.cuda.device_count()}.",
+            hint="lower --tensor-parallel, or use --device cpu",
+        )
+    check_split(config, size)
 
 
 def pick_device(name: str) -> torch.device:

@@ -24,6 +24,7 @@ from outrider.models.weights import Weights
 HEAD = "lm_head.weight"
 # Names of the table of tokens in all families' files.
 EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +63,27 @@ class WeightReader:
         """Norms, biases and positions, in float32."""
         return self._copy(self._weights.take(name, *shape), torch.float32)
 
-    def head(self, embedding_VD: Tensor, *, tied: bool) -> PackedLinear:
-        """As in transformers, a head that is stored wins over tying."""
+    def head(self, embedding_VD: Tensor, *, tied: bool, rows: slice = EVERYTHING) -> PackedLinear:
+        """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
         if tied and HEAD not in self._weights:
-            return self._kernels.pack(embedding_VD)
-        return self._kernels.pack(self.table(HEAD, *embedding_VD.shape))
+            return self._kernels.pack(embedding_VD[rows])
+        return self._kernels.pack(self.table(HEAD, *embedding_VD.shape)[rows])
 
     def linear(
-        self, outputs: Mapping[str, int], num_in: int, order_O: Tensor | None = None
+        self,
+        outputs: Mapping[str, int],
+        num_in: int,
+        order_O: Tensor | None = None,
+        *,
+        columns: slice = EVERYTHING,
     ) -> PackedLinear:
-        """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`."""
+        """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`, and
+        of its inputs those in `columns`."""
         parts = [
             self._weights.take(f"{name}.weight", num_out, num_in)
             for name, num_out in outputs.items()
         ]
-        return self._packed(_ordered(torch.cat(parts), order_O))
+        return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
     def conv(self, name: str, num_in: int, num_out: int) -> PackedLinear:
         """A Conv1D of GPT-2, which is a linear stored as inputs by outputs."""

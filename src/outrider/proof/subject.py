@@ -14,7 +14,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.drafters.prediction import check_prediction
-from outrider.engine.build import resolve_drafter
+from outrider.engine.drafters import resolve_drafter
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Protocol
 
 from outrider.core.budget import JobTrace
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """What can be done to a sequence; PREFILL and VERIFY share one target pass in a job.
 
     AHEAD drafts for the likely verdicts of a sequence while another lane verifies it.
@@ -19,6 +19,9 @@ class Stage(Enum):
     DRAFT = auto()
     VERIFY = auto()
     AHEAD = auto()
+
+
+_ORDER = (Stage.DRAFT, Stage.AHEAD, Stage.PREFILL, Stage.VERIFY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,8 @@ class Job:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that it has works of, in the order in which they run."""
-        order = (Stage.DRAFT, Stage.AHEAD, Stage.PREFILL, Stage.VERIFY)
         present = {work.stage for work in self.works}
-        return tuple(stage for stage in order if stage in present)
+        return tuple(stage for stage in _ORDER if stage in present)
 
     def alone(self, seq_id: int) -> Job:
         """The part of it that is about one sequence."""

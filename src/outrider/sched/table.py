@@ -10,6 +10,19 @@ from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
 from outrider.sched.single import SingleLane
 
 
+def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
+    """The schedule that `config` means.
+
+    Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto` keeps
+    one lane. Drafting ahead pays where the draft model has a memory or cores of its own.
+    """
+    if config.schedule != "auto":
+        return config.schedule
+    apart = config.drafter_home == "process" or config.drafter_device not in ("auto", config.device)
+    drafts = has_draft and config.k > 0 and config.drafter in ("auto", "model")
+    return "ssd" if apart and drafts else "single"
+
+
 def schedule_for(config: EngineConfig, name: str) -> Schedule:
     """`name` is one of SCHEDULES, but for auto."""
     batch = config.batch_size

@@ -6,6 +6,9 @@ looks like. Committing a chain therefore changes integers only. Committing anoth
 the accepted rows that are out of place, inside the arena, and says how many. Rejected rows are dead
 space: no plan names their slots, and later nodes overwrite them.
 
+Lanes may call for different sequences at once: what sequences share, the accounts of pages, is
+behind a lock that no forward pass and no copy of rows holds. Of one sequence there is one caller.
+
 Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
          P = page-table columns, E = extra keys.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -86,14 +90,16 @@ class PagedKV:
         self._page_size = page_size
         self._device = device
         self._sequences: dict[int, _Sequence] = {}
+        self._lock = RLock()
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
         assert seq_id not in self._sequences
-        pages = self._pool.find_prefix(tokens)
-        for page in pages:
-            self._pool.share(page)
-        reused = len(pages) * self._page_size
-        self._sequences[seq_id] = _Sequence(pages, list(tokens[:reused]))
+        with self._lock:
+            pages = self._pool.find_prefix(tokens)
+            for page in pages:
+                self._pool.share(page)
+            reused = len(pages) * self._page_size
+            self._sequences[seq_id] = _Sequence(pages, list(tokens[:reused]))
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -102,13 +108,15 @@ class PagedKV:
         assert length is None or 0 <= length <= len(old.tokens)
         tokens = old.tokens[:length]
         whole, rest = divmod(len(tokens), self._page_size)
-        self._pool.require(int(rest > 0))
-        pages = old.pages[:whole]
-        for page in pages:
-            self._pool.share(page)
-        self._sequences[new] = _Sequence(pages, tokens)
+        with self._lock:
+            self._pool.require(int(rest > 0))
+            pages = old.pages[:whole]
+            for page in pages:
+                self._pool.share(page)
+            self._sequences[new] = _Sequence(pages, tokens)
+            if rest:
+                pages.append(self._pool.take())
         if rest:
-            pages.append(self._pool.take())
             start = whole * self._page_size
             self._copy(
                 self._slots(old, start, rest), self._slots(self._sequences[new], start, rest)
@@ -128,7 +136,8 @@ class PagedKV:
         return sum(self._commit(self._sequences[seq_id], path) for seq_id, path in paths.items())
 
     def close(self, seq_id: int) -> None:
-        self._pool.release(self._sequences.pop(seq_id).pages)
+        with self._lock:
+            self._pool.release(self._sequences.pop(seq_id).pages)
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, tokens, D]."""
@@ -141,12 +150,14 @@ class PagedKV:
 
         The rest is dead space, but for free pages whose beginning `open` may still find.
         """
-        live = [self._slots(seq, 0, len(seq.tokens)) for seq in self._sequences.values()]
+        with self._lock:
+            live = [self._slots(seq, 0, len(seq.tokens)) for seq in self._sequences.values()]
         return torch.tensor(sorted({slot for slots in live for slot in slots}), dtype=torch.int64)
 
     def check(self) -> None:
         """Assert that no page leaked or is counted twice."""
-        self._pool.check([seq.pages for seq in self._sequences.values()])
+        with self._lock:
+            self._pool.check([seq.pages for seq in self._sequences.values()])
 
     @property
     def page_size(self) -> int:
@@ -156,12 +167,13 @@ class PagedKV:
         """Hold pages for so many more nodes of each sequence. Raises CapacityError, holding none
         more, when the free pages do not suffice."""
         missing = {seq_id: self._missing(seq_id, count) for seq_id, count in counts.items()}
-        self._pool.require(sum(missing.values()))
-        for seq_id, num_pages in missing.items():
-            pages = self._sequences[seq_id].pages
-            for _ in range(num_pages):
-                # One at a time: an interrupt must not leave a page that nobody holds.
-                pages.append(self._pool.take())
+        with self._lock:
+            self._pool.require(sum(missing.values()))
+            for seq_id, num_pages in missing.items():
+                pages = self._sequences[seq_id].pages
+                for _ in range(num_pages):
+                    # One at a time: an interrupt must not leave a page that nobody holds.
+                    pages.append(self._pool.take())
 
     def pages(self, seq_id: int) -> Sequence[int]:
         """The pages of a sequence in order; slot t of it lies in page t // page_size. The same
@@ -231,8 +243,9 @@ class PagedKV:
             self._copy(source, target)
         seq.tokens += [seq.staged[node] for node in path]
         seq.num_staged = 0
-        for index in range(filled, len(seq.tokens) // self._page_size):
-            self._pool.remember(seq.pages, seq.tokens, index)
+        with self._lock:
+            for index in range(filled, len(seq.tokens) // self._page_size):
+                self._pool.remember(seq.pages, seq.tokens, index)
         return len(moved)
 
     def _copy(self, source: list[int], target: list[int]) -> None:

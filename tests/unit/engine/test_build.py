@@ -17,9 +17,9 @@ from outrider.engine.build import (
     DRAFT_CONTEXT,
     Parts,
     build_engine,
-    resolve_drafter,
     resolve_window,
 )
+from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM

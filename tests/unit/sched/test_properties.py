@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.lanes import Arrival, Lanes, Ran
-from outrider.sched.draft_ahead import DraftAheadLanes
-from outrider.sched.jobs import Job, Schedule, Stage
-from outrider.sched.prefill_decode import PrefillDecode
-from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
-from outrider.sched.single import SingleLane
+from doubles.schedules import SCHEDULES
+from outrider.sched.jobs import Job, Stage
+from outrider.sched.prefill_draft_verify import LaneSizes
 
-SCHEDULES: dict[str, Callable[[LaneSizes], Schedule]] = {
-    "single": lambda s: SingleLane(s.chunk, batch=s.decode, prefill_batch=s.prefill),
-    "pd": lambda s: PrefillDecode(s.chunk, batch=s.decode, prefill_batch=s.prefill),
-    "pdv": PrefillDraftVerify,
-    "pdv, always separate": lambda s: PrefillDraftVerify(s, threshold=0),
-    "ssd": DraftAheadLanes,
-}
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)
 arrivals = st.lists(
     st.builds(Arrival, st.integers(1, 24), st.integers(1, 5), st.integers(0, 20).map(float)),

@@ -1,0 +1,204 @@
+"""What it costs to let ranks meet: sums over all ranks and messages between two, by size.
+
+The time of a message of b bytes is fitted by  t = alpha + b / beta  (Hockney 1994): a latency that
+every message pays and a bandwidth that large ones see. The fit weighs relative errors, so that
+small messages count as much as large ones. Of a sum over n ranks every rank sends 2 (n - 1) / n of
+its bytes at least, and that is what the bandwidth of the wire is taken from.
+
+A pass of a model among ranks needs two sums a layer, each of one float32 residual a packed token.
+Its communication is therefore foreseen from the fit, to be set beside what the shared weights save.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from outrider.bench.comm_peer import HERE, READY, Exercise, do, place_of
+from outrider.bench.quiet import Neighbours
+from outrider.core.comm import Comm
+from outrider.core.errors import ConfigError
+from outrider.core.spec import ModelSpec
+from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.topology import hardware_threads
+from outrider.models.loading import pick_device
+from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.torch_comm import TorchComm
+
+PEER = "outrider.bench.comm_peer"
+FLOAT_BYTES = 4
+SMALLEST_BYTES = 1 << 10
+# What is measured of one size takes about so long, and is done so often.
+POINT_SECONDS = 0.12
+REPEATS = (5, 200)
+WARMUPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size: the median and the shortest of `repeats` times. Of send_recv it is one way."""
+
+    exercise: str
+    num_bytes: int
+    repeats: int
+    median_seconds: float
+    min_seconds: float
+    wire_bytes: float
+
+    @property
+    def gb_per_second(self) -> float:
+        """Bytes on the wire of one rank over the median."""
+        return self.wire_bytes / self.median_seconds / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`alpha_seconds` a message, `beta_bytes_per_second` beyond; `worst_error` is the largest
+    relative distance of a point. Without a bandwidth (None) size did not matter."""
+
+    exercise: str
+    alpha_seconds: float
+    beta_bytes_per_second: float | None
+    worst_error: float
+
+    def seconds(self, num_bytes: float) -> float:
+        beta = self.beta_bytes_per_second
+        return self.alpha_seconds + (num_bytes / beta if beta else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who met, and over what. `peer_access` has the pairs of devices that read each other."""
+
+    ranks: int
+    backend: str
+    devices: Sequence[str]
+    hardware_threads: int
+    physical_cores: int
+    peer_access: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommReport:
+    """`foreign_cpu` is the share of the machine that others used meanwhile, None if unknown."""
+
+    topology: Topology
+    points: Sequence[Point]
+    fits: Sequence[Fit]
+    foreign_cpu: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "topology": asdict(self.topology),
+            "points": [{**asdict(p), "gb_per_second": p.gb_per_second} for p in self.points],
+            "fits": [asdict(fit) for fit in self.fits],
+            "foreign_cpu": self.foreign_cpu,
+        }
+
+
+def measure(*, size: int = 2, device: str = "auto", largest_bytes: int = 1 << 24) -> CommReport:
+    """Seconds of work on one machine. Raises ConfigError where there are not `size` devices and
+    RankError if a rank does not start."""
+    kind = pick_device(device).type
+    if kind == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"{size} ranks need as many CUDA devices, and PyTorch sees "
+            f"{torch.cuda.device_count()}.",
+            hint="lower --ranks, or use --device cpu",
+        )
+    place = place_of("cpu" if kind == "mps" else kind, 0)
+    with Neighbours() as neighbours, TemporaryDirectory(prefix="outrider-ranks-") as meeting:
+        store = Path(meeting) / "store"
+        ranks = Ranks(PEER, size, {"store": str(store), "device": place.type})
+        try:
+            ranks.hear(HERE)
+            comm = TorchComm(0, size, store=store, place=place)
+            ranks.hear(READY)
+            points = _points(comm, ranks, place, largest_bytes)
+        finally:
+            ranks.close()
+    fits = [fit([p for p in points if p.exercise == kind.name.lower()]) for kind in Exercise]
+    return CommReport(_topology(comm, place), points, fits, neighbours.share)
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Least squares of relative errors; neither part is below 0."""
+    sizes = [float(point.num_bytes) for point in points]
+    times = [point.median_seconds for point in points]
+    weights = [1 / t**2 for t in times]
+    s = sum(weights)
+    sx = sum(w * x for w, x in zip(weights, sizes, strict=True))
+    sxx = sum(w * x * x for w, x in zip(weights, sizes, strict=True))
+    sy = sum(w * y for w, y in zip(weights, times, strict=True))
+    sxy = sum(w * x * y for w, x, y in zip(weights, sizes, times, strict=True))
+    spread = s * sxx - sx * sx
+    slope = max((s * sxy - sx * sy) / spread, 0.0) if spread > 0 else 0.0
+    alpha = (sy - slope * sx) / s
+    if alpha < 0:
+        alpha, slope = 0.0, sxy / sxx
+    errors = [abs(alpha + slope * x - y) / y for x, y in zip(sizes, times, strict=True)]
+    return Fit(points[0].exercise, alpha, 1 / slope if slope else None, max(errors))
+
+
+def pass_seconds(found: Fit, spec: ModelSpec, num_rows: int) -> float:
+    """What the sums of one pass over `num_rows` packed tokens cost by the fit of all_reduce."""
+    return 2 * spec.num_layers * found.seconds(num_rows * spec.hidden_size * FLOAT_BYTES)
+
+
+def _points(comm: Comm, ranks: Ranks, place: torch.device, largest_bytes: int) -> list[Point]:
+    def run(exercise: Exercise, num_numbers: int, repeats: int) -> list[float]:
+        ranks.tell([exercise, num_numbers, repeats])
+        ranks.check()
+        return do(exercise, comm, torch.ones(num_numbers, device=place), repeats)
+
+    points: list[Point] = []
+    num_bytes = SMALLEST_BYTES
+    while num_bytes <= largest_bytes:
+        points += [_point(run, exercise, num_bytes, comm.size) for exercise in Exercise]
+        num_bytes *= 4
+    return points
+
+
+def _point(
+    run: Callable[[Exercise, int, int], list[float]],
+    exercise: Exercise,
+    num_bytes: int,
+    size: int,
+) -> Point:
+    num_numbers = num_bytes // FLOAT_BYTES
+    first = min(run(exercise, num_numbers, WARMUPS))
+    repeats = min(max(int(POINT_SECONDS / first), REPEATS[0]), REPEATS[1])
+    seconds = run(exercise, num_numbers, repeats)
+    ways = 2 if exercise is Exercise.SEND_RECV else 1
+    share = 2 * (size - 1) / size if exercise is Exercise.ALL_REDUCE else 1.0
+    return Point(
+        exercise.name.lower(),
+        num_bytes,
+        repeats,
+        statistics.median(seconds) / ways,
+        min(seconds) / ways,
+        share * num_bytes,
+    )
+
+
+def _topology(comm: TorchComm, place: torch.device) -> Topology:
+    on_cuda = place.type == "cuda"
+    numbers = range(comm.size)
+    return Topology(
+        ranks=comm.size,
+        backend=comm.backend,
+        devices=[torch.cuda.get_device_name(n) if on_cuda else place.type for n in numbers],
+        hardware_threads=len(hardware_threads()),
+        physical_cores=num_physical_cores(),
+        peer_access=[
+            f"{a}-{b}"
+            for a in numbers
+            for b in numbers
+            if on_cuda and a < b and torch.cuda.can_device_access_peer(a, b)
+        ],
+    )

@@ -1,0 +1,139 @@
+"""`outrider bench load`: engines under arrivals that do not wait for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.bench.engines.cases import (
+    SCENARIOS,
+    Case,
+    ClosedCase,
+    LoadPlan,
+    PoissonCase,
+    Prompts,
+    ReplayCase,
+    scenario,
+)
+from outrider.bench.engines.cells import cells
+from outrider.bench.engines.load_report import load_record, sections
+from outrider.bench.engines.plan import engines_named, levels_named
+from outrider.bench.engines.record import (
+    RESULTS,
+    contestant_record,
+    new_run_id,
+    request_rows,
+    sample_record,
+    write_page,
+)
+from outrider.bench.load.requests import replay, texts_of
+from outrider.bench.pages import Page
+from outrider.bench.provenance import provenance, write_json
+from outrider.cli import engine_setup
+from outrider.cli.call import Call
+from outrider.cli.logs import start_logging
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.options import LoadTestOptions
+from outrider.cli.output import json_line
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
+
+NUM_REQUESTS = 10
+SCHEMA = "outrider-bench-load/1"
+
+
+def load(call: Call[LoadTestOptions]) -> int:
+    start_logging(call.resolved.program())
+    options = call.options
+    names = engines_named(options.engines)
+    prompts = Prompts(
+        texts=texts_of(options.prompts),
+        max_tokens=options.max_tokens,
+        seed=call.resolved.sampling().seed,
+    )
+    plan = LoadPlan(
+        cases=cases_of(options),
+        repeats=options.repeats,
+        prompts=prompts,
+        params=engine_setup.sampling(call.resolved, options.max_tokens),
+    )
+    folder = engine_setup.folder_of("load", options.output_dir, call.resolved)
+    base = engine_setup.engine_settings(call.resolved, most_in_flight=plan.most_in_flight)
+    found, _ = engine_setup.contestants(names, call.resolved, base)
+    head: dict[str, object] = {
+        "benchmark": "load",
+        "schema": SCHEMA,
+        "run_id": new_run_id(),
+        "provenance": provenance(),
+        **engine_setup.origins(call.resolved),
+        "engines": [contestant_record(contestant) for contestant in found],
+    }
+    taken, whole = engine_setup.measure(plan, found)
+    if not taken:
+        return INTERRUPTED
+    samples = [one.sample for one in taken]
+    record = {
+        **head,
+        "complete": whole,
+        **load_record(plan, samples),
+        "samples": [sample_record(sample) for sample in samples],
+    }
+    write_json(folder / RESULTS, record)
+    engine_setup.write_requests(folder, options.csv, request_rows(taken))
+    page = Page(
+        f"Load, run {record['run_id']}", list(sections(plan.cases, samples, cells(samples)))
+    )
+    write_page(folder, page)
+    if options.json:
+        print(json_line({"folder": str(folder), **record}))
+    else:
+        engine_setup.print_page(page)
+        print(f"results: {folder} ({RESULTS}, requests.csv, report.md, report.html)")
+    if not whole:
+        engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
+        return INTERRUPTED
+    return 1 if any(not sample.ok for sample in samples) else 0
+
+
+def cases_of(options: LoadTestOptions) -> list[Case]:
+    """Raises ConfigError for words that say two things."""
+    kinds = {
+        "--rate": options.rate,
+        "--concurrency": options.concurrency,
+        "--replay": options.replay,
+    }
+    given = [flag for flag, value in kinds.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} each say what arrives.", hint="keep one of them")
+    num = options.requests
+    if num is None and options.duration is None:
+        num = NUM_REQUESTS
+    if options.rate is not None:
+        case = PoissonCase(
+            name="poisson",
+            rate=options.rate,
+            max_in_flight=options.max_concurrent,
+            num_requests=num,
+            duration=options.duration,
+        )
+        return [case]
+    if options.replay is not None:
+        recorded = replay(Path(options.replay))[: options.requests]
+        return [ReplayCase(name="replay", recorded=recorded, max_in_flight=options.max_concurrent)]
+    if options.concurrency is not None:
+        return [
+            ClosedCase(
+                name=f"closed-{n}", num_in_flight=n, num_requests=num, duration=options.duration
+            )
+            for n in levels_named("--concurrency", options.concurrency, lowest=1)
+        ]
+    return [scenario(name, num or NUM_REQUESTS) for name in _scenarios(options.scenarios)]
+
+
+def _scenarios(text: str) -> list[str]:
+    names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for name in names:
+        if name not in SCENARIOS:
+            raise ConfigError(f"unknown scenario {name!r}.", hint=did_you_mean(name, SCENARIOS))
+    if not names:
+        raise ConfigError("--scenarios names nothing.", hint=f"--scenarios {','.join(SCENARIOS)}")
+    return names

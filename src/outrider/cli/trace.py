@@ -1,0 +1,202 @@
+"""`outrider trace`: run prompts, record every job of every lane, and write what happened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.bench import figure_style
+from outrider.bench.monitor import Monitor, Usage
+from outrider.bench.workloads import DOMAINS, builtin_texts
+from outrider.cli.call import Call
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.options import TraceOptions
+from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.session import open_llm, run_record
+from outrider.cli.trace_page import page
+from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.clock import HOST_CLOCK
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.params import SamplingParams
+from outrider.metrics.chrome_trace import trace_pieces
+from outrider.metrics.lanes import Counters, scheduler_stats
+from outrider.metrics.summary import summarise
+from outrider.metrics.timeline import hit_rate, over_time, timeline
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.api.ticket import Ticket
+
+_PER_DOMAIN = 2
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a run left behind, perhaps after an interrupt. `num_slots` is all of the arena."""
+
+    num_slots: int
+    jobs: list[JobTrace] = field(default_factory=list[JobTrace])
+    rounds: list[RoundTrace] = field(default_factory=list[RoundTrace])
+    errors: list[str] = field(default_factory=list[str])
+    counters: Counters | None = None
+    usage: Usage | None = None
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+def trace(call: Call[TraceOptions]) -> int:
+    options = call.options
+    output = Path(options.output)
+    check_writable(output)
+    figure = _figure_path(options.figure)
+    jobs: list[JobTrace] = []
+    llm = open_llm(call.resolved, on_job=jobs.append)
+    try:
+        recording = record(llm, call.arguments or _our_prompts(), call.resolved.sampling(), jobs)
+    finally:
+        llm.close()
+    about = run_record(llm, call.resolved)
+    write_whole(output, trace_pieces(recording.jobs, recording.rounds, about=about))
+    figures = _draw(recording, figure, call) if figure is not None and recording.jobs else []
+    found = summary(llm, recording)
+    found |= {"trace": str(output), "figures": [str(path) for path in figures], "run": about}
+    print(json_line(found) if options.json else page(found))
+    for error in recording.errors:
+        print(f"note: a request failed: {error}", file=sys.stderr)
+    if recording.interrupted:
+        return INTERRUPTED
+    return 1 if recording.errors else 0
+
+
+def record(
+    llm: LLM, prompts: Sequence[str], params: SamplingParams, jobs: list[JobTrace]
+) -> Recording:
+    """Run all prompts at once; `jobs` is where `llm` leaves the records of its jobs.
+
+    A short request comes first and is not kept: the first passes of a process wait for what no
+    later one does. An interrupt ends the run, and what was recorded is kept. Raises ConfigError for
+    a prompt that does not fit.
+    """
+    llm.generate(["Warm up."], SamplingParams(max_tokens=8))
+    jobs.clear()
+    recording, before = Recording(llm.free_tokens, jobs), replace(llm.counts)
+    tickets: list[Ticket] = []
+    began = HOST_CLOCK()
+    with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
+        try:
+            tickets += _submitted(llm, prompts, params)
+            while llm.has_work:
+                llm.advance()
+        except KeyboardInterrupt:
+            recording.interrupted = True
+    recording.seconds = HOST_CLOCK() - began
+    recording.usage = monitor.usage
+    recording.rounds = list(chain.from_iterable(ticket.reader.traces for ticket in tickets))
+    failures = (ticket.reader.seq.error for ticket in tickets)
+    recording.errors = [f"{type(error).__name__}: {error}" for error in failures if error]
+    done = llm.counts
+    ended = done.completed + done.failed + done.cancelled
+    ended -= before.completed + before.failed + before.cancelled
+    submitted = done.submitted - before.submitted
+    waiting = min(jobs[-1].num_waiting if jobs else 0, submitted - ended)
+    recording.counters = Counters(
+        uptime_seconds=recording.seconds,
+        num_submitted=submitted,
+        num_completed=done.completed - before.completed,
+        num_rejected=done.rejected - before.rejected,
+        num_waiting=waiting,
+        num_live=submitted - ended - waiting,
+        max_waiting=llm.config.max_waiting,
+        max_live=llm.config.batch_size,
+    )
+    return recording
+
+
+def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
+    """Everything that the records tell, as plain values."""
+    jobs, rounds = recording.jobs, recording.rounds
+    assert recording.counters is not None
+    assert recording.usage is not None
+    config = llm.config
+    k = 0 if llm.drafter == "none" else config.k
+    stats = summarise(rounds, drafter=llm.drafter, k=k, total_seconds=recording.seconds)
+    return {
+        "schedule": config.schedule,
+        "drafter": llm.drafter,
+        "k": k,
+        "seconds": recording.seconds,
+        "num_emitted": stats.num_emitted,
+        "tokens_per_second": stats.tokens_per_second,
+        "acceptance_rate": stats.acceptance_rate if stats.num_drafted else None,
+        "tokens_per_round": stats.tokens_per_round,
+        "p_hit": hit_rate(rounds),
+        "num_jobs": len(jobs),
+        "errors": recording.errors,
+        "timeline": timeline(jobs).to_dict(),
+        "over_time": [asdict(stretch) for stretch in over_time(jobs)],
+        "scheduler": scheduler_stats(jobs, recording.counters),
+        "memory": _memory(llm, recording, k),
+        "usage": recording.usage.to_dict(),
+    }
+
+
+def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
+    """What the lanes held: the arena, and drafts on their way from one lane to another. Whoever
+    samples keeps a law (float32) with each token that it drafted, the greedy only tokens."""
+    per_token = llm.spec.kv_bytes_per_token
+    least = min((job.num_free_tokens for job in recording.jobs), default=recording.num_slots)
+    handed = max((job.queues[2] for job in recording.jobs), default=0)
+    return {
+        "arena_tokens": recording.num_slots,
+        "least_free_tokens": least,
+        "most_held_bytes": (recording.num_slots - least) * per_token,
+        "most_drafts_between_lanes": handed,
+        "most_law_bytes_between_lanes": handed * k * llm.spec.vocab_size * 4,
+    }
+
+
+def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iterator[Ticket]:
+    for number, prompt in enumerate(prompts):
+        yield llm.submit(prompt, replace(params, seed=(params.seed + number) % 2**63))
+
+
+def _our_prompts() -> list[str]:
+    """Of every domain in turns, so that short and long prompts come together."""
+    found = zip(*(builtin_texts(domain)[:_PER_DOMAIN] for domain in DOMAINS), strict=True)
+    return list(chain.from_iterable(found))
+
+
+def _figure_path(name: str | None) -> Path | None:
+    """Checked before anything runs: its name, its folder, and whether figures can be drawn."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(
+            f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
+        )
+    reason = figure_style.why_not()
+    if reason is not None:
+        raise MachineError(reason, hint="leave --figure out")
+    check_writable(path)
+    return path
+
+
+def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Path]:
+    from outrider.bench.figure_lanes import LanePicture, draw_lanes
+
+    engine, params = call.resolved.engine(), call.resolved.sampling()
+    assert recording.counters is not None
+    how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"
+    picture = LanePicture(
+        jobs=recording.jobs,
+        rounds=recording.rounds,
+        title=f"Lanes of {engine.schedule}, {recording.counters.num_submitted} requests",
+        small_print=f"{call.resolved.program().target}, {how}, K={engine.k}",
+        seconds=call.options.figure_seconds,
+    )
+    return draw_lanes(picture, path.parent, path.stem)

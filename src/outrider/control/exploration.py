@@ -1,0 +1,110 @@
+"""When to draft otherwise than what looks best, in order to learn, and for how much time at most.
+
+`Sweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
+decoding and at longer drafts while drafts pay, at short drafts while they do not. Looks are short;
+each one that changes nothing doubles the wait for the next. What a look cost, against what would
+have been done without it, is booked, and no look begins while that is above `SHARE` of all time.
+
+Both count rounds that were observed, so decisions follow from traces alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Of the time of all rounds since the sweep.
+SHARE = 0.01
+# Long enough that a drafter which must catch up first is measured as well.
+PROBE_ROUNDS = 4
+FIRST_GAP = 32
+LONGEST_GAP = 256
+# Rounds of one depth in the sweep that tell something; so many of any kind end a depth as well.
+SWEEP_ROUNDS = 3
+MOST_SWEEP_ROUNDS = 12
+
+
+def sweep_depths(k: int) -> tuple[int, ...]:
+    """0, powers of two and `k`."""
+    powers = (1 << power for power in range(k.bit_length()))
+    return tuple(sorted({0, k, *powers}))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The first rounds, each depth of `depths` for a few."""
+
+    depths: tuple[int, ...]
+    _stage: int = 0
+    _num_telling: int = 0
+    _num_rounds: int = 0
+
+    @property
+    def depth(self) -> int | None:
+        """What to draft now; None once it is over."""
+        return self.depths[self._stage] if self._stage < len(self.depths) else None
+
+    @property
+    def next_depth(self) -> int | None:
+        following = self._stage + 1
+        return self.depths[following] if following < len(self.depths) else None
+
+    def advance(self, *, telling: bool) -> bool:
+        """A round ended; whether the depth is done with."""
+        self._num_telling += telling
+        self._num_rounds += 1
+        if self._num_telling < SWEEP_ROUNDS and self._num_rounds < MOST_SWEEP_ROUNDS:
+            return False
+        self._stage += 1
+        self._num_telling = self._num_rounds = 0
+        return True
+
+    def end(self) -> None:
+        self._stage = len(self.depths)
+
+
+@dataclass(slots=True)
+class Probes:
+    """Times are seconds of rounds. `num_started` looks were taken."""
+
+    num_started: int = 0
+    spent: float = 0.0
+    total: float = 0.0
+    _left: int = 0
+    _since: int = 0
+    _gap: int = field(default=FIRST_GAP)
+    _was_plain: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        return self._left > 0
+
+    @property
+    def looks_deeper(self) -> bool:
+        """While drafts pay, every other look is at longer ones."""
+        return self.num_started % 2 == 0
+
+    def book(self, seconds: float, due: float) -> None:
+        """A round took `seconds`; `due` is what its tokens take when nothing is tried."""
+        self.total += seconds
+        if self.is_on:
+            self.spent += max(seconds - due, 0.0)
+
+    def is_due(self, *, urgent: bool) -> bool:
+        """Whether a look may begin; an urgent one need not wait long."""
+        waited = self._since >= (PROBE_ROUNDS if urgent else self._gap)
+        return waited and self.spent <= SHARE * self.total
+
+    def begin(self, *, is_plain: bool) -> None:
+        """`is_plain` says what looks best now."""
+        self._left, self._since, self._was_plain = PROBE_ROUNDS, 0, is_plain
+        self.num_started += 1
+
+    def advance(self, *, is_plain: bool) -> None:
+        """A round ended."""
+        if not self.is_on:
+            self._since += 1
+            return
+        self._left -= 1
+        if not self.is_on:
+            changed = is_plain != self._was_plain
+            self._gap = FIRST_GAP if changed else min(2 * self._gap, LONGEST_GAP)

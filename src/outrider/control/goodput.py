@@ -1,0 +1,199 @@
+"""Draft what brings most tokens a second here: for each request, each round, nothing included.
+
+Two things are learnt from the rounds: what they cost (core/cost_meter.py) and how likely each place
+of a request's next draft is kept (acceptance.py). From both, draft lengths are chosen for the whole
+batch at once (allocation.py). Plain decoding is one of the choices and measured like the others, so
+where drafts do not pay there are none. What is not known is tried, for a bounded share of the time
+(exploration.py).
+
+Lengths depend on measured time, so two runs may draft differently. They depend on nothing drawn in
+the round that they are for, so output keeps its law under every exact rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.control.acceptance import MOST_SEQUENCES, Acceptance
+from outrider.control.allocation import Allotment, allotted, best_allotment
+from outrider.control.exploration import Probes, Sweep, sweep_depths
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.cost import CostTable
+from outrider.core.cost_meter import ASSUMED, CostMeter
+
+# A depth is left out of the sweep where it promises less than this share of the best so far.
+PROMISING = 0.6
+# A place that is kept more seldom is not drafted.
+LEAST_KEPT = 0.005
+# The longest draft that is tried while none pays.
+SHORT = 4
+# Passes that are learnt from together, so that deciding takes little time itself.
+TOGETHER = 4
+# Costs are looked at again after each of the first passes, then after so many.
+FREQUENT = 32
+REFRESH = 32
+# Passes of which some traces may be missing: lanes, each with one under way.
+_MOST_OPEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputStats:
+    """`probe_share` is the share of the time since the first sweep that looks have cost."""
+
+    costs: CostTable
+    is_sweeping: bool
+    num_probes: int
+    probe_share: float
+
+
+class GoodputController:
+    """Draft lengths from 0 to `k`. A pure function of the traces, and of `costs` from before, with
+    which the first sweep is left out."""
+
+    def __init__(self, *, k: int, costs: CostTable | None = None) -> None:
+        assert k >= 0
+        self._k = k
+        self._acceptance = Acceptance(k)
+        self._meter = CostMeter(costs)
+        self._costs = costs or ASSUMED
+        self._seconds: dict[tuple[int, int, int], float] = {}
+        self._sweep = Sweep(sweep_depths(k) if costs is None else ())
+        self._probes = Probes()
+        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+        self._ended: list[list[RoundTrace]] = []
+        self._chosen: dict[tuple[int, ...], list[Budget]] = {}
+        # Sequences whose drafter has read all of their text: they drafted in their last round.
+        self._up_to_date: OrderedDict[int, None] = OrderedDict()
+        self._num_passes = 0
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        key = tuple(seq_ids)
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = [Budget(depth) for depth in self._depths(key)]
+        return list(found)
+
+    def observe(self, trace: RoundTrace) -> None:
+        traces = self._open.setdefault(trace.pass_index, [])
+        traces.append(trace)
+        if len(traces) >= trace.batch_size:
+            del self._open[trace.pass_index]
+            self._ended.append(traces)
+            if self._is_trying or len(self._ended) == TOGETHER:
+                self._learn_all()
+        elif len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+
+    def stats(self) -> GoodputStats:
+        probes = self._probes
+        share = probes.spent / probes.total if probes.total else 0.0
+        return GoodputStats(self._costs, self._sweep.depth is not None, probes.num_started, share)
+
+    @property
+    def _is_trying(self) -> bool:
+        return self._sweep.depth is not None or self._probes.is_on
+
+    def _learn_all(self) -> None:
+        for index, traces in enumerate(self._ended, start=1):
+            self._learn(traces, newest=index == len(self._ended))
+        self._ended.clear()
+        self._chosen.clear()
+
+    def _depths(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        if self._sweep.depth is not None:
+            return [self._sweep.depth] * len(seq_ids)
+        prefixes = self._prefixes(seq_ids)
+        best = best_allotment(prefixes, self._round_seconds)
+        return self._probing(best, prefixes) if self._probes.is_on else best.depths
+
+    def _probing(self, best: Allotment, prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
+        """Lengths for a look at what is not done now."""
+        if best.is_plain:
+            tried = [self._uniform(prefixes, d) for d in sweep_depths(min(self._k, SHORT)) if d]
+            return max(tried, key=lambda one: one.goodput).depths if tried else best.depths
+        deeper = [min(depth + depth // 2 + 1, self._k) for depth in best.depths]
+        if self._probes.looks_deeper and sum(deeper) > sum(best.depths):
+            return deeper
+        return [0] * len(best.depths)
+
+    def _learn(self, traces: Sequence[RoundTrace], *, newest: bool) -> None:
+        rounds = [trace for trace in traces if trace.num_emitted]
+        if not rounds:
+            return
+        drafting = [trace for trace in rounds if trace.num_drafted]
+        caught_up = all(trace.seq_id in self._up_to_date for trace in drafting)
+        self._meter.observe(traces, caught_up=caught_up)
+        strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
+        for trace in rounds:
+            self._acceptance.observe(trace.seq_id, trace.num_drafted, trace.num_accepted)
+        self._note_drafters(rounds)
+        self._num_passes += 1
+        if self._num_passes < FREQUENT or self._num_passes % REFRESH == 0:
+            self._costs = self._meter.table() or self._costs
+            self._seconds.clear()
+        telling = not any(trace.num_prompt_tokens for trace in traces)
+        if self._sweep.depth is not None:
+            self._sweep_on(rounds, telling=telling and caught_up)
+        else:
+            may_begin = newest and self._probes.is_due(urgent=bool(strangers))
+            self._probe_on(rounds, telling=telling, may_begin=may_begin)
+
+    def _note_drafters(self, rounds: Sequence[RoundTrace]) -> None:
+        for trace in rounds:
+            self._up_to_date.pop(trace.seq_id, None)
+            if trace.num_drafted:
+                self._up_to_date[trace.seq_id] = None
+        while len(self._up_to_date) > MOST_SEQUENCES:
+            self._up_to_date.popitem(last=False)
+
+    def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
+        """Go on to the next depth, or end where no more depths can be better."""
+        sweep = self._sweep
+        if not sweep.advance(telling=telling) and not telling:
+            return
+        certain = [[1.0] * self._k for _ in rounds]
+        if best_allotment(certain, self._round_seconds).is_plain:
+            sweep.end()
+        elif sweep.depth is not None and sweep.depth > 1:
+            prefixes = self._prefixes([trace.seq_id for trace in rounds])
+            best = best_allotment(prefixes, self._round_seconds)
+            if self._uniform(prefixes, sweep.depth).goodput < PROMISING * best.goodput:
+                sweep.end()
+
+    def _probe_on(self, rounds: Sequence[RoundTrace], *, telling: bool, may_begin: bool) -> None:
+        probes = self._probes
+        shared = rounds[0]
+        seconds = shared.draft_seconds + shared.verify_seconds + shared.accept_seconds
+        due = seconds
+        if not probes.is_on and not may_begin:
+            probes.book(seconds, due)
+            probes.advance(is_plain=False)
+            return
+        prefixes = self._prefixes([trace.seq_id for trace in rounds])
+        best = best_allotment(prefixes, self._round_seconds)
+        if telling:
+            # Reading a prompt is no cost of a look.
+            due = sum(trace.num_emitted for trace in rounds) / best.goodput
+        probes.book(seconds, due)
+        if probes.is_on or not (best.is_plain or probes.is_due(urgent=False)):
+            probes.advance(is_plain=best.is_plain)
+        else:
+            probes.begin(is_plain=best.is_plain)
+
+    def _uniform(self, prefixes: Sequence[Sequence[float]], depth: int) -> Allotment:
+        return allotted(prefixes, [depth] * len(prefixes), self._round_seconds)
+
+    def _prefixes(self, seq_ids: Sequence[int]) -> list[list[float]]:
+        return [
+            [kept for kept in self._acceptance.prefixes(seq_id) if kept >= LEAST_KEPT]
+            for seq_id in seq_ids
+        ]
+
+    def _round_seconds(self, num_rows: int, depth: int, num_drafting: int) -> float:
+        key = (num_rows, depth, num_drafting)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            seconds = self._seconds[key] = self._costs.round_seconds(*key)
+        return seconds

@@ -1,0 +1,222 @@
+"""Speculative speculation: draft for the likely verdicts while the target finds the true one.
+
+A round's draft s1..sK is being verified. Its verdict will be n accepted tokens and one of the
+target's own, t. `propose_after` reads the draft, guesses the likeliest (n, t) and drafts after each
+of them; `propose` then looks the true one up. If it was foreseen, its draft is there at once. The
+others of a batch get the draft of a fallback, and they alone.
+
+A branch is drawn from the very law, and with the very numbers, of the draft that would be made
+later, and which branch is used depends on the verdict alone. So the output keeps its law; and with
+`jit` as the fallback it is, token for token, the output of drafting with the same model and budgets
+in turns, whatever was foreseen. (Kumar, Dao, May, "Speculative speculative decoding".)
+
+It loses where drafting competes with the target for one memory bus: then all that is drafted for
+verdicts that do not come is paid for. The next trunk is read again from the text, also where the
+branch that won holds the same rows: its last token needs a pass anyhow, and that costs the same.
+
+Requests whose logits are shaped (penalties, bias, bans) are drafted for in turns only: nobody knows
+ahead how the shaper counts a text that is not written yet.
+
+Shapes:  N = places of a draft, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.draft import Draft, Outcome
+from outrider.core.noise import ROOT
+from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
+from outrider.drafters.ahead.fallback import Fallback, Kind, Source
+from outrider.drafters.ahead.forecast import Forecast, Policy
+from outrider.drafters.ahead.fork import fork, rank
+from outrider.drafters.ahead.room import AheadRoom
+from outrider.drafters.ahead.stats import AheadStats
+from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable
+from outrider.drafters.ahead.tree import Drawing, Tree, grow_all
+from outrider.drafters.ahead.trunk import Trunk, Trunks
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadOptions:
+    """`fan_out` verdicts are foreseen for a sequence and round, shared out by `policy`; what is not
+    foreseen is drafted by `fallback`. `room` is what the draft model was given. `force_hits` is -1,
+    or the share of verdicts that count as foreseen (`ForcedHits`)."""
+
+    room: AheadRoom
+    fan_out: int = 16
+    policy: Policy = "top"
+    fallback: Kind = "jit"
+    force_hits: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The last draft given for a sequence: its text then, and how the draft was come by."""
+
+    tokens: Sequence[int]
+    start: int
+    shaped: bool
+    hit: bool | None
+    source: Source
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the table had for a row, and whether its verdict counts as foreseen."""
+
+    found: Draft | None = None
+    hit: bool | None = None
+
+    @property
+    def made_good(self) -> bool:
+        return self.found is None and bool(self.hit)
+
+
+class AheadDrafter:
+    """DraftAhead with `model`, whose memory it shares with `jit`, a ModelDrafter of the same model
+    that draws as `drawing` says. `fast` is the fallback that costs nothing."""
+
+    name = "model"
+    needs = DraftNeeds()
+
+    def __init__(
+        self,
+        model: CausalLM,
+        jit: ModelDrafter,
+        drawing: Drawing,
+        options: AheadOptions,
+        *,
+        fast: NgramDrafter | None = None,
+        clock: Clock = HOST_CLOCK,
+    ) -> None:
+        self._model = model
+        self._jit = jit
+        self._fast = fast or NgramDrafter()
+        self._drawing = drawing
+        self._clock = clock
+        self._fallback = Fallback(jit, self._fast, options.fallback, clock)
+        self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
+        self._forecast = Forecast(options.policy)
+        self._trunks = Trunks(model, jit, options.room, options.fan_out)
+        self._table = OutcomeTable()
+        self._answers: dict[int, _Answer] = {}
+        self._stats = AheadStats()
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._jit.open(seq_id, prompt)
+        self._fast.open(seq_id, prompt)
+
+    def close(self, seq_id: int) -> None:
+        self._table.drop(seq_id)
+        self._answers.pop(seq_id, None)
+        self._fast.close(seq_id)
+        self._jit.close(seq_id)
+
+    def stats(self) -> AheadStats:
+        """The counts so far, which go on counting; those of ranks are copies."""
+        self._stats.recovered_ranks = tuple(self._forecast.recovered.counts)
+        self._stats.bonus_ranks = tuple(self._forecast.bonus.counts)
+        return self._stats
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Those foreseen from the table, the others from the fallback; `hit` says which, and is
+        None where nothing was looked up: in a first round, and for shaped requests."""
+        asked = self._clock()
+        looks = [self._look(row, asked) for row in rows]
+        made: dict[int, tuple[Draft, Source]] = {}
+        for now in (True, False):
+            part = [
+                row
+                for row, look in zip(rows, looks, strict=True)
+                if look.found is None and look.made_good == now
+            ]
+            drafts, source = self._fallback.propose(part, len(rows), now=now)
+            for row, draft in zip(part, drafts, strict=True):
+                made[row.seq_id] = draft, source
+        ended = self._clock()
+        found: list[Draft] = []
+        for row, look in zip(rows, looks, strict=True):
+            draft, source = (look.found, "table") if look.found else made[row.seq_id]
+            shaped = row.shaper is not None
+            self._answers[row.seq_id] = _Answer(
+                row.tokens, len(row.tokens), shaped, look.hit, source, ended
+            )
+            found.append(replace(draft, hit=look.hit))
+        return found
+
+    def propose_after(self, rows: Sequence[AheadRow]) -> None:
+        """Nothing is prepared for rounds whose draft is not the one that was given here or is no
+        chain, nor where memory or rows do not suffice; what is prepared is then less, never an
+        error."""
+        began = self._clock()
+        texts = {row.seq_id: text for row in rows if (text := self._text(row)) is not None}
+        trunks = self._trunks.read([row for row in rows if row.seq_id in texts], texts)
+        read = self._clock()
+        rankings = [rank(t.logits_NV, t.draft, t.row.params.temperature) for t in trunks]
+        trees: list[Tree] = []
+        for trunk, ranking in zip(trunks, rankings, strict=True):
+            hit = bool(self._answers[trunk.row.seq_id].hit)
+            branches = fork(ranking, self._forecast, trunk.num_branches, hit=hit)
+            trees.append(Tree(trunk.row, trunk.root, branches, self._drawing))
+        num_nodes = grow_all(self._model, trees)
+        for tree, trunk, ranking in zip(trees, trunks, rankings, strict=True):
+            foreseen = Foreseen(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
+            self._table.put(trunk.row.seq_id, foreseen)
+        self._count(trunks, trees, num_nodes)
+        self._stats.trunk_seconds += read - began
+        self._stats.tree_seconds += self._clock() - read
+
+    def _count(self, trunks: Sequence[Trunk], trees: Sequence[Tree], num_nodes: int) -> None:
+        self._stats.num_prepared += len(trunks)
+        self._stats.num_branches += sum(len(tree.branches) for tree in trees)
+        self._stats.num_trunk_tokens += sum(trunk.num_tokens for trunk in trunks)
+        self._stats.num_tree_nodes += num_nodes
+
+    def _look(self, row: DraftRow, asked: float) -> _Look:
+        answer = self._answers.pop(row.seq_id, None)
+        foreseen = self._table.take(row)
+        if row.last is None or row.shaper is not None:
+            return _Look()
+        accepted, depth = row.last.num_accepted, len(row.last.draft)
+        start = len(row.tokens) - accepted - 1
+        if answer is not None and answer.start == start:
+            self._learn(row.last, answer, asked)
+        found = None
+        if foreseen is not None:
+            found = foreseen.find(row)
+            self._forecast.observe_rank(foreseen.rank(row), bonus=accepted == depth)
+        self._stats.add(accepted, depth, found=found is not None)
+        self._fallback.estimates.hits.add(found is not None)
+        if self._forced is None:
+            return _Look(found, hit=found is not None)
+        hit = self._forced.hits(row.seq_id, start)
+        self._stats.num_made_good += hit and found is None
+        return _Look(found if hit else None, hit)
+
+    def _learn(self, last: Outcome, answer: _Answer, asked: float) -> None:
+        """From the verdict on the draft that was answered."""
+        estimates = self._fallback.estimates
+        estimates.verify_seconds.add(asked - answer.ended)
+        estimates.tokens[answer.source].add(last.num_accepted + 1)
+        self._forecast.observe(len(last.draft), last.num_accepted, hit=bool(answer.hit))
+
+    def _text(self, row: AheadRow) -> Sequence[int] | None:
+        """The text up to the pending token of a round that can be drafted ahead of, if it can be.
+
+        The text may have grown since: a verdict does not wait for this drafter.
+        """
+        answer = self._answers.get(row.seq_id)
+        if answer is None or answer.shaped or answer.start != row.start or not row.budget.depth:
+            return None
+        if row.draft.parents != tuple(range(ROOT, len(row.draft) - 1)):
+            return None
+        end = row.start + len(row.draft) + row.budget.depth
+        text = answer.tokens[: row.start]
+        known = text[-1] == row.pending and end < self._model.spec.max_tokens
+        return text if known else None

@@ -1,0 +1,129 @@
+"""Drafting after every foreseen verdict at once: one pass a token for all of a batch's branches.
+
+The draft that is being verified is the trunk. It lies in the draft model's memory with the pending
+token before it; a branch hangs below the trunk's last accepted token, so it sees the text, the
+trunk up to there, and itself. What is drawn there is drawn with the numbers of the round that would
+start there: a cached draft is, token for token, the draft that would otherwise be made later.
+
+Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.errors import NumericsError
+from outrider.core.laws import empty_laws, processed_probs
+from outrider.core.noise import DrawNode, Noise, pick_node
+from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.ahead.fork import Branch
+from outrider.drafters.model import ChangeLaws
+
+_NO_NEEDS = DraftNeeds()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How tokens are chosen: as `ModelDrafter` chooses them, or cached drafts would be others."""
+
+    argmax: Callable[[Tensor], list[int]]
+    draw: DrawNode = pick_node
+    sampling: Sampling = PLAIN
+    change: ChangeLaws | None = None
+
+
+@dataclass(slots=True)
+class Tree:
+    """The branches of one sequence. `root` is the staged node of its pending token. A tree whose
+    logits are not numbers is `lost`: the draft made later will say so."""
+
+    row: AheadRow
+    root: int
+    branches: Sequence[Branch]
+    drawing: Drawing
+    lost: bool = False
+    _chains: list[list[int]] = field(default_factory=list[list[int]])
+    _tips: list[int] = field(default_factory=list[int])
+    _noise: list[Noise] = field(default_factory=list[Noise])
+    _laws_KBV: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._chains = [[] for _ in self.branches]
+        self._tips = [self.root + branch.accepted for branch in self.branches]
+        self._noise = [self.row.noise_after(branch.accepted + 1) for branch in self.branches]
+
+    @property
+    def complete(self) -> bool:
+        return self.lost or not self.branches or len(self._chains[0]) >= self.row.budget.depth
+
+    def feed(self, first: int) -> StepRow:
+        """The newest token of each branch; they become nodes `first` and on."""
+        tokens = [
+            chain[-1] if chain else branch.token
+            for chain, branch in zip(self._chains, self.branches, strict=True)
+        ]
+        step = StepRow(self.row.seq_id, tuple(tokens), tuple(self._tips))
+        self._tips = list(range(first, first + len(tokens)))
+        return step
+
+    def grow(self, logits_BV: Tensor, best: Sequence[int]) -> None:
+        """One token more for each branch, by the logits after what was fed and their maxima."""
+        if -1 in best:
+            self.lost = True
+            return
+        tokens = best if self.row.params.greedy else self._drawn(logits_BV)
+        for chain, token in zip(self._chains, tokens, strict=True):
+            chain.append(token)
+
+    def drafts(self) -> dict[tuple[int, int], Draft]:
+        """By (accepted, token). Laws are views; whoever keeps one keeps all."""
+        if self.lost:
+            return {}
+        found: dict[tuple[int, int], Draft] = {}
+        for index, (branch, chain) in enumerate(zip(self.branches, self._chains, strict=True)):
+            laws_KV = None if self._laws_KBV is None else self._laws_KBV[:, index]
+            found[branch.accepted, branch.token] = Draft.chain(chain, laws_KV)
+        return found
+
+    def _drawn(self, logits_BV: Tensor) -> list[int]:
+        node, depth = len(self._chains[0]), self.row.budget.depth
+        if self._laws_KBV is None:
+            room = empty_laws(depth * len(self.branches), logits_BV)
+            self._laws_KBV = room.view(depth, len(self.branches), -1)
+        params, drawing = self.row.params, self.drawing
+        if self.row.budget.temperature != 1:
+            params = replace(params, temperature=params.temperature * self.row.budget.temperature)
+        laws_BV = processed_probs(logits_BV, params, drawing.sampling, self._laws_KBV[node])
+        if drawing.change is not None:
+            drawing.change(laws_BV, node)
+        try:
+            return [
+                drawing.draw(law_V, noise, node)
+                for law_V, noise in zip(laws_BV, self._noise, strict=True)
+            ]
+        except NumericsError:
+            self.lost = True
+            return [0] * len(self.branches)
+
+
+def grow_all(model: CausalLM, trees: Sequence[Tree]) -> int:
+    """Grow every tree to its end; the number of nodes that were fed."""
+    num_nodes = 0
+    live = [tree for tree in trees if not tree.complete]
+    while live:
+        feeds = [tree.feed(model.state.num_staged(tree.row.seq_id)) for tree in live]
+        logits_MV = model.step(feeds, _NO_NEEDS).logits_MV
+        best = live[0].drawing.argmax(logits_MV)
+        start = 0
+        for tree, feed in zip(live, feeds, strict=True):
+            end = start + len(feed.tokens)
+            tree.grow(logits_MV[start:end], best[start:end])
+            start = end
+        num_nodes += start
+        live = [tree for tree in live if not tree.complete]
+    return num_nodes

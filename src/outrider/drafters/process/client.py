@@ -1,0 +1,262 @@
+"""A drafter that lives in another process, on cores or a device of its own.
+
+To the engine it is a drafter like any other. What the process was told of a sequence is remembered
+here, so each round sends only the tokens that are new; a sequence that it does not know, since it
+was just met or the process is a new one, is told whole from its row. A process that dies, hangs or
+answers nonsense costs drafts and never text: its rows get empty drafts until the next one serves.
+
+`propose_after` only sends: the process drafts ahead while the target verifies, and answers the next
+`propose` when it has done so.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from outrider.core.draft import Draft
+from outrider.core.errors import DrafterError, MachineError
+from outrider.core.noise import KeyedNoise
+from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
+from outrider.drafters.process.frames import Frame, Kind
+from outrider.drafters.process.keeper import Keeper, Pace
+from outrider.drafters.process.line import CHILD, Line
+from outrider.drafters.process.messages import (
+    Answer,
+    Asked,
+    AskedAhead,
+    Proposal,
+    about,
+    asking,
+    key_of,
+    read_failure,
+)
+from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.terms import Terms
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the process at the end of `line` knows of a sequence."""
+
+    line: Line | None = None
+    num_tokens: int = 0
+    terms: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStats:
+    """`pid` is None while no process serves. `num_unserved` counts rows that got an empty draft for
+    want of one; `reasons` says why the latest ones ended. The seconds are those that processes took
+    to draft while they were waited for, and to draft ahead."""
+
+    pid: int | None
+    num_starts: int
+    num_ends: int
+    num_unserved: int
+    draft_seconds: float
+    ahead_seconds: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where and how the process runs: seconds to answer in, the device that laws are wanted on, the
+    pace of restarts, and the program."""
+
+    timeout: float
+    laws_device: str = "cpu"
+    pace: Pace = field(default_factory=Pace)
+    command: Sequence[str] = CHILD
+
+
+class ProcessDrafter:
+    """Starts the process at once and in the background; `wait_ready` waits for it.
+
+    `propose` and `propose_after` come from one thread at a time, everything else from any.
+    """
+
+    name = "model"
+    needs = DraftNeeds()
+
+    def __init__(self, options: ChildOptions, home: Home) -> None:
+        """Raises MachineError where a process cannot be handed descriptors."""
+        if os.name != "posix":
+            raise MachineError(
+                f"a drafter cannot have a process of its own on {os.name}: it needs POSIX.",
+                hint="run the drafter inside the engine: --drafter-home thread",
+            )
+        self._home = home
+        self._known: dict[int, _Told] = {}
+        self._lock = Lock()
+        self._num_unserved = 0
+        self._draft_seconds = 0.0
+        self._ahead_seconds = 0.0
+        self._keeper = Keeper(
+            lambda: Line(options, timeout=home.timeout, command=home.command), home.pace
+        )
+        self._end = weakref.finalize(self, self._keeper.stop)
+
+    def wait_ready(self) -> None:
+        """Raises DrafterError, with the reason, if the first process cannot serve. The drafter is
+        then shut down."""
+        self._keeper.wait(self._home.pace.start)
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        """The process hears of the sequence when it is first asked for a draft."""
+        del prompt
+        with self._lock:
+            self._known[seq_id] = _Told()
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Raises DrafterError for an error inside the process's drafter, which lives on."""
+        line = self._keeper.line
+        if line is None or not rows:
+            return self._unserved(len(rows))
+        indices = self._queue(line, rows)
+        if not indices:
+            return self._unserved(len(rows))
+        try:
+            answer = line.ask()
+            proposed = [] if answer.kind is Kind.FAILED else self._read(line, answer, len(indices))
+        except ConnectionError:
+            line.drop("")
+            return self._unserved(len(rows))
+        except (OSError, DrafterError) as error:
+            line.drop(str(error).rstrip("."))
+            return self._unserved(len(rows))
+        if answer.kind is Kind.FAILED:
+            raise read_failure(answer.body)
+        drafts = [Draft.empty()] * len(rows)
+        for index, draft in zip(indices, proposed, strict=True):
+            drafts[index] = draft
+        return drafts
+
+    def propose_after(self, rows: Sequence[AheadRow]) -> None:
+        """Says nothing to a process that cannot draft ahead."""
+        line, hello = self._keeper.line, self._keeper.hello
+        if line is None or hello is None or not hello.drafts_ahead:
+            return
+        with self._lock:
+            asked = [_asked_ahead(row) for row in rows if self._knows(line, row.seq_id)]
+            if asked:
+                line.queue([asking(Kind.AHEAD, asked)])
+        line.tell()
+
+    def close(self, seq_id: int) -> None:
+        line = self._keeper.line
+        with self._lock:
+            told = self._known.pop(seq_id)
+            known = line is not None and told.line is line
+            if line is not None and known:
+                line.queue([about(Kind.CLOSE, seq_id)])
+        if line is not None and known:
+            line.tell()
+
+    def shut_down(self) -> None:
+        """End the process and wait for that. From then on all drafts are empty."""
+        self._end()
+
+    def ping(self) -> bool:
+        """Whether the process answers. Not while another thread asks for drafts."""
+        line = self._keeper.line
+        if line is None:
+            return False
+        line.queue([Frame(Kind.PING)])
+        try:
+            return line.ask().kind is Kind.PONG
+        except (OSError, DrafterError) as error:
+            line.drop(str(error).rstrip("."))
+            return False
+
+    def stats(self) -> ProcessStats:
+        keeper, line = self._keeper, self._keeper.line
+        return ProcessStats(
+            pid=None if line is None else line.process.pid,
+            num_starts=keeper.num_starts,
+            num_ends=keeper.num_ends,
+            num_unserved=self._num_unserved,
+            draft_seconds=self._draft_seconds,
+            ahead_seconds=self._ahead_seconds,
+            reasons=tuple(keeper.reasons),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of this run; empty if all went well."""
+        stats = self.stats()
+        if not stats.num_ends:
+            return ()
+        times = "once" if stats.num_ends == 1 else f"{stats.num_ends} times"
+        return (
+            f"the drafter's process was lost {times} (the last time {stats.reasons[-1]}), and "
+            f"{stats.num_unserved} drafts were left out",
+        )
+
+    def _unserved(self, count: int) -> list[Draft]:
+        self._num_unserved += count
+        return [Draft.empty()] * count
+
+    def _queue(self, line: Line, rows: Sequence[DraftRow]) -> list[int]:
+        """Queue the question; the indices of the rows in it, all but those just closed."""
+        # Before anything is noted as told.
+        keys = [key_of(row.noise) for row in rows]
+        with self._lock:
+            indices = [i for i, row in enumerate(rows) if row.seq_id in self._known]
+            frames = [f for i in indices for f in self._introduction(line, rows[i])]
+            if indices:
+                asked = [self._asked(rows[i], keys[i]) for i in indices]
+                line.queue([*frames, asking(Kind.PROPOSE, asked)])
+        return indices
+
+    def _introduction(self, line: Line, row: DraftRow) -> list[Frame]:
+        """What the process must hear of the sequence before it can be asked."""
+        told = self._known[row.seq_id]
+        frames: list[Frame] = []
+        if told.line is not line:
+            told.line, told.num_tokens, told.terms = line, len(row.tokens), None
+            frames.append(about(Kind.OPEN, row.seq_id, row.tokens))
+        terms = Terms(row.params, row.shaper)
+        if not terms.same(told.terms):
+            told.terms = terms
+            frames.append(terms.frame(row.seq_id))
+        return frames
+
+    def _asked(self, row: DraftRow, key: KeyedNoise) -> Asked:
+        told = self._known[row.seq_id]
+        num_known = min(told.num_tokens, len(row.tokens))
+        told.num_tokens = len(row.tokens)
+        new = row.tokens[num_known:]
+        return Asked(row.seq_id, num_known, new, row.budget, key, row.last)
+
+    def _knows(self, line: Line, seq_id: int) -> bool:
+        told = self._known.get(seq_id)
+        return told is not None and told.line is line
+
+    def _read(self, line: Line, answer: Frame, count: int) -> list[Draft]:
+        """Raises DrafterError for an answer to another question than the one asked."""
+        if answer.kind is not Kind.DRAFTS:
+            raise DrafterError(f"it answered {answer.kind.name} where DRAFTS were due")
+        told = Answer.read(answer.body)
+        if len(told.proposals) != count:
+            raise DrafterError(f"it gave {len(told.proposals)} drafts for {count} rows")
+        drafts = [self._with_laws(line, proposal) for proposal in told.proposals]
+        self._draft_seconds += told.draft_seconds
+        self._ahead_seconds += told.ahead_seconds
+        return drafts
+
+    def _with_laws(self, line: Line, proposal: Proposal) -> Draft:
+        draft = proposal.draft
+        if proposal.first_law is None:
+            return draft
+        laws_NV = line.laws.read(proposal.first_law, len(draft), self._home.laws_device)
+        return Draft(draft.tokens, draft.parents, laws_NV, draft.hit)
+
+
+def _asked_ahead(row: AheadRow) -> AskedAhead:
+    # Of the numbers after n tokens only where they start depends on n.
+    key = key_of(row.noise_after(0))
+    return AskedAhead(row.seq_id, row.start, row.pending, row.draft, row.budget, key)

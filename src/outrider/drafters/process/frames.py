@@ -1,0 +1,177 @@
+"""Messages between two processes: frames of a fixed header and packed numbers.
+
+A frame is eight bytes (a mark, its kind, the length of its body) and the body. A body is struct
+fields and lists of int32, each list after its length; all are little-endian. Nothing in it names a
+type or runs code, and each read is checked against the length, so the worst that a broken peer
+causes is a DrafterError. Struct and not msgpack: nothing below the command line may need more than
+torch, numpy, safetensors, tokenizers, huggingface_hub and jinja2, and with numbers alone there is
+little that a library would add.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from struct import Struct
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from outrider.core.errors import DrafterError
+
+# Far above any batch of prompts; a length beyond it is a damaged header.
+MAX_BODY_BYTES = 1 << 28
+# The timeout of a socket whose calls have limits: how often they look at the clock. It is set once,
+# since two threads may use the socket at a time.
+TICK_SECONDS = 0.05
+_MARK = 0x724F
+_HEADER = Struct("<HHI")
+_COUNT = Struct("<I")
+
+
+class Kind(IntEnum):
+    """Up to EXIT what the engine sends, from HELLO on what the drafter's process answers."""
+
+    OPEN = 1
+    TERMS = 2
+    PROPOSE = 3
+    AHEAD = 4
+    CLOSE = 5
+    PING = 6
+    EXIT = 7
+
+    HELLO = 32
+    DRAFTS = 33
+    FAILED = 34
+    PONG = 35
+
+
+_KINDS = frozenset(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    body: bytes = b""
+
+    def packed(self) -> bytes:
+        return _HEADER.pack(_MARK, self.kind, len(self.body)) + self.body
+
+
+@dataclass(slots=True)
+class Writer:
+    """A body under construction."""
+
+    parts: list[bytes] = field(default_factory=list[bytes])
+
+    def put(self, form: Struct, *values: Any) -> None:
+        self.parts.append(form.pack(*values))
+
+    def ints(self, values: Sequence[int]) -> None:
+        self.parts += (_COUNT.pack(len(values)), np.asarray(values, dtype="<i4").tobytes())
+
+    def text(self, value: str) -> None:
+        data = value.encode()
+        self.parts += (_COUNT.pack(len(data)), data)
+
+    def frame(self, kind: Kind) -> Frame:
+        return Frame(kind, b"".join(self.parts))
+
+
+@dataclass(slots=True)
+class Reader:
+    """Takes a body apart. Raises DrafterError where it is too short, or too long at the end."""
+
+    body: bytes
+    at: int = 0
+
+    def take(self, form: Struct) -> tuple[Any, ...]:
+        return form.unpack(self._next(form.size))
+
+    def count(self) -> int:
+        return self.take(_COUNT)[0]
+
+    def ints(self) -> list[int]:
+        size = self.count() * 4
+        return np.frombuffer(self._next(size), dtype="<i4").tolist()
+
+    def text(self) -> str:
+        return self._next(self.count()).decode(errors="replace")
+
+    def end(self) -> None:
+        if self.at != len(self.body):
+            raise DrafterError(
+                f"a message from a drafter's process has {len(self.body) - self.at} bytes too many."
+            )
+
+    def _next(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.body):
+            raise DrafterError(
+                f"a message from a drafter's process ends after {len(self.body)} bytes, where "
+                f"{end} were announced."
+            )
+        part = self.body[self.at : end]
+        self.at = end
+        return part
+
+
+def receive(line: socket.socket, timeout: float = math.inf) -> Frame | None:
+    """The next frame; None if the peer closed its end before one began.
+
+    Raises TimeoutError if the whole frame is not there within `timeout` seconds, DrafterError if
+    what came is no frame. A limit needs a socket with a timeout (TICK_SECONDS) of its own.
+    """
+    deadline = monotonic() + timeout
+    header = _read(line, _HEADER.size, deadline)
+    if not header:
+        return None
+    if len(header) < _HEADER.size:
+        raise _cut_off()
+    mark, kind, size = _HEADER.unpack(header)
+    if mark != _MARK or kind not in _KINDS or size > MAX_BODY_BYTES:
+        raise DrafterError(f"a drafter's process sent what is no message: {header.hex(' ')}.")
+    body = _read(line, size, deadline)
+    if len(body) < size:
+        raise _cut_off()
+    return Frame(Kind(kind), body)
+
+
+def send(line: socket.socket, frame: Frame, timeout: float = math.inf) -> None:
+    """Raises TimeoutError if the peer does not take it within `timeout` seconds, another OSError
+    if the peer is gone."""
+    deadline = monotonic() + timeout
+    data = memoryview(frame.packed())
+    while data:
+        try:
+            data = data[line.send(data) :]
+        except TimeoutError:
+            _check(deadline)
+
+
+def _read(line: socket.socket, size: int, deadline: float) -> bytes:
+    """`size` bytes, or fewer if the peer closed its end."""
+    data = bytearray()
+    while len(data) < size:
+        try:
+            part = line.recv(min(size - len(data), 1 << 20))
+        except TimeoutError:
+            _check(deadline)
+            continue
+        if not part:
+            break
+        data += part
+    return bytes(data)
+
+
+def _check(deadline: float) -> None:
+    if monotonic() >= deadline:
+        raise TimeoutError("no answer in time")
+
+
+def _cut_off() -> DrafterError:
+    return DrafterError("a drafter's process ended in the middle of a message.")

@@ -1,0 +1,148 @@
+"""A drafter's process as the engine sees it: started, spoken to, and ended.
+
+Frames are queued, which never waits, and then sent; so whoever only tells something does not wait
+while another thread sends. Only the thread that asks waits for an answer, and it holds no lock. The
+process must answer within the line's timeout, else it counts as hung and is killed: what it would
+say later could be taken for the answer to another question.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from threading import Lock
+from time import monotonic
+from typing import BinaryIO
+
+from outrider.core.errors import DrafterError
+from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
+from outrider.drafters.process.messages import Hello, read_failure
+from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.shared_laws import SharedLaws, anonymous_file, num_bytes
+
+# -P: the folder in which the user works is no place to import from.
+CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process.child")
+# How long a process that was asked to end may take before it is killed.
+GRACE_SECONDS = 2.0
+_TAIL_BYTES = 4096
+
+
+class Line:
+    """One process from its start to its end. Raises OSError if it cannot be started."""
+
+    def __init__(
+        self, options: ChildOptions, *, timeout: float, command: Sequence[str] = CHILD
+    ) -> None:
+        self._timeout = timeout
+        self._outbox: deque[Frame] = deque()
+        self._sending = Lock()
+        self._reason = ""
+        self._socket, theirs = socket.socketpair()
+        law_file = anonymous_file(num_bytes(options.num_laws, options.vocab_size))
+        # What the process writes is read when it has ended, for the reason.
+        self._written: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives with the line
+        weakref.finalize(self, _close, self._socket, self._written)
+        self._socket.settimeout(TICK_SECONDS)
+        try:
+            self.laws = SharedLaws.over(law_file, options.num_laws, options.vocab_size)
+            self.process = subprocess.Popen(
+                [*command, options.to_json(), str(theirs.fileno()), str(law_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._written,
+                stderr=self._written,
+                pass_fds=(theirs.fileno(), law_file),
+                process_group=0,
+            )
+        finally:
+            theirs.close()
+            os.close(law_file)
+
+    def greet(self, timeout: float) -> Hello:
+        """What it says when it is ready. Raises DrafterError with its reason if it cannot be, or
+        OSError if it does not come about in time."""
+        frame = self._receive(timeout)
+        if frame.kind is Kind.FAILED:
+            raise read_failure(frame.body)
+        return Hello.read(_expected(frame, Kind.HELLO))
+
+    def queue(self, frames: Sequence[Frame]) -> None:
+        self._outbox.extend(frames)
+
+    def tell(self) -> None:
+        """Send what is queued, unless another thread sends now: then it goes with what comes
+        next. A line that is broken is dropped."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._send(self._timeout)
+        except OSError as error:
+            self.drop(str(error))
+        finally:
+            self._sending.release()
+
+    def ask(self) -> Frame:
+        """Send what is queued, the last of which is a question; its answer.
+
+        Raises OSError if there is none, DrafterError if it is not to be understood. The line must
+        then be dropped.
+        """
+        deadline = monotonic() + self._timeout
+        try:
+            with self._sending:
+                self._send(self._timeout)
+            return self._receive(max(deadline - monotonic(), 0.0))
+        except TimeoutError as error:
+            raise TimeoutError(f"it gave no answer within {self._timeout:g} seconds") from error
+
+    def drop(self, reason: str) -> None:
+        """Kill the process, for the first reason given."""
+        self._reason = self._reason or reason
+        self.process.kill()
+
+    def end(self) -> None:
+        """Ask the process to end, and see that it does. Somebody else waits for it."""
+        self.queue([Frame(Kind.EXIT)])
+        self.tell()
+
+    @property
+    def why_ended(self) -> str:
+        """A sentence without an end, once the process is gone."""
+        if self._reason:
+            return self._reason
+        code = self.process.returncode
+        how = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+        last = self._last_words()
+        return f"{how}: {last}" if last else how
+
+    def _last_words(self) -> str:
+        size = self._written.seek(0, os.SEEK_END)
+        self._written.seek(max(size - _TAIL_BYTES, 0))
+        lines = self._written.read().decode(errors="replace").split("\n")
+        return next((text.strip() for text in reversed(lines) if text.strip()), "")
+
+    def _send(self, timeout: float) -> None:
+        while self._outbox:
+            send(self._socket, self._outbox.popleft(), timeout)
+
+    def _receive(self, timeout: float) -> Frame:
+        frame = receive(self._socket, timeout)
+        if frame is None:
+            raise ConnectionError("it ended")
+        return frame
+
+
+def _expected(frame: Frame, kind: Kind) -> bytes:
+    if frame.kind is not kind:
+        raise DrafterError(f"a drafter's process said {frame.kind.name} where {kind.name} was due.")
+    return frame.body
+
+
+def _close(line: socket.socket, written: BinaryIO) -> None:
+    line.close()
+    written.close()

@@ -1,0 +1,253 @@
+"""What the frames of a drafter's process say, to the byte.
+
+A row's tokens travel as a difference: how many of them the process has, and those after. Random
+numbers are keyed, so a row names the key, and the process draws the very numbers that a drafter
+inside the engine would. A row of AHEAD names the key as if its open round emitted nothing.
+
+Not sent is the caller's guess of the text, which no draft model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import TypeVar
+
+from outrider.core.budget import Budget
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
+from outrider.core.noise import ROOT, KeyedNoise, Noise
+from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
+
+T = TypeVar("T")
+
+_SEQ = Struct("<q")
+_HELLO = Struct("<II?")
+_COUNT = Struct("<I")
+_ROW = Struct("<qIId?")
+_KEY = Struct("<QII")
+_TOKEN = Struct("<i")
+_AHEAD = Struct("<qIiId")
+_DRAFT = Struct("<Bi")
+_FULL = Struct("<?")
+_BUSY = Struct("<dd")
+
+_NO_LAWS = -1
+_HITS: tuple[bool | None, ...] = (None, False, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The process is ready: its model's vocabulary, its room for laws, whether it drafts ahead."""
+
+    vocab_size: int
+    num_laws: int
+    drafts_ahead: bool
+
+    def frame(self) -> Frame:
+        writer = Writer()
+        writer.put(_HELLO, self.vocab_size, self.num_laws, self.drafts_ahead)
+        return writer.frame(Kind.HELLO)
+
+    @classmethod
+    def read(cls, body: bytes) -> Hello:
+        reader = Reader(body)
+        hello = cls(*reader.take(_HELLO))
+        reader.end()
+        return hello
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A row of PROPOSE. `new` are the tokens after the first `num_known`."""
+
+    seq_id: int
+    num_known: int
+    new: Sequence[int]
+    budget: Budget
+    key: KeyedNoise
+    last: Outcome | None
+
+    def put(self, writer: Writer) -> None:
+        budget, last = self.budget, self.last
+        writer.put(
+            _ROW, self.seq_id, self.num_known, budget.depth, budget.temperature, last is not None
+        )
+        writer.ints(self.new)
+        _put_key(writer, self.key)
+        if last is not None:
+            _put_draft(writer, last.draft)
+            writer.ints(last.verdict.path)
+            writer.put(_TOKEN, last.verdict.next_token)
+
+    @classmethod
+    def take(cls, reader: Reader) -> Asked:
+        seq_id, num_known, depth, temperature, has_last = reader.take(_ROW)
+        new = reader.ints()
+        key = _take_key(reader)
+        last = None
+        if has_last:
+            draft, path = _take_draft(reader), tuple(reader.ints())
+            (next_token,) = reader.take(_TOKEN)
+            last = Outcome(seq_id, draft, Verdict(path, next_token))
+        return cls(seq_id, num_known, new, Budget(depth, temperature), key, last)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAhead:
+    """A row of AHEAD."""
+
+    seq_id: int
+    start: int
+    pending: int
+    draft: Draft
+    budget: Budget
+    key: KeyedNoise
+
+    def put(self, writer: Writer) -> None:
+        budget = self.budget
+        writer.put(_AHEAD, self.seq_id, self.start, self.pending, budget.depth, budget.temperature)
+        _put_draft(writer, self.draft)
+        _put_key(writer, self.key)
+
+    @classmethod
+    def take(cls, reader: Reader) -> AskedAhead:
+        seq_id, start, pending, depth, temperature = reader.take(_AHEAD)
+        draft = _take_draft(reader)
+        return cls(seq_id, start, pending, draft, Budget(depth, temperature), _take_key(reader))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft without its laws, which begin at row `first_law` of the shared memory (None: it has
+    none)."""
+
+    draft: Draft
+    first_law: int | None
+
+    def put(self, writer: Writer) -> None:
+        first = _NO_LAWS if self.first_law is None else self.first_law
+        writer.put(_DRAFT, _HITS.index(self.draft.hit), first)
+        _put_draft(writer, self.draft)
+
+    @classmethod
+    def take(cls, reader: Reader) -> Proposal:
+        hit, first = reader.take(_DRAFT)
+        draft = _take_draft(reader)
+        if hit >= len(_HITS):
+            raise DrafterError(f"a drafter's process calls {hit} a hit or a miss.")
+        told = Draft(draft.tokens, draft.parents, hit=_HITS[int(hit)])
+        return cls(told, None if first == _NO_LAWS else int(first))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was proposed, the seconds that took, and those spent ahead since the answer before."""
+
+    proposals: Sequence[Proposal]
+    draft_seconds: float = 0.0
+    ahead_seconds: float = 0.0
+
+    def frame(self) -> Frame:
+        writer = Writer()
+        writer.put(_BUSY, self.draft_seconds, self.ahead_seconds)
+        _put_all(writer, self.proposals)
+        return writer.frame(Kind.DRAFTS)
+
+    @classmethod
+    def read(cls, body: bytes) -> Answer:
+        reader = Reader(body)
+        seconds = reader.take(_BUSY)
+        answer = cls(_take_all(reader, Proposal.take), *seconds)
+        reader.end()
+        return answer
+
+
+def asking(kind: Kind, rows: Sequence[Asked | AskedAhead]) -> Frame:
+    writer = Writer()
+    _put_all(writer, rows)
+    return writer.frame(kind)
+
+
+def read_asking(body: bytes, take: Callable[[Reader], T]) -> list[T]:
+    reader = Reader(body)
+    rows = _take_all(reader, take)
+    reader.end()
+    return rows
+
+
+def about(kind: Kind, seq_id: int, tokens: Sequence[int] = ()) -> Frame:
+    writer = Writer()
+    writer.put(_SEQ, seq_id)
+    writer.ints(tokens)
+    return writer.frame(kind)
+
+
+def read_about(body: bytes) -> tuple[int, list[int]]:
+    reader = Reader(body)
+    (seq_id,) = reader.take(_SEQ)
+    tokens = reader.ints()
+    reader.end()
+    return seq_id, tokens
+
+
+def failure(error: Exception) -> Frame:
+    """`error`, or what it blames one sequence for."""
+    cause = error.__cause__ if isinstance(error, SequenceError) else error
+    writer = Writer()
+    writer.put(_FULL, isinstance(cause, CapacityError))
+    writer.text(str(cause))
+    writer.text(getattr(cause, "hint", None) or "")
+    return writer.frame(Kind.FAILED)
+
+
+def read_failure(body: bytes) -> OutriderError:
+    """The error, to be raised: CapacityError if memory was full, else DrafterError."""
+    reader = Reader(body)
+    (full,) = reader.take(_FULL)
+    text, hint = reader.text(), reader.text()
+    reader.end()
+    kind = CapacityError if full else DrafterError
+    return kind(text, hint=hint or None)
+
+
+def key_of(noise: Noise) -> KeyedNoise:
+    """Raises DrafterError for numbers without a key, which another process cannot make."""
+    if not isinstance(noise, KeyedNoise):
+        raise DrafterError("a drafter in another process needs random numbers that have a key.")
+    return noise
+
+
+def _put_all(writer: Writer, items: Sequence[Asked | AskedAhead | Proposal]) -> None:
+    writer.put(_COUNT, len(items))
+    for item in items:
+        item.put(writer)
+
+
+def _take_all(reader: Reader, take: Callable[[Reader], T]) -> list[T]:
+    # One after another: a false count stops at the end of the body.
+    return [take(reader) for _ in range(reader.count())]
+
+
+def _put_key(writer: Writer, key: KeyedNoise) -> None:
+    writer.put(_KEY, key.seed, key.sample, key.start)
+
+
+def _take_key(reader: Reader) -> KeyedNoise:
+    return KeyedNoise(*reader.take(_KEY))
+
+
+def _put_draft(writer: Writer, draft: Draft) -> None:
+    writer.ints(draft.tokens)
+    writer.ints(draft.parents)
+
+
+def _take_draft(reader: Reader) -> Draft:
+    """Raises DrafterError if the nodes are no tree, parents before children."""
+    tokens, parents = reader.ints(), reader.ints()
+    if len(tokens) != len(parents) or not all(
+        ROOT <= parent < node for node, parent in enumerate(parents)
+    ):
+        raise DrafterError("a drafter's process sent nodes that are no tree.")
+    return Draft(tuple(tokens), tuple(parents))

@@ -1,0 +1,71 @@
+"""What a drafter's process is told when it starts: one JSON object in its command line.
+
+The engine writes it and nobody else can, so plain JSON is enough; no tensors, since the process
+reads it before it loads PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.drafters.ahead.fallback import Kind as Fallback
+    from outrider.drafters.ahead.forecast import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadChoices:
+    """What drafting ahead is told besides its room, as in `drafters/ahead/`. A `saguaro` of 1
+    leaves laws as they are, a `force_hits` of -1 hits."""
+
+    k: int
+    fan_out: int = 16
+    policy: Policy = "top"
+    fallback: Fallback = "jit"
+    saguaro: float = 1.0
+    force_hits: float = -1.0
+    max_ngram: int = 3
+    min_ngram: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildOptions:
+    """How to load the draft model in `folder`, and what to draft with it.
+
+    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_laws` laws go into
+    one answer: sequences that draft together times K. `num_slots`, `page_size`, `max_rows` and
+    `max_logits` are the model's room, `chunk` how many tokens of a prompt it reads at a time.
+    `draw` is own (a number for each node) or race (those of the coupled rule). With `cores` the
+    process keeps to these hardware threads.
+    """
+
+    folder: str
+    vocab_size: int
+    num_laws: int
+    num_slots: int
+    page_size: int
+    max_rows: int
+    max_logits: int
+    chunk: int
+    name: str = ""
+    dtype: str = "auto"
+    device: str = "auto"
+    draw: str = "own"
+    force_reference: bool = False
+    deterministic: bool = False
+    threads: int = 0
+    cores: tuple[int, ...] = ()
+    ahead: AheadChoices | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ChildOptions:
+        fields: dict[str, Any] = json.loads(text)
+        fields["cores"] = tuple(fields["cores"])
+        if fields["ahead"] is not None:
+            fields["ahead"] = AheadChoices(**fields["ahead"])
+        return cls(**fields)

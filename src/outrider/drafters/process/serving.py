@@ -1,0 +1,210 @@
+"""What a drafter's process does with the frames it gets, until its line closes.
+
+It keeps each sequence's text, terms and newest draft, and gives its drafter the rows that a drafter
+inside the engine would get. Errors that a user can cause are answered, for the engine to raise; any
+other ends the process, which is then started anew.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from outrider.core.draft import Draft, Outcome
+from outrider.core.errors import DrafterError, OutriderError, SequenceError
+from outrider.core.noise import KeyedNoise, Noise
+from outrider.core.protocols import AheadRow, DraftRow
+from outrider.drafters.process.frames import Frame, Kind, receive, send
+from outrider.drafters.process.inner import Inner, build_inner
+from outrider.drafters.process.messages import (
+    Answer,
+    Asked,
+    AskedAhead,
+    Hello,
+    Proposal,
+    failure,
+    read_about,
+    read_asking,
+)
+from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.shared_laws import SharedLaws
+from outrider.drafters.process.terms import Terms, read_terms
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence. `opened` says whether the drafter knows it; `draft` is the newest, with its
+    laws."""
+
+    tokens: list[int]
+    terms: Terms | None = None
+    opened: bool = False
+    draft: Draft = field(default_factory=Draft.empty)
+
+    def own(self, told: Draft) -> Draft:
+        """`told` with its laws, which the message left out, if it was made here."""
+        mine = (self.draft.tokens, self.draft.parents)
+        return self.draft if mine == (told.tokens, told.parents) else told
+
+
+class Server:
+    """Answers one frame at a time. `laws` is where the laws of an answer go."""
+
+    def __init__(self, inner: Inner, laws: SharedLaws) -> None:
+        self._inner = inner
+        self._laws = laws
+        self._texts: dict[int, _Text] = {}
+        self._trouble: Frame | None = None
+        self._ahead_seconds = 0.0
+
+    @property
+    def hello(self) -> Hello:
+        num_laws = len(self._laws.laws_LV)
+        return Hello(self._inner.vocab_size, num_laws, self._inner.ahead is not None)
+
+    def answer(self, frame: Frame) -> Frame | None:
+        """What to answer, if anything. Raises DrafterError for a frame that makes no sense."""
+        match frame.kind:
+            case Kind.OPEN:
+                seq_id, tokens = read_about(frame.body)
+                self._texts[seq_id] = _Text(tokens)
+            case Kind.TERMS:
+                seq_id, terms = read_terms(frame.body)
+                self._text(seq_id).terms = terms
+            case Kind.PROPOSE:
+                return self._propose(read_asking(frame.body, Asked.take))
+            case Kind.AHEAD:
+                self._propose_after(read_asking(frame.body, AskedAhead.take))
+            case Kind.CLOSE:
+                self._close(read_about(frame.body)[0])
+            case Kind.PING:
+                return Frame(Kind.PONG)
+            case _:
+                raise DrafterError(f"a drafter's process cannot answer {frame.kind.name}.")
+        return None
+
+    def _propose(self, asked: Sequence[Asked]) -> Frame:
+        rows = [self._row(one) for one in asked]
+        # What failed after the last answer is told with the next one.
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            return trouble
+        began = perf_counter()
+        try:
+            self._open(rows)
+            placed = self._placed(rows, self._inner.drafter.propose(rows))
+        except (OutriderError, SequenceError) as error:
+            return failure(error)
+        answer = Answer(placed, perf_counter() - began, self._ahead_seconds)
+        self._ahead_seconds = 0.0
+        return answer.frame()
+
+    def _propose_after(self, asked: Sequence[AskedAhead]) -> None:
+        if self._inner.ahead is None:
+            return
+        rows = [self._ahead_row(one) for one in asked]
+        began = perf_counter()
+        try:
+            self._inner.ahead.propose_after(rows)
+        except (OutriderError, SequenceError) as error:
+            self._trouble = failure(error)
+        self._ahead_seconds += perf_counter() - began
+
+    def _close(self, seq_id: int) -> None:
+        if self._texts.pop(seq_id).opened:
+            self._inner.drafter.close(seq_id)
+
+    def _open(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            text = self._text(row.seq_id)
+            if not text.opened:
+                self._inner.drafter.open(row.seq_id, row.tokens)
+                text.opened = True
+
+    def _placed(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:
+        """The drafts as they are told, their laws written one after another."""
+        placed: list[Proposal] = []
+        end = 0
+        for row, draft in zip(rows, drafts, strict=True):
+            self._text(row.seq_id).draft = draft
+            if draft.probs_NV is None:
+                placed.append(Proposal(draft, None))
+                continue
+            self._laws.write(end, draft.probs_NV)
+            placed.append(Proposal(draft, end))
+            end += len(draft)
+        return placed
+
+    def _row(self, asked: Asked) -> DraftRow:
+        text = self._text(asked.seq_id)
+        if asked.num_known > len(text.tokens) or text.terms is None:
+            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+        text.tokens[asked.num_known :] = asked.new
+        last = asked.last
+        if last is not None:
+            last = Outcome(asked.seq_id, text.own(last.draft), last.verdict)
+        return DraftRow(
+            asked.seq_id,
+            text.tokens,
+            last,
+            asked.budget,
+            text.terms.params,
+            replace(asked.key, choose=self._inner.pick),
+            shaper=text.terms.shaper,
+        )
+
+    def _ahead_row(self, asked: AskedAhead) -> AheadRow:
+        text = self._text(asked.seq_id)
+        if text.terms is None:
+            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+        key = replace(asked.key, choose=self._inner.pick)
+        return AheadRow(
+            asked.seq_id,
+            asked.start,
+            asked.pending,
+            text.own(asked.draft),
+            asked.budget,
+            text.terms.params,
+            _After(key),
+        )
+
+    def _text(self, seq_id: int) -> _Text:
+        if seq_id not in self._texts:
+            raise DrafterError(f"a drafter's process was never told of sequence {seq_id}.")
+        return self._texts[seq_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """The numbers of the round after one that emits so many tokens."""
+
+    key: KeyedNoise
+
+    def __call__(self, num_emitted: int) -> Noise:
+        return replace(self.key, start=self.key.start + num_emitted)
+
+
+def serve(
+    line: socket.socket,
+    law_file: int,
+    options: ChildOptions,
+    build: Callable[[ChildOptions], Inner] = build_inner,
+) -> None:
+    """Load, say hello, and answer until the engine says EXIT or is gone."""
+    try:
+        inner = build(options)
+        laws = SharedLaws.over(law_file, options.num_laws, options.vocab_size)
+    except OutriderError as error:
+        send(line, failure(error))
+        return
+    server = Server(inner, laws)
+    try:
+        send(line, server.hello.frame())
+        while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
+            answer = server.answer(frame)
+            if answer is not None:
+                send(line, answer)
+    except ConnectionError:
+        return  # the engine ended while it was being answered

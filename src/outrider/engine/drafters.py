@@ -1,0 +1,149 @@
+"""From a configuration to the drafter that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.noise import DrawNode, pick_node, race_node
+from outrider.core.protocols import CausalLM, Drafter
+from outrider.core.sampling import Sampling
+from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
+from outrider.drafters.ahead.fallback import Kind
+from outrider.drafters.ahead.forecast import Policy
+from outrider.drafters.ahead.room import AheadRoom, room_needed
+from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.drafters.ahead.tree import Drawing
+from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.process.client import Home, ProcessDrafter
+from outrider.drafters.process.options import AheadChoices, ChildOptions
+
+
+@dataclass(frozen=True, slots=True)
+class DraftParts:
+    """The draft model with its operators, or how another process is to load it; `translator` is for
+    one with a vocabulary of its own. `laws_device` is where the target's laws are."""
+
+    model: CausalLM | None
+    argmax: Callable[[Tensor], list[int]]
+    sampling: Sampling
+    translator: Translator | None = None
+    child: ChildOptions | None = None
+    laws_device: str = "cpu"
+
+    @property
+    def exists(self) -> bool:
+        return self.model is not None or self.child is not None
+
+
+def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
+    """The drafter that `config` means. Raises ConfigError if it needs a draft model, or cannot live
+    in a process."""
+    if config.k == 0:
+        return "none"
+    if config.drafter == "auto":
+        return "model" if has_draft else "ngram"
+    if config.drafter in ("model", "bridge") and not has_draft:
+        raise ConfigError(
+            f"drafter {config.drafter!r} needs a draft model, and none was given.",
+            hint="name one with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
+        )
+    if config.drafter == "bridge" and config.drafter_home == "process":
+        raise ConfigError(
+            "a draft model with another vocabulary cannot live in a process of its own.",
+            hint="leave --drafter-home at thread",
+        )
+    return config.drafter
+
+
+def drawing_of(config: EngineConfig) -> DrawNode:
+    # Drafts agree most with the coupled rule's draws when both race with the same numbers.
+    return race_node if config.sampler == "coupled" else pick_node
+
+
+def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
+    """What the draft model's memory needs besides, nothing if it does not draft `ahead`."""
+    if not ahead:
+        return AheadRoom(0, 0, 0)
+    return room_needed(config.k, config.fan_out, config.batch_size)
+
+
+def ahead_choices(config: EngineConfig) -> AheadChoices:
+    """For a process that drafts ahead."""
+    return AheadChoices(
+        k=config.k,
+        fan_out=config.fan_out,
+        policy=cast("Policy", config.fan_policy),
+        fallback=cast("Kind", config.fallback),
+        saguaro=config.saguaro,
+        force_hits=config.force_hits,
+        max_ngram=config.max_ngram,
+        min_ngram=config.min_ngram,
+    )
+
+
+def build_drafter(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Drafter:
+    """With `ahead` a draft model prepares for verdicts; other drafters have no use for that."""
+    match resolve_drafter(config, has_draft=parts.exists):
+        case "model" if parts.child is not None:
+            home = Home(timeout=config.drafter_timeout, laws_device=parts.laws_device)
+            drafter = ProcessDrafter(parts.child, home)
+            drafter.wait_ready()
+            return drafter
+        case "model":
+            return _with_model(config, parts, ahead=ahead)
+        case "bridge":
+            assert parts.model is not None
+            assert parts.translator is not None
+            return BridgeDrafter(
+                parts.model,
+                parts.argmax,
+                parts.translator,
+                chunk=config.prefill_chunk,
+                page_size=config.page_size,
+            )
+        case "prediction":
+            return PredictionDrafter()
+        case "ngram":
+            return _ngram(config)
+        case _:
+            return NoDrafter()
+
+
+def _with_model(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Drafter:
+    assert parts.model is not None
+    change = None
+    if ahead and config.saguaro < 1:
+        change = Saguaro.planned(config.saguaro, budget=config.fan_out, depth=config.k)
+    drawing = Drawing(parts.argmax, drawing_of(config), parts.sampling, change)
+    drafter = ModelDrafter(
+        parts.model,
+        parts.argmax,
+        chunk=config.prefill_chunk,
+        draw=drawing.draw,
+        sampling=parts.sampling,
+        change=change,
+    )
+    if not ahead:
+        return drafter
+    options = AheadOptions(
+        room=ahead_room(config, ahead=True),
+        fan_out=config.fan_out,
+        policy=cast("Policy", config.fan_policy),
+        fallback=cast("Kind", config.fallback),
+        force_hits=config.force_hits,
+    )
+    return AheadDrafter(parts.model, drafter, drawing, options, fast=_ngram(config))
+
+
+def _ngram(config: EngineConfig) -> NgramDrafter:
+    return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)

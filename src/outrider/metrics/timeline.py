@@ -1,0 +1,280 @@
+"""What lanes did with their time, from the records of their jobs and from nothing else.
+
+- *Busy fraction* of a lane: the time of its jobs over the time from the first job's beginning to
+  the last one's end. That of all lanes is the share of time in which any of them ran.
+- *Overlap fraction* of two lanes: the time in which both ran, over the time of the one that ran
+  less. That of all lanes: the time in which at least two ran, over the time in which any did.
+- *Queue depth*: what a job found when it began holds until the next job begins. Means and
+  percentiles are of time, not of jobs.
+- *Window use*: the time of AHEAD jobs inside verifying jobs, over the time of verifying jobs. A
+  round's T_ahead / T_verify is how long its AHEAD took, over how long its verification took.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, islice
+
+from outrider.core.budget import JobTrace, RoundTrace
+from outrider.metrics.intervals import Interval, seconds, seconds_by_depth, shared_seconds
+from outrider.metrics.latency import percentile
+
+QUEUES = ("prefill", "draft", "verify")
+WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of seconds; percentiles as np.percentile has them."""
+
+    mean: float
+    min: float
+    max: float
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUse:
+    """`num_works` counts a sequence once for each job that it took part in."""
+
+    num_jobs: int
+    num_works: int
+    num_tokens: int
+    num_failed: int
+    busy_seconds: float
+    busy_fraction: float
+    job_seconds: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUse:
+    """Sequences that waited, over time: the mean, the depth that was not exceeded during 95 % of
+    the time, the most ever found."""
+
+    mean: float
+    p95: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowUse:
+    """`use` is a share of the verifying time; `ratios` has T_ahead / T_verify of each AHEAD job,
+    in order."""
+
+    use: float
+    ratios: tuple[float, ...]
+
+    @property
+    def mean_ratio(self) -> float:
+        return statistics.fmean(self.ratios) if self.ratios else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`overlaps` has an entry for each two lanes that ran; `queues` has prefill, draft and verify
+    (sequences) and waiting (requests that were not admitted). `window` is None where nothing was
+    drafted ahead, `least_free_tokens` where no job ran."""
+
+    seconds: float
+    busy_fraction: float
+    overlap_fraction: float
+    lanes: Mapping[str, LaneUse]
+    overlaps: Mapping[tuple[str, str], float]
+    queues: Mapping[str, QueueUse]
+    window: WindowUse | None
+    least_free_tokens: int | None
+
+    def to_dict(self) -> dict[str, object]:
+        window = self.window
+        return {
+            "seconds": self.seconds,
+            "busy_fraction": self.busy_fraction,
+            "overlap_fraction": self.overlap_fraction,
+            "lanes": {lane: asdict(use) for lane, use in self.lanes.items()},
+            "overlaps": [{"lanes": list(two), "fraction": x} for two, x in self.overlaps.items()],
+            "queues": {name: asdict(use) for name, use in self.queues.items()},
+            "window": None
+            if window is None
+            else {"use": window.use, "ahead_over_verify": list(window.ratios)},
+            "least_free_tokens": self.least_free_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a run. `began` is when its first job did, in seconds since the run's first job;
+    `job_seconds` is by lane."""
+
+    began: float
+    job_seconds: Mapping[str, Spread]
+    queues: Mapping[str, QueueUse]
+
+
+def timeline(jobs: Iterable[JobTrace]) -> Timeline:
+    """Every fraction is 0 when no job ran, or when all of them took no time."""
+    records = sorted(jobs, key=lambda job: job.began)
+    by_lane = _by_lane(records)
+    tracks = {lane: [_interval(job) for job in own] for lane, own in by_lane.items()}
+    wall = max((job.ended for job in records), default=0.0) - (records[0].began if records else 0.0)
+    depths = seconds_by_depth(list(tracks.values()))
+    busy = sum(depths[1:])
+    return Timeline(
+        seconds=wall,
+        busy_fraction=_share(busy, wall),
+        overlap_fraction=_share(sum(depths[2:]), busy),
+        lanes={lane: _lane_use(own, wall) for lane, own in by_lane.items()},
+        overlaps={
+            (first, second): overlap_fraction(tracks[first], tracks[second])
+            for first, second in combinations(tracks, 2)
+        },
+        queues=_queues(records, max((job.ended for job in records), default=0.0)),
+        window=window_use(records),
+        least_free_tokens=min((job.num_free_tokens for job in records), default=None),
+    )
+
+
+def over_time(jobs: Iterable[JobTrace], num: int = 10) -> list[Stretch]:
+    """`num` stretches of equal length, those without a job left out. A job is told where it began;
+    depths are those that jobs of the stretch found, until the stretch ends."""
+    records = sorted(jobs, key=lambda job: job.began)
+    if not records:
+        return []
+    origin, ended = records[0].began, max(job.ended for job in records)
+    length = (ended - origin) / num
+    found: list[Stretch] = []
+    for i in range(num):
+        # The last one takes in what begins at the very end.
+        until = origin + (i + 1) * length if i + 1 < num else ended
+        own = [job for job in records if job.began < until or i + 1 == num]
+        del records[: len(own)]
+        if own:
+            by_lane = _by_lane(own)
+            times = {lane: _spread([j.seconds for j in some]) for lane, some in by_lane.items()}
+            found.append(Stretch(own[0].began - origin, times, _queues(own, until)))
+    return found
+
+
+def overlap_fraction(first: Iterable[Interval], second: Iterable[Interval]) -> float:
+    """Time in both over the time of the shorter; 0 if either has none."""
+    tracks = list(first), list(second)
+    return _share(shared_seconds(*tracks), min(map(seconds, tracks)))
+
+
+def window_use(jobs: Iterable[JobTrace]) -> WindowUse | None:
+    """None when nothing was drafted ahead."""
+    records = sorted(jobs, key=lambda job: job.began)
+    ahead = [job for job in records if "ahead" in job.kinds]
+    if not ahead:
+        return None
+    verify = [job for job in records if "verify" in job.kinds]
+    windows = [_interval(job) for job in verify]
+    inside = shared_seconds([_interval(job) for job in ahead], windows)
+    pairs = ((job, _window_of(job, verify)) for job in ahead)
+    ratios = tuple(
+        job.seconds / window.seconds for job, window in pairs if window and window.seconds > 0
+    )
+    return WindowUse(_share(inside, seconds(windows)), ratios)
+
+
+def hit_rate(rounds: Iterable[RoundTrace]) -> float | None:
+    """p_hit: drafts that were ready before they were asked for, over those that could have been.
+    None where nobody drafted ahead."""
+    hits = [trace.hit for trace in rounds if trace.hit is not None]
+    return statistics.fmean(hits) if hits else None
+
+
+def queue_depth(samples: Sequence[tuple[float, int]], ended: float) -> QueueUse:
+    """`samples` are moments in order, each with the depth that holds until the next one or, after
+    the last, until `ended`. There is at least one."""
+    moments = [moment for moment, _ in samples]
+    spans = [b - a for a, b in zip(moments, [*moments[1:], ended], strict=True)]
+    if sum(spans) <= 0:
+        spans = [1.0] * len(samples)
+    total = sum(spans)
+    weighted = sorted((depth, span) for (_, depth), span in zip(samples, spans, strict=True))
+    mean = sum(depth * span for depth, span in weighted) / total
+    return QueueUse(mean, _percentile_of_time(weighted, 95), weighted[-1][0])
+
+
+def _percentile_of_time(weighted: Sequence[tuple[int, float]], percent: int) -> int:
+    """The least depth such that the time at or below it is that share of all time."""
+    total, passed = sum(span for _, span in weighted), 0.0
+    for depth, span in weighted:
+        passed += span
+        if 100 * passed >= percent * total:
+            return depth
+    return weighted[-1][0]
+
+
+def _queues(records: Sequence[JobTrace], ended: float) -> dict[str, QueueUse]:
+    if not records:
+        return {}
+    found = {
+        name: queue_depth([(job.began, job.queues[i]) for job in records], ended)
+        for i, name in enumerate(QUEUES)
+    }
+    found[WAITING] = queue_depth([(job.began, job.num_waiting) for job in records], ended)
+    return found
+
+
+def _lane_use(jobs: Sequence[JobTrace], wall: float) -> LaneUse:
+    busy = seconds(map(_interval, jobs))
+    return LaneUse(
+        num_jobs=len(jobs),
+        num_works=sum(len(job.seq_ids) for job in jobs),
+        num_tokens=sum(job.num_tokens for job in jobs),
+        num_failed=sum(job.num_failed for job in jobs),
+        busy_seconds=busy,
+        busy_fraction=_share(busy, wall),
+        job_seconds=_spread([job.seconds for job in jobs]),
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(
+        statistics.fmean(values),
+        min(values),
+        max(values),
+        *(percentile(values, percent) for percent in (50, 95, 99)),
+    )
+
+
+def _window_of(ahead: JobTrace, verify: Sequence[JobTrace]) -> JobTrace | None:
+    """The verification that it drafted ahead of: of the same sequences, and nearest in time.
+
+    One sequence is verified by one job at a time, so it is among the neighbours of `ahead`.
+    """
+    ids = set(ahead.seq_ids)
+    place = bisect_right(verify, ahead.began, key=lambda job: job.began)
+    sides = range(place - 1, -1, -1), range(place, len(verify))
+    near = [
+        verify[i]
+        for side in sides
+        for i in islice((i for i in side if not ids.isdisjoint(verify[i].seq_ids)), 1)
+    ]
+    return max(near, key=lambda job: _common(job, ahead), default=None)
+
+
+def _common(first: JobTrace, second: JobTrace) -> float:
+    """Seconds in which both run; below 0, the gap between them."""
+    return min(first.ended, second.ended) - max(first.began, second.began)
+
+
+def _by_lane(records: Sequence[JobTrace]) -> dict[str, list[JobTrace]]:
+    found: dict[str, list[JobTrace]] = {}
+    for job in records:
+        found.setdefault(job.lane, []).append(job)
+    return found
+
+
+def _interval(job: JobTrace) -> Interval:
+    return job.began, job.ended
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

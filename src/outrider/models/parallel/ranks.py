@@ -1,0 +1,158 @@
+"""The processes of ranks 1 and on, started and ended by rank 0.
+
+They are new interpreters, not forks: a fork of a process with threads may hang. Each reads its
+orders from a pipe (link.py) and ends when that pipe does, so it outlives neither `close` nor rank
+0. A rank that ends by itself is an error for all: the first call that notices says which rank it
+was, ends the others, and every later call says it again.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from outrider.core.comm import RankError
+from outrider.models.parallel.link import encode
+
+START_SECONDS = 120.0
+_END_SECONDS = 2.0
+_HINT = "load the model again; if memory ran out, lower --arena-tokens or --tensor-parallel"
+
+
+class Ranks:
+    """`module` is run as a program by each follower, with `setup` and its rank."""
+
+    def __init__(self, module: str, size: int, setup: Mapping[str, object]) -> None:
+        self.size = size
+        self._processes = [_start(module) for _ in range(1, size)]
+        self.close = weakref.finalize(self, _end, self._processes)
+        self._lost: RankError | None = None
+        for rank, process in enumerate(self._processes, start=1):
+            line = json.dumps({**setup, "rank": rank, "size": size})
+            self._write(process, f"{line}\n".encode())
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def tell(self, message: Sequence[int]) -> None:
+        """Send `message` to every follower. Never raises: `check` tells of a loss."""
+        data = encode(message)
+        for process in self._processes:
+            if self._lost is None:
+                self._write(process, data)
+
+    def hear(self, word: str, seconds: float = START_SECONDS) -> None:
+        """Wait until every follower has said `word`. Raises RankError if one will not."""
+        deadline = time.monotonic() + seconds
+        for rank, process in enumerate(self._processes, start=1):
+            answer = _read_line(process, deadline)
+            if answer is None:
+                raise self.lose(f"rank {rank} did not get to say {word!r} within {seconds:g} s")
+            if "error" in answer:
+                raise self.end(f"rank {rank} ended: {answer['error']}")
+            if answer.get("word") != word:
+                raise self.lose(f"rank {rank} ended")
+
+    def check(self) -> None:
+        """Raise RankError if a rank has been lost."""
+        if self._lost is not None:
+            raise RankError(str(self._lost), hint=self._lost.hint)
+
+    def lose(self, reason: str) -> RankError:
+        """As `end`, when something failed: `reason` is said only if no process ended by itself."""
+        return self.end(reason if self._lost else self._who_ended() or reason)
+
+    def end(self, reason: str) -> RankError:
+        """End all followers; the error that says why, now and from now on."""
+        if self._lost is None:
+            self._lost = RankError(
+                f"the target's weights are shared by {self.size} processes, and "
+                f"{reason.rstrip('.')}.",
+                hint=_HINT,
+            )
+            self.close()
+        return RankError(str(self._lost), hint=self._lost.hint)
+
+    def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
+        assert process.stdin is not None
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[process.stdin.write(left) :]
+        except OSError as error:
+            self.lose(f"a rank reads no more ({error})")
+
+    def _who_ended(self) -> str | None:
+        """A sentence about the first follower that ended by itself. One whose connection broke may
+        need a moment to be gone."""
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            for rank, process in enumerate(self._processes, start=1):
+                if process.poll() is not None:
+                    return f"rank {rank} (process {process.pid}) {_how(process)}"
+            time.sleep(0.01)
+        return None
+
+
+def _start(module: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # Safe path: a file of the working folder must not stand in for a module.
+        [sys.executable, "-P", "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        # Ctrl-C is for rank 0 alone; followers end with their pipe.
+        start_new_session=True,
+    )
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+    for process in processes:
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    """How a process that is gone ended, with its last words if it had any."""
+    code = process.returncode
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    answer = _read_line(process, time.monotonic() + _END_SECONDS) or {}
+    return f"ended: {answer.get('error', f'exit code {code}')}"
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str, str] | None:
+    """The next answer; empty where the process ended, None where time did."""
+    pipe: IO[bytes] | None = process.stdout
+    assert pipe is not None
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(deadline - time.monotonic(), 0.0)):
+                return None
+            # Byte by byte: what comes after the line belongs to the next call.
+            byte = pipe.read(1)
+            if not byte:
+                return {}
+            line += byte
+    return json.loads(line)

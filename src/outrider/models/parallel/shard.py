@@ -1,0 +1,104 @@
+"""Which part of a Llama-shaped checkpoint each rank holds, and how its logits come together.
+
+The split is that of Megatron-LM (Shoeybi et al. 2019). Matrices that read the residual (q, k, v,
+gate, up) are cut by outputs, so a rank has whole heads and whole FFN features; matrices that write
+to it (out, down) are cut by inputs, so ranks have summands of the same output and one sum over
+ranks follows each of the two. Query heads go with the key head that they read. The output head is
+cut by tokens; the table of tokens, which a pass reads a few rows of, is held by all.
+
+Shapes:  M = packed logits rows, V = vocabulary or a rank's part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.comm import Comm
+from outrider.core.errors import ConfigError
+from outrider.models.llama_config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What rank `rank` of `size` holds of anything that is cut."""
+
+    rank: int = 0
+    size: int = 1
+
+    def cut(self, total: int) -> slice:
+        """Its part of `total` rows or columns; parts differ by one where they must."""
+        return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
+
+    def part(self, config: LlamaConfig) -> LlamaConfig:
+        """The sizes of this rank's model. Rank 0 gets whole logits, others compute their part."""
+        columns = self.cut(config.vocab_size)
+        return replace(
+            config,
+            num_heads=config.num_heads // self.size,
+            num_kv_heads=config.num_kv_heads // self.size,
+            ffn_size=config.ffn_size // self.size,
+            vocab_size=columns.stop - columns.start if self.rank else config.vocab_size,
+        )
+
+
+WHOLE = Share()
+
+
+def check_split(config: LlamaConfig, size: int) -> None:
+    """Raise ConfigError unless `size` ranks can have equal parts of every layer."""
+    counts: Mapping[str, int] = {
+        "key/value heads": config.num_kv_heads,
+        "features of the FFN": config.ffn_size,
+    }
+    for what, count in counts.items():
+        if count % size:
+            fitting = [n for n in range(2, 65) if not config.num_kv_heads % n | config.ffn_size % n]
+            listed = ", ".join(map(str, fitting))
+            raise ConfigError(
+                f"tensor_parallel={size}: the target has {count} {what}, which {size} ranks "
+                "cannot share equally.",
+                hint=f"--tensor-parallel takes {listed}" if listed else "leave it at 1",
+            )
+
+
+class LogitParts:
+    """Brings every rank's columns of the logits to rank 0.
+
+    A column has the bits that a whole head would give it: no sum is cut.
+    """
+
+    def __init__(self, comm: Comm, vocab_size: int, logits_MV: Tensor) -> None:
+        """`logits_MV` is the room that one step has for logits."""
+        self._comm = comm
+        self._columns = [Share(rank, comm.size).cut(vocab_size) for rank in range(comm.size)]
+        # A product writes contiguous rows and peers send them, so parts need room of their own.
+        widest = max(columns.stop - columns.start for columns in self._columns)
+        num_numbers = logits_MV.shape[0] * widest if comm.size > 1 and comm.rank == 0 else 0
+        self._flat = torch.empty(num_numbers, device=logits_MV.device)
+
+    def own(self, logits_MV: Tensor) -> Tensor:
+        """Where this rank's head writes; the next call writes over it."""
+        if self._comm.size == 1 or self._comm.rank:
+            return logits_MV
+        return self._room(logits_MV.shape[0], self._columns[0])
+
+    def gather(self, part_MV: Tensor, logits_MV: Tensor) -> None:
+        """Fill rank 0's `logits_MV`, given what `own` returned and the head wrote."""
+        if self._comm.rank:
+            self._comm.send(part_MV, 0)
+            return
+        if self._comm.size == 1:
+            return
+        logits_MV[:, self._columns[0]] = part_MV
+        for rank, columns in enumerate(self._columns[1:], start=1):
+            theirs_MV = self._room(logits_MV.shape[0], columns)
+            self._comm.recv_(theirs_MV, rank)
+            logits_MV[:, columns] = theirs_MV
+
+    def _room(self, num_rows: int, columns: slice) -> Tensor:
+        width = columns.stop - columns.start
+        return self._flat[: num_rows * width].view(num_rows, width)

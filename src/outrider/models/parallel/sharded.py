@@ -1,0 +1,202 @@
+"""A model whose weights and memory are shared out among processes, with one that speaks for all.
+
+`ShardedLM` looks like any other model. Its calls go to one thread, one after another, and each is
+first told to the followers (messages.py): all ranks then make the same calls in the same order. The
+thread also keeps an interrupt of the caller from cutting a call in half, after which the ranks
+would wait for each other for good.
+
+Sums over inputs are cut into as many parts as there are ranks, so logits differ from those of one
+process in their last bits (1e-4 at most in float32 on the models of the tests), and greedy text
+differs only where two tokens tie that closely. With two ranks a row's bits still do not depend on
+its batch, hence speculation changes nothing; with more, `Kernels.exact` is false (torch_comm.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar
+
+from outrider.core.comm import RankError
+from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Decoder
+from outrider.models.hf_config import DecoderConfig
+from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
+from outrider.models.parallel import messages
+from outrider.models.parallel.follower import HERE, LOADED, Setup
+from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.torch_comm import TorchComm
+
+# Reading a large share from a slow disk takes a while.
+LOAD_SECONDS = 1800.0
+FOLLOWER = "outrider.models.parallel.follower"
+T = TypeVar("T")
+
+
+class Peers(Protocol):
+    """The followers, as their leader sees them (ranks.py)."""
+
+    @property
+    def process_ids(self) -> list[int]: ...
+    def tell(self, message: Sequence[int]) -> None: ...
+    def check(self) -> None: ...
+    def lose(self, reason: str) -> RankError: ...
+    def end(self, reason: str) -> RankError: ...
+
+
+class MirroredKV:
+    """The StateStore of rank 0's share; what changes it is done by all ranks.
+
+    A call that fails here is not told. Once a rank is lost, `commit` and `close` still tidy up
+    this side, so that an engine can let its requests go; nothing can be opened.
+    """
+
+    def __init__(self, store: StateStore, ranks: Peers) -> None:
+        self._store, self._ranks = store, ranks
+        self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
+        # The thread must run before an interrupt can fall: a pool does not count one that was being
+        # started then, and starts another.
+        self._turns.submit(int).result()
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        def act() -> int:
+            self._ranks.check()
+            reused = self._store.open(seq_id, tokens)
+            self._ranks.tell(messages.open_message(seq_id, tokens))
+            return reused
+
+        return self.in_turn(act)
+
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        def act() -> None:
+            self._ranks.check()
+            kept = self._store.length(source) if length is None else length
+            self._store.fork(source, new, kept)
+            self._ranks.tell(messages.fork_message(source, new, kept))
+
+        self.in_turn(act)
+
+    def length(self, seq_id: int) -> int:
+        return self._store.length(seq_id)
+
+    def num_staged(self, seq_id: int) -> int:
+        return self._store.num_staged(seq_id)
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        def act() -> None:
+            self._store.reserve(counts)
+            self._ranks.tell(messages.reserve_message(counts))
+
+        self.in_turn(act)
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        def act() -> int:
+            num_copied = self._store.commit(paths)
+            self._ranks.tell(messages.commit_message(paths))
+            return num_copied
+
+        return self.in_turn(act)
+
+    def close(self, seq_id: int) -> None:
+        def act() -> None:
+            self._store.close(seq_id)
+            self._ranks.tell(messages.close_message(seq_id))
+
+        self.in_turn(act)
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self._store.num_free_tokens
+
+    def in_turn(self, act: Callable[[], T]) -> T:
+        """The result of `act`, which runs after all earlier ones, to its end in any case."""
+        return self._turns.submit(act).result()
+
+
+class ShardedLM:
+    """A `Decoder` of which this process has rank 0's share. Rank 0 runs everything but its peers'
+    parts of a pass: engine, drafter and sampling know nothing of ranks."""
+
+    def __init__(self, model: Decoder, ranks: Peers) -> None:
+        self._model, self._ranks = model, ranks
+        self._state = MirroredKV(model.state, ranks)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._model.spec
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self._model.config
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._model.kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Kernels) -> None:
+        self._model.kernels = kernels
+
+    @property
+    def state(self) -> MirroredKV:
+        return self._state
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Those of the followers, rank 1 first."""
+        return self._ranks.process_ids
+
+    def twin(self) -> None:
+        """Followers make one call at a time."""
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """Raises RankError when a follower is gone, CapacityError with nothing staged."""
+
+        def act() -> StepOutput:
+            self._ranks.check()
+            # Whatever can be refused is refused here, before any rank has begun.
+            self._model.state.reserve({row.seq_id: len(row.tokens) for row in rows})
+            self._ranks.tell(messages.step_message(rows, needs))
+            self._ranks.check()
+            try:
+                return self._model.step(rows, needs)
+            except BaseException as error:
+                raise self._ranks.lose(f"a pass failed: {error}") from error
+
+        return self._state.in_turn(act)
+
+    def close(self) -> None:
+        """End the followers; the model cannot run afterwards. Also done when it is collected."""
+        self._ranks.end("the model was closed")
+
+
+def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "") -> ShardedLM:
+    """As `load_model`, by `size` processes, of which this is rank 0.
+
+    On a CPU the ranks share its cores, on CUDA each has a device. Raises ConfigError if the model
+    cannot be split so, RankError if a process does not start.
+    """
+    refuse_split(folder, options, size)
+    cores = options.threads or num_physical_cores()
+    options = replace(options, threads=max(cores // size, 1))
+    with TemporaryDirectory(prefix="outrider-ranks-") as meeting:
+        store = Path(meeting) / "store"
+        setup = Setup(folder=str(folder.resolve()), name=name, store=str(store), options=options)
+        ranks = Ranks(FOLLOWER, size, setup.to_dict())
+        try:
+            ranks.hear(HERE)
+            comm = TorchComm(0, size, store=store, place=pick_device(options.device))
+            model = load_model(folder, options, name=name, comm=comm)
+            ranks.hear(LOADED, LOAD_SECONDS)
+        except BaseException:
+            with suppress(OSError):
+                ranks.close()
+            raise
+    return ShardedLM(model, ranks)

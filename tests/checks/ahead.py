@@ -1,0 +1,108 @@
+"""What a drafter ahead must keep to: the law of the text, and the very text of drafting in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from checks.engine_law import FILTERS, PROMPT, VOCAB, target_law
+from checks.law import assert_same_law
+from doubles.ahead import AheadRig, Ways, ahead_drafter
+from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.rig import Request, model_drafter, walking
+from doubles.sharing import SharedNumbers
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule, CausalLM
+from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.drafters.model import ChangeLaws
+from outrider.verify.token import TokenRule
+
+Kind = Callable[..., CausalLM]
+PROMPTS = ((1, 2, 3), (0,), (4, 4, 5, 6, 7))
+SLOTS = 4096
+
+
+def requests(temperature: float, batch: int = 3, max_tokens: int = 30) -> list[Request]:
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=5)
+    return [Request(prompt, params) for prompt in PROMPTS[:batch]]
+
+
+def text_in_turns(
+    kind: Kind,
+    rule: AcceptanceRule,
+    wanted: Sequence[Request],
+    k: int,
+    change: ChangeLaws | None = None,
+) -> list[list[int]]:
+    """What drafting and verifying in turns writes."""
+    drafter = model_drafter(kind(seed=7, num_slots=SLOTS))
+    if change is not None:
+        drafter._change = change  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return AheadRig(kind(seed=0, num_slots=SLOTS), drafter, rule, k).run(wanted)
+
+
+def rig_ahead(
+    kind: Kind, rule: AcceptanceRule, ways: Ways, change: ChangeLaws | None = None
+) -> AheadRig:
+    drafter = ahead_drafter(kind(seed=7, num_slots=SLOTS), ways, change=change)
+    return AheadRig(kind(seed=0, num_slots=SLOTS), drafter, rule, ways.k)
+
+
+def law_ahead(
+    params: SamplingParams,
+    ways: Ways,
+    rule: AcceptanceRule,
+    *,
+    change: ChangeLaws | None = None,
+    ahead: Callable[[int], bool] = lambda index: index == 0,
+) -> tuple[Law, set[bool | None]]:
+    """The law of a whole generation, and whether drafts of it were hits. A fresh drafter on every
+    branch: what it learned on one must not be known on the next."""
+    seen: set[bool | None] = set()
+
+    def generation(noise: EveryBranch) -> Tokens:
+        drafter = ahead_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), ways, change=change)
+        rig = AheadRig(ToyHybrid(vocab_size=VOCAB, seed=0), drafter, rule, ways.k, ahead=ahead)
+        with walking(SharedNumbers(noise)):
+            text = tuple(rig.run([Request(PROMPT, params)])[0])
+        seen.update(rig.hits)
+        return text
+
+    return law(generation), seen
+
+
+def check_law_ahead(
+    params: SamplingParams,
+    ways: Ways,
+    rule: AcceptanceRule,
+    *,
+    change: ChangeLaws | None = None,
+    ahead: Callable[[int], bool] = lambda index: index == 0,
+) -> None:
+    found, seen = law_ahead(params, ways, rule, change=change, ahead=ahead)
+    assert_same_law(found, target_law(ToyHybrid, PROMPT, params))
+    if ways.force_hits < 0:
+        assert {True, False} <= seen, "the proof is empty"
+
+
+def check_ahead_is_exact() -> None:
+    """Branches of one node and of two, under the token rule."""
+    check_law_ahead(FILTERS[1], Ways(k=1, batch=1, fan_out=2), TokenRule())
+    check_law_ahead(FILTERS[1], Ways(k=2, batch=1, fan_out=2), TokenRule())
+
+
+def check_ahead_is_the_text_in_turns() -> None:
+    """At a temperature at which branches of one sequence differ from each other."""
+    wanted = requests(1.5)
+    ways = Ways(k=3, fan_out=8, policy="uniform")
+    rig = rig_ahead(ToyHybrid, TokenRule(), ways)
+    assert rig.run(wanted) == text_in_turns(ToyHybrid, TokenRule(), wanted, 3)
+    assert rig.hits.count(True) > 5
+
+
+def check_saguaro_is_exact(weight: float = 0.3) -> None:
+    change = Saguaro(weight, [1, 1])
+    ways = Ways(k=2, batch=1, fan_out=2)
+    params = replace(FILTERS[0], max_tokens=2)
+    check_law_ahead(params, ways, TokenRule(), change=change, ahead=lambda index: True)

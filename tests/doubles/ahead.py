@@ -1,0 +1,136 @@
+"""Rounds with a drafter that drafts ahead, one after another: draft, draft ahead, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from doubles.rig import Request, first_maximum, live
+from outrider.control.fixed import FixedController
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.noise import Noise
+from outrider.core.protocols import (
+    AcceptanceRule,
+    AheadRow,
+    CausalLM,
+    Controller,
+    DraftAhead,
+    Drafter,
+)
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.sequence import LiveSequence
+from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
+from outrider.drafters.ahead.fallback import Kind
+from outrider.drafters.ahead.forecast import Policy
+from outrider.drafters.ahead.room import room_needed
+from outrider.drafters.ahead.tree import Drawing
+from outrider.drafters.model import ChangeLaws, ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.stages import Stages
+from outrider.verify.block import BlockRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How to draft ahead in a test."""
+
+    k: int = 4
+    batch: int = 3
+    fan_out: int = 6
+    policy: Policy = "top"
+    fallback: Kind = "jit"
+    force_hits: float = -1.0
+
+
+def ahead_drafter(
+    model: CausalLM,
+    ways: Ways,
+    *,
+    argmax: Callable[[Tensor], list[int]] = first_maximum,
+    sampling: Sampling = PLAIN,
+    change: ChangeLaws | None = None,
+) -> AheadDrafter:
+    jit = ModelDrafter(model, argmax, chunk=3, sampling=sampling, change=change)
+    options = AheadOptions(
+        room=room_needed(ways.k, ways.fan_out, ways.batch),
+        fan_out=ways.fan_out,
+        policy=ways.policy,
+        fallback=ways.fallback,
+        force_hits=ways.force_hits,
+    )
+    drawing = Drawing(argmax, sampling=sampling, change=change)
+    return AheadDrafter(model, jit, drawing, options, fast=NgramDrafter(max_n=2, min_n=1))
+
+
+@dataclass(slots=True)
+class AheadRig:
+    """Runs requests to their ends in one batch. `ahead` says in which rounds, counted from 0, there
+    is time to draft ahead; a drafter that cannot is asked in none."""
+
+    target: CausalLM
+    drafter: Drafter
+    rule: AcceptanceRule = field(default_factory=BlockRule)
+    k: int = 4
+    controller: Controller | None = None
+    argmax: Callable[[Tensor], list[int]] = first_maximum
+    sampling: Sampling = PLAIN
+    ahead: Callable[[int], bool] = lambda index: True
+    traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
+
+    def run(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What each request got."""
+        self.traces.clear()
+        stages = Stages(
+            target=self.target,
+            drafter=self.drafter,
+            rule=self.rule,
+            controller=self.controller or FixedController(Budget(self.k)),
+            argmax=self.argmax,
+            sink=self.traces.append,
+            sampling=self.sampling,
+        )
+        seqs = [live(seq_id, request) for seq_id, request in enumerate(requests)]
+        for seq in seqs:
+            self.target.state.open(seq.seq_id, seq.tokens[:-1])
+            self.drafter.open(seq.seq_id, seq.tokens)
+        index = 0
+        while batch := [seq for seq in seqs if seq.finish is None]:
+            stages.allot(batch)
+            stages.draft(batch)
+            if self.ahead(index):
+                draft_ahead(self.drafter, batch)
+            stages.verify(batch, [])
+            index += 1
+        for seq in seqs:
+            self.target.state.close(seq.seq_id)
+            self.drafter.close(seq.seq_id)
+        return [seq.tokens[seq.prompt_length :] for seq in seqs]
+
+    @property
+    def hits(self) -> list[bool | None]:
+        return [trace.hit for trace in self.traces]
+
+
+def draft_ahead(drafter: Drafter | DraftAhead, batch: Sequence[LiveSequence]) -> None:
+    if isinstance(drafter, AheadDrafter):
+        drafter.propose_after([ahead_row(seq) for seq in batch])
+
+
+def ahead_row(seq: LiveSequence) -> AheadRow:
+    start = len(seq.tokens)
+    return AheadRow(
+        seq_id=seq.seq_id,
+        start=start,
+        pending=seq.tokens[-1],
+        draft=seq.draft,
+        budget=seq.budget,
+        params=seq.params,
+        noise_after=partial(_noise_after, seq, start),
+    )
+
+
+def _noise_after(seq: LiveSequence, start: int, count: int) -> Noise:
+    return seq.noise_at(start + count)

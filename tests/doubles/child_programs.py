@@ -1,0 +1,105 @@
+"""Programs that run as a drafter's process: how to start them, and one that lies.
+
+Nothing here imports PyTorch, so that a liar starts at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from struct import Struct
+
+from outrider.drafters.process.frames import Frame, Kind, Writer, receive, send
+from outrider.drafters.process.options import AheadChoices, ChildOptions
+
+TESTS = str(Path(__file__).parents[1])
+TOY = "toy_child:toy"
+LIAR = "child_programs:liar"
+
+
+def command(program: str) -> tuple[str, ...]:
+    """That runs TOY or LIAR."""
+    module, name = program.split(":")
+    code = (
+        f"import sys; sys.path.insert(0, {TESTS!r}); from doubles.{module} import {name}; {name}()"
+    )
+    return (sys.executable, "-P", "-c", code)
+
+
+def toy_options(*, name: str = "", vocab_size: int = 5, ahead: bool = False) -> ChildOptions:
+    """A liar goes by `name`: what it lies about."""
+    return ChildOptions(
+        folder="",
+        name=name,
+        vocab_size=vocab_size,
+        num_laws=32,
+        num_slots=2048,
+        page_size=4,
+        max_rows=64,
+        max_logits=8,
+        chunk=3,
+        ahead=AheadChoices(k=4) if ahead else None,
+    )
+
+
+def told_at_start() -> tuple[ChildOptions, socket.socket]:
+    return ChildOptions.from_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+
+
+def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
+    """An answer with these (tokens, parents, first law); -1 is no law."""
+    writer = Writer()
+    writer.put(Struct("<ddI"), 0.0, 0.0, len(drafts))
+    for tokens, parents, first_law in drafts:
+        writer.put(Struct("<Bi"), 0, first_law)
+        writer.ints(tokens)
+        writer.ints(parents)
+    return writer.frame(Kind.DRAFTS)
+
+
+def _failure(*, full: bool) -> Frame:
+    writer = Writer()
+    writer.put(Struct("<?"), full)
+    writer.text("out of ideas")
+    writer.text("think again")
+    return writer.frame(Kind.FAILED)
+
+
+def _chain(first_law: int) -> bytes:
+    return _drafts(([1, 2], [-1, 0], first_law)).packed()
+
+
+# What a liar answers to every question.
+LIES: Mapping[str, Callable[[], bytes]] = {
+    "silent": lambda: b"",
+    "garbage": lambda: b"HTTP/1.1 200 OK\r\n\r\n",
+    "cut": lambda: _chain(-1)[:-3],
+    "longer": lambda: Frame(Kind.DRAFTS, _drafts().body + b"more").packed(),
+    "another kind": lambda: Frame(Kind.PONG).packed(),
+    "no draft": lambda: _drafts().packed(),
+    "two drafts": lambda: _drafts(([], [], -1), ([], [], -1)).packed(),
+    "foreign law": lambda: _chain(1000),
+    "law across the end": lambda: _chain(31),
+    "no tree": lambda: _drafts(([1], [5], -1)).packed(),
+    "fails": lambda: _failure(full=False).packed(),
+    "full": lambda: _failure(full=True).packed(),
+}
+
+
+def liar() -> None:
+    options, line = told_at_start()
+    if options.name == "quits":
+        sys.exit("no such luck")
+    if options.name == "never ready":
+        time.sleep(60)
+    hello = Writer()
+    hello.put(Struct("<II?"), options.vocab_size, options.num_laws, False)
+    send(line, hello.frame(Kind.HELLO))
+    while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
+        if frame.kind is Kind.PROPOSE:
+            line.sendall(LIES[options.name]())
+            if options.name == "cut":
+                return

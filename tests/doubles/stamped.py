@@ -1,0 +1,98 @@
+"""The shipped arena under a model of what it must hold: a number for every text that was read.
+
+A pass writes, into the slot of each token, the number of the text that ends with it. So a slot that
+two sequences write, or that is shared and then written, or that a commit moved to the wrong place,
+shows when a sequence is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from doubles.tiny_attention import toy_spec
+from outrider.core.host import host_ints
+from outrider.core.noise import ROOT
+from outrider.core.protocols import StepRow
+from outrider.state.paged_kv import PagedKV
+
+_PRIME = 2**31 - 1
+
+
+def stamp(before: int, token: int) -> int:
+    """The number of a text from that of the text without its last token."""
+    return (before * 48271 + token + 1) % _PRIME
+
+
+class StampedArena:
+    """`texts` and `stamps` are the committed tokens of each sequence and their numbers."""
+
+    def __init__(self, *, num_slots: int, page_size: int) -> None:
+        self.state = PagedKV(
+            toy_spec("stamped", 8),
+            dtype=torch.float64,
+            device=torch.device("cpu"),
+            num_slots=num_slots,
+            page_size=page_size,
+        )
+        self.texts: dict[int, list[int]] = {}
+        self.stamps: dict[int, list[int]] = {}
+        self._staged: dict[int, list[tuple[int, int]]] = {}
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        reused = self.state.open(seq_id, tokens)
+        self._hold(seq_id, list(tokens[:reused]))
+        return reused
+
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        self.state.fork(source, new, length)
+        self._hold(new, self.texts[source][:length])
+
+    def step(self, rows: Sequence[StepRow]) -> None:
+        """Stage `rows` and write each node's number, into pages that nobody else holds."""
+        slots = host_ints(self.state.plan(rows).slots_N)
+        pool = self.state._pool  # pyright: ignore[reportPrivateUsage]
+        holders = pool._holders  # pyright: ignore[reportPrivateUsage]
+        assert all(holders[slot // self.state.page_size] == 1 for slot in slots)
+        numbers: list[int] = []
+        for row in rows:
+            numbers += self._stage(row)
+        self.state.arena[:, :, :, slots] = torch.tensor(numbers, dtype=torch.float64)[:, None]
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self.state.commit(paths)
+        for seq_id, path in paths.items():
+            kept = [self._staged[seq_id][node] for node in path]
+            self.texts[seq_id] += [token for token, _ in kept]
+            self.stamps[seq_id] += [number for _, number in kept]
+            self._staged[seq_id] = []
+
+    def close(self, seq_id: int) -> None:
+        del self.texts[seq_id], self.stamps[seq_id], self._staged[seq_id]
+        self.state.close(seq_id)
+
+    def check(self, seq_id: int) -> None:
+        """The memory of a sequence is that of its text, whatever else goes on."""
+        held = self.state.read(seq_id)
+        assert self.state.length(seq_id) == len(self.texts[seq_id])
+        assert self.state.num_staged(seq_id) == len(self._staged[seq_id])
+        wanted = torch.tensor(self.stamps[seq_id], dtype=torch.float64)
+        assert torch.equal(held, wanted[:, None].expand_as(held))
+
+    def _hold(self, seq_id: int, text: list[int]) -> None:
+        self.texts[seq_id], self.stamps[seq_id], self._staged[seq_id] = text, [], []
+        for token in text:
+            self.stamps[seq_id].append(stamp(self._last(seq_id), token))
+
+    def _last(self, seq_id: int) -> int:
+        return self.stamps[seq_id][-1] if self.stamps[seq_id] else 0
+
+    def _stage(self, row: StepRow) -> list[int]:
+        nodes = self._staged[row.seq_id]
+        numbers: list[int] = []
+        for token, parent in zip(row.tokens, row.parents, strict=True):
+            before = self._last(row.seq_id) if parent == ROOT else nodes[parent][1]
+            numbers.append(stamp(before, token))
+            nodes.append((token, numbers[-1]))
+        return numbers

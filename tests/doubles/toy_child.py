@@ -1,0 +1,110 @@
+"""A drafter's process around a toy model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from doubles.child_programs import told_at_start
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.draft import Draft
+from outrider.core.noise import inverse_cdf
+from outrider.core.protocols import (
+    AheadRow,
+    CausalLM,
+    Drafter,
+    DraftNeeds,
+    DraftRow,
+    StateStore,
+    StepOutput,
+    StepRow,
+)
+from outrider.core.spec import ModelSpec
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.process.options import ChildOptions
+from outrider.kernels.pointwise import torch as pointwise
+
+NAP_SECONDS = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """`inner`, whose logits come in float32, as those of real models do."""
+
+    inner: CausalLM
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.inner.spec
+
+    @property
+    def state(self) -> StateStore:
+        return self.inner.state
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        out = self.inner.step(rows, needs)
+        return replace(out, logits_MV=out.logits_MV.float())
+
+
+def toy_drafter(options: ChildOptions) -> ModelDrafter:
+    model = ToyHybrid(vocab_size=options.vocab_size, seed=5, num_slots=options.num_slots)
+    return ModelDrafter(Single(model), pointwise.argmax, chunk=options.chunk)
+
+
+@dataclass(slots=True)
+class Echo:
+    """Drafts ahead, after a nap, what it was told: the next draft spells it. Else as `inner`."""
+
+    inner: Drafter
+    name: str = "echo"
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+    _told: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self.inner.open(seq_id, prompt)
+
+    def close(self, seq_id: int) -> None:
+        self.inner.close(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        drafts = self.inner.propose(rows)
+        return [self._spelled(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+
+    def propose_after(self, rows: Sequence[AheadRow]) -> None:
+        time.sleep(NAP_SECONDS)
+        for row in rows:
+            laws = row.draft.probs_NV
+            self._told[row.seq_id] = [
+                row.start,
+                row.pending,
+                row.budget.depth,
+                0 if laws is None else len(laws),
+                *row.draft.tokens,
+            ]
+
+    def _spelled(self, row: DraftRow, draft: Draft) -> Draft:
+        told = self._told.pop(row.seq_id, None)
+        if told is None:
+            return replace(draft, hit=False)
+        accepted = -1 if row.last is None else row.last.num_accepted
+        return replace(Draft.chain([accepted, *told]), hit=True)
+
+
+def toy() -> None:
+    """Exactly what the real program does, but for the model."""
+    from outrider.drafters.process.inner import Inner
+    from outrider.drafters.process.serving import serve
+
+    def build(options: ChildOptions) -> Inner:
+        drafter = toy_drafter(options)
+        if options.ahead is None:
+            return Inner(drafter, options.vocab_size, inverse_cdf)
+        echo = Echo(drafter)
+        return Inner(echo, options.vocab_size, inverse_cdf, echo)
+
+    options, line = told_at_start()
+    serve(line, int(sys.argv[3]), options, build)
+    os._exit(0)

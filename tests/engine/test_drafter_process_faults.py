@@ -1,0 +1,148 @@
+"""A drafter's process that lies, cannot start, or is left alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checks.drafters import row
+from checks.processes import gone, until
+from doubles.child_programs import LIAR, TESTS, command, toy_options
+from outrider.core.draft import Draft
+from outrider.core.errors import CapacityError, DrafterError
+from outrider.drafters.process.client import Home, ProcessDrafter
+from outrider.drafters.process.keeper import Pace
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),
+]
+
+HOME = Home(timeout=5.0, pace=Pace(first=60.0), command=command(LIAR))
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ("silent", "no answer within"),
+        ("garbage", "no message"),
+        ("cut", "middle of a message"),
+        ("longer", "too many"),
+        ("another kind", "PONG where DRAFTS"),
+        ("no draft", "0 drafts for 1 rows"),
+        ("two drafts", "2 drafts for 1 rows"),
+        ("foreign law", "shared memory"),
+        ("law across the end", "shared memory"),
+        ("no tree", "no tree"),
+    ],
+)
+def test_a_lie_ends_the_process_and_the_round_goes_on(lie: str, reason: str) -> None:
+    home = Home(timeout=0.3, pace=Pace(first=60.0), command=command(LIAR))
+    drafter = ProcessDrafter(toy_options(name=lie), home)
+    drafter.wait_ready()
+    drafter.open(0, [1])
+    assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
+    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    assert reason in drafter.stats().reasons[0]
+    drafter.shut_down()
+
+
+@pytest.mark.parametrize(("lie", "kind"), [("fails", DrafterError), ("full", CapacityError)])
+def test_errors_inside_are_raised_and_the_process_lives(
+    lie: str, kind: type[DrafterError | CapacityError]
+) -> None:
+    drafter = ProcessDrafter(toy_options(name=lie), replace(HOME, command=command(LIAR)))
+    drafter.wait_ready()
+    drafter.open(0, [1])
+    for _ in range(2):
+        with pytest.raises(kind, match="out of ideas") as caught:
+            drafter.propose([row(0, [1], depth=3)])
+        assert caught.value.hint == "think again"
+    assert drafter.stats().num_ends == 0
+    drafter.shut_down()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("quits", "no such luck"), ("never ready", "ready")])
+def test_a_process_that_cannot_start_is_an_error_with_its_reason(name: str, reason: str) -> None:
+    pace = Pace(first=60.0, start=1.5 if name == "never ready" else 60.0)
+    drafter = ProcessDrafter(
+        toy_options(name=name), Home(timeout=1, pace=pace, command=command(LIAR))
+    )
+    with pytest.raises(DrafterError, match=reason) as caught:
+        drafter.wait_ready()
+    assert "--drafter-home" in str(caught.value.hint)
+    assert not serving(drafter)
+
+
+def test_restarts_come_ever_more_rarely() -> None:
+    """Pauses of 0.05, 0.1, 0.2, ... seconds: in one second no more than five."""
+    home = Home(
+        timeout=1,
+        pace=Pace(first=0.05),
+        command=(sys.executable, "-I", "-c", "import sys; sys.exit(3)"),
+    )
+    drafter = ProcessDrafter(toy_options(), home)
+    until(lambda: drafter.stats().num_ends > 0)
+    began, before = time.monotonic(), drafter.stats().num_ends
+    until(lambda: time.monotonic() - began > 1.0)
+    num_ends = drafter.stats().num_ends - before
+    assert 1 <= num_ends <= 5
+    assert "exit code 3" in drafter.stats().reasons[-1]
+    drafter.shut_down()
+    num_ends = drafter.stats().num_ends
+    time.sleep(0.1)
+    assert drafter.stats().num_ends == num_ends
+
+
+def shared_names() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()  # noqa: PTH208
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+
+
+def test_nothing_is_left_behind() -> None:
+    names, files = shared_names(), num_files()
+    for _ in range(2):
+        drafter = ProcessDrafter(
+            toy_options(name="silent"), replace(HOME, timeout=0.2, command=command(LIAR))
+        )
+        drafter.wait_ready()
+        pid = pid_of(drafter)
+        assert shared_names() == names
+        drafter.open(0, [1])
+        drafter.shut_down()
+        assert gone(pid)
+        assert drafter.propose([row(0, [1], depth=1)]) == [Draft.empty()]
+        drafter.close(0)
+    del drafter
+    gc.collect()
+    assert num_files() <= files
+
+
+def test_the_process_ends_with_its_engine() -> None:
+    """Also where the engine is killed, and cannot end anything itself."""
+    script = (
+        f"import sys; sys.path.insert(0, {TESTS!r})\n"
+        "import os, time\n"
+        "from doubles.child_programs import TOY, command, toy_options\n"
+        "from outrider.drafters.process.client import Home, ProcessDrafter\n"
+        "drafter = ProcessDrafter(toy_options(), Home(timeout=5, command=command(TOY)))\n"
+        "drafter.wait_ready()\n"
+        "print(drafter.stats().pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, stdout=subprocess.PIPE, timeout=120
+    )
+    assert done.returncode == -9
+    pid = int(done.stdout)
+    until(lambda: gone(pid), 5.0)

@@ -1,0 +1,139 @@
+"""`outrider bench engines` and `bench load`: small runs from end to end, and words to refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.command_line import Command
+from outrider.bench import figure_style
+from outrider.bench.engines import samples
+from outrider.bench.engines.plan import ENGINES
+
+SMALL = ("bench", "engines", "--engines", "off,single,pd", "--levels", "0,2", "--requests", "2")
+TINY = (*SMALL, "--repeats", "1", "--max-tokens", "6", "--gap", "0", "--output-dir", "out")
+
+
+def results(folder: str = "out") -> dict[str, Any]:
+    return json.loads(Path(folder, "results.json").read_text())
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_a_run_leaves_results_requests_and_a_report(outrider: Command) -> None:
+    shown = outrider(*TINY, "--no-plots", "--csv", "rows.csv")
+    assert shown.code == 0, shown.err
+    record = results()
+    assert record["benchmark"] == "engines"
+    assert record["complete"] is True
+    assert {"run_id", "provenance", "machine", "weights", "plan", "settings"} <= record.keys()
+    places = [(cell["level"], cell["engine"]) for cell in record["cells"]]
+    assert places == [(level, name) for level in (0, 2) for name in ("off", "single", "pd")]
+    assert all(cell["status"] == "success" for cell in record["cells"])
+    assert all(cell["tokens_per_second"] > 0 for cell in record["cells"])
+    assert all(cell["busy"] > 0 for cell in record["cells"])
+    assert record["agreement"] == {"visits": 2, "same_tokens": 2}
+    assert [one["settings"].get("schedule", "single") for one in record["engines"]] == [
+        *("single", "single", "pd")
+    ]
+    rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * 2
+    assert {row["status"] for row in rows} == {"success"}
+    assert Path("rows.csv").read_text() == Path("out/requests.csv").read_text()
+    assert record["run_id"] in Path("out/report.md").read_text()
+    assert record["run_id"] in Path("out/report.html").read_text()
+    assert record["run_id"] in shown.out
+    assert "All engines wrote the same tokens in 2 of 2 visits." in shown.out
+    again = outrider(*TINY)
+    assert again.code == 2
+    assert "nothing is overwritten" in again.err
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_an_interrupt_keeps_whole_visits(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = samples.measure
+
+    def interrupted(plan: Any, contestants: Any, visit: Any, **named: Any) -> Any:
+        if visit.turn == 1:
+            raise KeyboardInterrupt
+        return measure(plan, contestants, visit, **named)
+
+    monkeypatch.setattr(samples, "measure", interrupted)
+    shown = outrider(*TINY, "--no-plots", "--json")
+    assert shown.code == 130
+    assert "what was measured until then is in out" in shown.err
+    record = json.loads(shown.out)
+    assert record["complete"] is False
+    assert [sample["level"] for sample in record["samples"]] == [0, 0, 0]
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_a_load_run_counts_wins_and_may_replay(outrider: Command) -> None:
+    rows = [
+        {"arrival_seconds": i / 100, "prompt": f"def f{i}(x):", "max_tokens": i + 1}
+        for i in range(3)
+    ]
+    Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = outrider(
+        *("bench", "load", "--engines", "single,pd", "--replay", "trace.jsonl"),
+        *("--max-concurrent", "2", "--output-dir", "out"),
+    )
+    assert shown.code == 0, shown.err
+    record = results()
+    assert record["cases"][0]["max_in_flight"] == 2
+    assert [cell["case"] for cell in record["cells"]] == ["replay", "replay"]
+    assert {row["metric"] for row in record["head_to_head"]} == {
+        *("throughput", "ITL p95", "TTFT p95", "end-to-end")
+    }
+    taken = list(csv.DictReader(Path("out/requests.csv").read_text().splitlines()))
+    assert [int(row["tokens"]) for row in taken if row["engine"] == "pd"] == [1, 2, 3]
+    assert "Head to head" in shown.out
+    assert "3 recorded requests, at most 2 in flight" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("engines", "--engines", "pvd"), "'pvd'"),
+        (("engines", "--levels", "x"), "whole numbers"),
+        (("engines", "--prompts", "poetry"), "neither a domain nor a file"),
+        (("engines", "--schedule", "pd"), "unknown option '--schedule'"),
+        (("load", "--rate", "1", "--replay", "x"), "--rate and --replay"),
+        (("load", "--replay", "none.jsonl"), "none.jsonl"),
+        (("load", "--scenarios", "storm"), "'storm'"),
+        (("load", "--concurrency", "0"), "from 1"),
+    ],
+)
+def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], said: str) -> None:
+    shown = outrider("bench", *words)
+    assert shown.code == 2
+    assert said in shown.err
+    assert not Path("results").exists()
+
+
+def test_every_engine_is_offered(outrider: Command) -> None:
+    assert ",".join(ENGINES) in "".join(outrider("bench", "engines", "--help").out.split())
+
+
+def no_module(_: str) -> None:
+    """Stands for `find_spec` where nothing is installed."""
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_style, "find_spec", no_module)
+    shown = outrider(
+        *("bench", "engines", "--engines", "off", "--levels", "1", "--requests", "1"),
+        *("--repeats", "1", "--max-tokens", "2", "--output-dir", "out"),
+    )
+    assert shown.code == 0, shown.err
+    assert "note: no figures: matplotlib" in shown.err

@@ -1,0 +1,194 @@
+"""`outrider trace`: a file that viewers open, a page for people, and a record for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.chrome_trace import check_trace, nanoseconds
+from doubles.command_line import Command
+from doubles.timelines import job, trace
+from outrider.bench import figure_style
+from outrider.bench.monitor import Reading, Usage
+from outrider.cli.trace_page import page
+from outrider.metrics.lanes import Counters, scheduler_stats
+from outrider.metrics.timeline import hit_rate, timeline
+
+PROMPTS = ("def quicksort(items):", "Once upon a time")
+SHORT = ("--max-tokens", "16")
+
+
+def run_json(outrider: Command, *words: str) -> dict[str, Any]:
+    shown = outrider("trace", "--json", *words)
+    assert shown.code == 0, shown.err
+    record: dict[str, Any] = json.loads(shown.out)
+    return record
+
+
+def a_record(**changed: object) -> dict[str, Any]:
+    """Of two rounds drafted ahead, by lanes that overlap by half."""
+    jobs = [
+        job("decode", "draft", 0.0, 0.5, 1),
+        replace(job("verify", "verify", 0.5, 1.5, 1), queues=(0, 0, 1), num_free_tokens=60),
+        job("decode", "ahead", 1.0, 2.0, 1),
+    ]
+    counters = Counters(
+        uptime_seconds=2.0,
+        num_submitted=1,
+        num_completed=1,
+        num_rejected=0,
+        num_waiting=0,
+        num_live=0,
+        max_waiting=10,
+        max_live=8,
+    )
+    return {
+        "schedule": "ssd",
+        "drafter": "model",
+        "k": 4,
+        "seconds": 2.0,
+        "num_emitted": 6,
+        "tokens_per_second": 3.0,
+        "acceptance_rate": 0.5,
+        "tokens_per_round": 3.0,
+        "p_hit": hit_rate([trace(1, 0, hit=True), trace(1, 1, hit=False)]),
+        "num_jobs": len(jobs),
+        "errors": [],
+        "timeline": timeline(jobs).to_dict(),
+        "scheduler": scheduler_stats(jobs, counters),
+        "memory": {
+            "arena_tokens": 100,
+            "least_free_tokens": 60,
+            "most_held_bytes": 4000,
+            "most_drafts_between_lanes": 1,
+            "most_law_bytes_between_lanes": 16,
+        },
+        "usage": Usage((Reading(0.0), Reading(2.0, cpu_percent=150.0)), "no GPU").to_dict(),
+        "trace": "lanes.json",
+        "figures": [],
+        **changed,
+    }
+
+
+def test_a_page_says_what_lanes_did() -> None:
+    shown = page(a_record())
+    assert shown.startswith("1 of 1 requests, 6 tokens in 2.00 s (3.0 tok/s) · schedule ssd")
+    assert "decode  2     2          2       75.0    750.00" in shown
+    assert "verify        0.25  1    1" in shown
+    assert "overlap of decode and verify: 50.0 % of the shorter" in shown
+    assert "two or more ran in 25.0 % of that" in shown
+    assert "accepted 50.0 % of drafts, 3.00 tokens a round, p_hit 0.50" in shown
+    assert "window: 50.0 % of the verifying time was used to draft ahead" in shown
+    assert "T_ahead / T_verify 1.00" in shown
+    assert "at least 60 of 100 arena tokens free (4 kB held)" in shown
+    assert "used: CPU 150 % of a core, GPU not measured: no GPU" in shown
+    assert "lanes.json: open it at https://ui.perfetto.dev" in shown
+
+
+def test_a_page_of_no_job_still_names_the_file() -> None:
+    shown = page(a_record(num_jobs=0, figures=["a.svg", "a.png"]))
+    assert shown.startswith("no job ran\ntrace: lanes.json")
+    assert shown.endswith("figures: a.svg, a.png")
+
+
+def test_help_says_that_there_may_be_many_prompts(outrider: Command) -> None:
+    assert outrider("trace", "--help").out.startswith(
+        "Usage: outrider trace [OPTIONS] [PROMPT ...]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--figure", "lanes.pdf"], "a figure is an SVG file"),
+        (["--figure", "nowhere/lanes.svg"], "cannot be written"),
+        (["--output", "nowhere/trace.json"], "cannot be written"),
+        (["--figure-seconds", "-1"], "--figure-seconds"),
+        (["--profile"], "--profile"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(
+    outrider: Command, words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cli.trace.open_llm", None)
+    shown = outrider("trace", *words)
+    assert shown.code in (2, 3)
+    assert problem in shown.err
+    assert shown.out == ""
+
+
+def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.cli.trace.open_llm", None)
+    monkeypatch.setattr(figure_style, "why_not", lambda: "no figures: matplotlib is missing")
+    shown = outrider("trace", "--figure", "lanes.svg")
+    assert shown.code == 3
+    assert "matplotlib is missing" in shown.err
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "lanes"),
+    [("single", {"main"}), ("pd", {"prefill", "decode"}), ("pdv", {"prefill", "decode", "verify"})],
+)
+def test_a_run_leaves_a_valid_file_and_its_summary(
+    outrider: Command, tmp_path: Path, schedule: str, lanes: set[str]
+) -> None:
+    words = (*PROMPTS * 2, *SHORT, "--schedule", schedule, "--output", "t.json")
+    record = run_json(outrider, *words)
+    assert record["num_emitted"] == 4 * 16
+    assert record["errors"] == []
+    assert (record["scheduler"]["submitted"], record["scheduler"]["completed"]) == (4, 4)
+    assert (record["scheduler"]["pending"], record["scheduler"]["active"]) == (0, 0)
+    assert set(record["timeline"]["lanes"]) == lanes
+    assert 0 < record["timeline"]["busy_fraction"] <= 1
+    assert record["usage"]["summary"]["peak_rss_bytes"] > 10_000_000
+    events = check_trace((tmp_path / "t.json").read_text())
+    whole = [event for event in events if event["ph"] == "X" and event["cat"] == "job"]
+    assert len(whole) == record["num_jobs"]
+    rounds = [one for event in whole for one in event["args"].get("rounds", ())]
+    assert sum(one["emitted"] for one in rounds) == record["num_emitted"]
+    # Times of rounds were measured apart from those of jobs, yet they lie inside.
+    passes = sum(nanoseconds(e)[1] - nanoseconds(e)[0] for e in whole if "rounds" in e["args"])
+    parts = [event for event in events if event["ph"] == "X" and event["cat"] == "stage"]
+    inside = sum(nanoseconds(event)[1] - nanoseconds(event)[0] for event in parts)
+    assert 0 < inside <= passes
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_prompts_of_ours_run_when_none_is_given(outrider: Command, tmp_path: Path) -> None:
+    shown = outrider("trace", "--max-tokens", "4", "--figure", "lanes.svg")
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("8 of 8 requests, 32 tokens in ")
+    assert "schedule single · drafter model, K=4" in shown.out
+    assert "open it at https://ui.perfetto.dev" in shown.out
+    check_trace((tmp_path / "trace.json").read_text())
+    figures = {path.name for path in tmp_path.glob("lanes*")}
+    assert figures == {f"lanes{theme}.{kind}" for theme in ("", "-dark") for kind in ("svg", "png")}
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_was_recorded(
+    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.api.llm import LLM
+
+    advance, steps = LLM.advance, iter(range(3))
+
+    def interrupted(llm: LLM) -> None:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        advance(llm)
+
+    monkeypatch.setattr(LLM, "advance", interrupted)
+    shown = outrider("trace", *PROMPTS, "--max-tokens", "64")
+    assert shown.code == 130
+    assert shown.out.startswith("0 of 2 requests, ")
+    events = check_trace((tmp_path / "trace.json").read_text())
+    assert len([event for event in events if event.get("cat") == "job"]) == 3
