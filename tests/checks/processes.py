@@ -1,4 +1,4 @@
-"""Waiting for things that other processes do."""
+"""Waiting for what other processes do, a drafter's above all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from outrider.drafters.process.client import ProcessDrafter
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
@@ -24,3 +26,13 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] == "Z"
     except OSError:
         return True
+
+
+def pid_of(drafter: ProcessDrafter) -> int:
+    pid = drafter.stats().pid
+    assert pid is not None
+    return pid
+
+
+def serving(drafter: ProcessDrafter) -> bool:
+    return drafter.stats().pid is not None

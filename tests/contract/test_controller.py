@@ -14,6 +14,7 @@ from checks.controllers import trace
 from checks.effort import examples
 from outrider.control.band import MOST_SEQUENCES, BandController
 from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
@@ -23,6 +24,7 @@ CONTROLLERS: Mapping[str, MakeController] = {
     "fixed": lambda k, min_k: FixedController(Budget(k)),
     "band": lambda k, min_k: BandController(k=k, min_k=min_k, target=0.7),
     "slo": lambda k, min_k: SloController(k=k, min_k=min_k, target_ms=20.0),
+    "goodput": lambda k, min_k: GoodputController(k=k),
 }
 every_controller = pytest.mark.parametrize("make", CONTROLLERS.values(), ids=CONTROLLERS.keys())
 

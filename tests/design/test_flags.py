@@ -8,8 +8,15 @@ from outrider.cli.call import completion_app
 from outrider.cli.verbs import VERBS, Verb, find, names
 
 PROGRAM = "--color --config --debug --draft --log-format --log-level --no-debug --target"
+LANES = (
+    "--adaptive-batch --concurrent-lanes --decode-batch --drafter-device --drafter-home "
+    "--drafter-timeout --fallback --fan-out --fan-policy --force-hits --hybrid-threshold "
+    "--lane-order --lane-streams --lane-threads --max-waiting --no-adaptive-batch "
+    "--no-concurrent-lanes --prefill-batch --reserve --saguaro --schedule --tensor-parallel "
+    "--verify-batch --verify-margin"
+)
 ENGINE = (
-    "--arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
+    f"{LANES} --arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
     "--drafter --dtype --force-reference --fused-round --k --leniency --max-ngram --min-k "
     "--min-ngram --no-batched-verify --no-deterministic --no-force-reference --no-fused-round "
     "--no-profile --page-size "
@@ -57,7 +64,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("bench", "k"): f"{K_SWEEP} --json",
     ("bench", "comm"): "--device --json --largest-mb --model --output --ranks",
     ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
-    "--output-dir --prompts --repeats --requests",
+    "--output-dir --pairs --prompts --repeats --requests",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
     ("trace",): f"{OF_TRACES} --figure --figure-seconds --json --output",

@@ -38,6 +38,11 @@ class ToyMachine:
         rates = [self.rate(request, place, num_tokens) for place in range(depth)]
         return 1 + sum(math.prod(rates[: place + 1]) for place in range(depth))
 
+    def seconds(self, depth: int, num_tokens: int) -> float:
+        """Of a round that drafts `depth` for every request, without noise."""
+        took = self.target(self.num_requests * (1 + depth)) + self.draft_pass * depth
+        return self.speed(num_tokens) * (self.overhead + took)
+
     def run(self, controller: Controller, num_tokens: int) -> Run:
         """Until all requests together have `num_tokens`."""
         chance = random.Random(self.seed)

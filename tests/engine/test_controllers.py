@@ -18,6 +18,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig
 from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
@@ -35,6 +36,7 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
     # No round of a toy model is as quick, or as slow.
     "slo, always late": lambda: SloController(k=K, min_k=1, target_ms=1e-6),
     "slo, never late": lambda: SloController(k=K, min_k=1, target_ms=1e6),
+    "goodput": lambda: GoodputController(k=K),
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3),
@@ -111,7 +113,7 @@ def test_traces_tell_how_many_requests_wait() -> None:
 
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.parametrize("controller", ["band", "slo"])
+@pytest.mark.parametrize("controller", ["band", "slo", "goodput"])
 def test_a_model_pair_writes_the_same_text(controller: str) -> None:
     params = SamplingParams(max_tokens=48)
     prompts = ["def fibonacci(n):", "Question: What is 2 + 3?\nAnswer:"]

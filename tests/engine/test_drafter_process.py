@@ -13,7 +13,7 @@ import pytest
 
 from checks.drafters import GREEDY, SAMPLED, VOCAB, MakeDrafter, check_memory, row
 from checks.engine import PROMPT, check_greedy
-from checks.processes import gone, until
+from checks.processes import gone, pid_of, serving, until
 from doubles.child_programs import TOY, command, toy_options
 from doubles.rig import Rig
 from doubles.toy_child import NAP_SECONDS, toy_drafter
@@ -34,16 +34,6 @@ pytestmark = [
 
 TIMEOUT = 2.0
 HOME = Home(timeout=TIMEOUT, pace=Pace(first=0.05), command=command(TOY))
-
-
-def pid_of(drafter: ProcessDrafter) -> int:
-    pid = drafter.stats().pid
-    assert pid is not None
-    return pid
-
-
-def serving(drafter: ProcessDrafter) -> bool:
-    return drafter.stats().pid is not None
 
 
 @pytest.fixture(scope="module")

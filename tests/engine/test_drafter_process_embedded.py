@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checks.drafters import GREEDY, row
+from checks.processes import pid_of
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.noise import KeyedNoise, Pick

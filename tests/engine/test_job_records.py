@@ -32,7 +32,7 @@ def run(schedule: str, *, at_once: bool) -> tuple[list[JobTrace], list[RoundTrac
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["inline", "threads"])
-@pytest.mark.parametrize("schedule", ["single", "pd", "pdv"])
+@pytest.mark.parametrize("schedule", ["single", "pd", "pdv", "ssd"])
 def test_every_pass_has_its_rounds_and_every_round_its_pass(schedule: str, at_once: bool) -> None:
     jobs, rounds = run(schedule, at_once=at_once)
     found = rounds_of(jobs, rounds)
@@ -49,7 +49,7 @@ def test_every_pass_has_its_rounds_and_every_round_its_pass(schedule: str, at_on
     assert sum(event.get("cat") == "job" for event in events) == len(jobs)
 
 
-@pytest.mark.parametrize("schedule", ["pd", "pdv"])
+@pytest.mark.parametrize("schedule", ["pd", "pdv", "ssd"])
 def test_lanes_in_turns_never_overlap(schedule: str) -> None:
     jobs, _ = run(schedule, at_once=False)
     found = timeline(jobs)

@@ -26,6 +26,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
+from outrider.models.parallel import torch_comm
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
@@ -49,6 +50,10 @@ GREEDY = SamplingParams(max_tokens=32)
 SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=5)
 OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
 TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
+
+
+# How long rank 0 waits for another one in a pass.
+PATIENCE_SECONDS = {"none": 6.0, "model": 60.0, "ngram": 60.0}
 
 
 def target_of(llm: LLM) -> ShardedLM:
@@ -76,16 +81,22 @@ def all_gone(process_ids: list[int], *, seconds: float = 5.0) -> bool:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("drafter", ["none", "model", "ngram"])
-def test_text_is_that_of_one_process(drafter: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "schedule"), [("none", "single"), ("model", "ssd"), ("ngram", "pdv")]
+)
+def test_text_is_that_of_one_process(
+    drafter: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then one way of three in which such an LLM may end."""
-    config = replace(TWO, drafter=drafter)
+    monkeypatch.setattr(torch_comm, "SILENCE_SECONDS", PATIENCE_SECONDS[drafter])
+    config = replace(TWO, drafter=drafter, schedule=schedule)
     split, whole = LLM(config=config), LLM(config=replace(config, tensor_parallel=1))
     for params in (GREEDY, SAMPLED):
         wanted = [result.token_ids for result in whole.generate(PROMPTS, params)]
         assert [result.token_ids for result in split.generate(PROMPTS, params)] == wanted
     assert split.exact
-    {"none": check_logits, "model": check_collection, "ngram": check_loss}[drafter](split, whole)
+    check_logits(split, whole)
+    {"none": check_hang, "model": check_close, "ngram": check_loss}[drafter](split, whole)
     processes = target_of(split).process_ids
     del split
     gc.collect()
@@ -105,14 +116,28 @@ def check_logits(split: LLM, whole: LLM) -> None:
     assert float((got - wanted).abs().max()) < 1e-4
 
 
-def check_collection(split: LLM, whole: LLM) -> None:
-    """A reader that leaves early gives memory back on all ranks."""
+def check_hang(split: LLM, whole: LLM) -> None:
+    """A rank that was stopped is not waited for for ever."""
+    del whole
+    (process_id,) = target_of(split).process_ids
+    os.kill(process_id, signal.SIGSTOP)
+    with pytest.raises(RankError, match="a pass failed"):
+        split.generate(PROMPTS[1], GREEDY)
+    assert all_gone([process_id], seconds=0.0)
+
+
+def check_close(split: LLM, whole: LLM) -> None:
+    """A reader that leaves early gives memory back; an LLM that is closed, its processes."""
     del whole
     num_free = split.free_tokens
     stream = split.stream(PROMPTS[0], GREEDY)
     next(stream)
     stream.close()
     assert split.free_tokens == num_free
+    split.close()
+    assert all_gone(target_of(split).process_ids, seconds=0.0)
+    with pytest.raises(RankError, match="ended when it was closed"):
+        split.generate(PROMPTS[0], GREEDY)
 
 
 def check_loss(split: LLM, whole: LLM) -> None:
@@ -140,7 +165,7 @@ def shared() -> Iterator[ShardedLM]:
     processes = model.process_ids
     model.close()
     assert all_gone(processes, seconds=0.0)
-    with pytest.raises(RankError, match="the model was closed"):
+    with pytest.raises(RankError, match="ended when it was closed"):
         model.state.open(1, ())
 
 
@@ -222,8 +247,8 @@ def test_a_follower_that_cannot_start_says_why() -> None:
 
 
 def test_a_follower_that_says_nothing_is_not_waited_for() -> None:
-    # This one of Python's reads to the end of its pipe.
-    ranks = Ranks("tokenize", 2, {})
+    # This one of Python's reads to the end of its pipe before it says anything.
+    ranks = Ranks("json.tool", 2, {})
     with pytest.raises(RankError, match=r"rank 1 did not get to say 'here' within 0\.2 s"):
         ranks.hear("here", 0.2)
     assert all_gone(ranks.process_ids)

@@ -35,19 +35,23 @@ MUTANTS = (
         poisoned_rollback,
     ),
     Mutant(
-        "branch sees a sibling", PAGED, "visible=base + run,", "visible=base + run + 1,", rollback
+        "branch sees a sibling",
+        PAGED,
+        "visible=base + seen.run,",
+        "visible=base + seen.run + 1,",
+        rollback,
     ),
     Mutant(
         "branch misses its own key",
         PAGED,
-        "for n in path[run:]]",
-        "for n in path[run + 1 :]]",
+        "extra=seen.extra",
+        "extra=seen.extra[:-1]",
         rollback,
     ),
     Mutant(
         "branch counts nodes for places",
         PAGED,
-        "position=base + len(path) - 1",
+        "position=base + seen.num_nodes - 1",
         "position=base + node",
         rollback,
     ),

@@ -220,8 +220,11 @@ class LLM:
         self._retire(ticket.reader)
 
     def close(self) -> None:
-        """End threads and processes that this object started. Using it again starts new ones."""
+        """End threads and processes that this object started. Using it again starts new ones, but
+        for a target shared by processes, which is gone."""
         self._engine.close()
+        if self._pair.end is not None:
+            self._pair.end()
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +34,8 @@ class LoadedPair:
 
     `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
     drafted; `num_slots` is the arena's size in tokens. `translator` is there when the draft has a
-    vocabulary of its own, `child` when a process of its own loads the draft model.
+    vocabulary of its own, `child` when a process of its own loads the draft model, `end` when other
+    processes have a share of the target: it ends them, for good.
     """
 
     target: Decoder
@@ -47,6 +49,7 @@ class LoadedPair:
     notes: tuple[str, ...]
     translator: TextTranslator | None = None
     child: ChildOptions | None = None
+    end: Callable[[], object] | None = None
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
@@ -82,7 +85,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     rows = config.batch_size * (k + 1)
     room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     options = replace(_options(config, room), quantise=config.quantise)
-    target = _load_target(folder, options, config.tensor_parallel, name=model)
+    target, end = _load_target(folder, options, config.tensor_parallel, name=model)
     draft_model = child = None
     if draft_folder is not None:
         options = _draft_options(config, num_slots)
@@ -107,6 +110,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         notes=_notes(target, config),
         translator=translator,
         child=child,
+        end=end,
     )
 
 
@@ -149,13 +153,17 @@ def _child(
     )
 
 
-def _load_target(folder: Path, options: LoadOptions, size: int, *, name: str) -> Decoder:
+def _load_target(
+    folder: Path, options: LoadOptions, size: int, *, name: str
+) -> tuple[Decoder, Callable[[], object] | None]:
+    """The target, and what ends the other processes that it is shared with, if there are any."""
     if size == 1:
-        return load_model(folder, options, name=name)
+        return load_model(folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.
     from outrider.models.parallel.sharded import load_sharded
 
-    return load_sharded(folder, options, size=size, name=name)
+    target = load_sharded(folder, options, size=size, name=name)
+    return target, target.close
 
 
 def _translator(folder: Path, draft_folder: Path) -> TextTranslator:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.api.llm import LLM
-from outrider.bench.engines.bandwidth import bare_reads
-from outrider.bench.engines.cells import cells, comparisons
 from outrider.bench.engines.findings import Evidence
-from outrider.bench.engines.models import ahead_predictions, lane_bounds
+from outrider.bench.engines.loaded import evidence_of
 from outrider.bench.engines.plan import Plan, engines_named, levels_named
 from outrider.bench.engines.record import (
+    REQUESTS,
     RESULTS,
     SCHEMA,
     contestant_record,
@@ -25,25 +22,42 @@ from outrider.bench.engines.record import (
     write_page,
 )
 from outrider.bench.engines.report import sections
-from outrider.bench.engines.samples import Sample, Taken, agreement
+from outrider.bench.engines.samples import Taken
 from outrider.bench.load.requests import texts_of
 from outrider.bench.pages import Page, Section
 from outrider.bench.provenance import provenance, write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
+from outrider.cli.engine_subjects import Subject, known_pairs, subject
 from outrider.cli.logs import start_logging
-from outrider.cli.main import INTERRUPTED
+from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.options import EnginesOptions
 from outrider.cli.output import json_line
+from outrider.core.errors import ConfigError, OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A pair that was measured, until an interrupt if it is not `whole`."""
+
+    name: str
+    folder: Path
+    record: dict[str, object]
+    evidence: Evidence
+    taken: Sequence[Taken]
+    whole: bool
+
+    @property
+    def code(self) -> int:
+        return 1 if any(not one.sample.ok for one in self.taken) else 0
 
 
 def engines(call: Call[EnginesOptions]) -> int:
     start_logging(call.resolved.program())
     options = call.options
     names = engines_named(options.engines)
-    levels = levels_named("--levels", options.levels)
     plan = Plan(
-        levels=levels,
+        levels=levels_named("--levels", options.levels),
         repeats=options.repeats,
         num_requests=options.requests,
         max_tokens=options.max_tokens,
@@ -51,82 +65,109 @@ def engines(call: Call[EnginesOptions]) -> int:
         texts=texts_of(options.prompts),
         params=engine_setup.sampling(call.resolved, options.max_tokens),
     )
-    folder = engine_setup.folder_of("engines", options.output_dir, call.resolved)
-    base = engine_setup.engine_settings(call.resolved, most_in_flight=max(1, *levels))
-    found, llms = engine_setup.contestants(names, call.resolved, base)
-    head: dict[str, object] = {
-        "benchmark": "engines",
-        "schema": SCHEMA,
-        "run_id": new_run_id(),
-        "provenance": provenance(),
-        **engine_setup.origins(call.resolved),
-        "plan": plan_record(plan),
-        "engines": [contestant_record(contestant) for contestant in found],
-    }
-    taken, whole = engine_setup.measure(plan, found)
-    if not taken:
-        return INTERRUPTED
-    samples = [one.sample for one in taken]
-    evidence = _evidence(samples, llms)
-    record = {
-        **head,
+    subjects = (
+        [subject(call.resolved, most_in_flight=plan.most_in_flight)]
+        if options.pairs is None
+        else known_pairs(call.resolved, options.pairs, most_in_flight=plan.most_in_flight)
+    )
+    folder = engine_setup.folder_of("engines", options.output_dir, subjects)
+    several = len(subjects) > 1
+    found: list[_Done] = []
+    refused: list[int] = []
+    for about in subjects:
+        place = folder / about.name if several else folder
+        try:
+            done = _measure(call, plan, names, about, place)
+        except OutriderError as error:
+            if not several or isinstance(error, ConfigError):
+                raise
+            report(f"pair {about.name}: {error}", error.hint)
+            refused.append(error.exit_code)
+            continue
+        if done.taken:
+            found.append(done)
+            _write(call, done)
+        if not done.whole:
+            break
+    return _end(call, folder, found, refused)
+
+
+def _measure(
+    call: Call[EnginesOptions], plan: Plan, names: Sequence[str], about: Subject, folder: Path
+) -> _Done:
+    with engine_setup.loaded_engines(names, about) as loaded:
+        record: dict[str, object] = {
+            "benchmark": "engines",
+            "schema": SCHEMA,
+            "run_id": new_run_id(),
+            "provenance": provenance(),
+            **engine_setup.origins(about, call.resolved),
+            "plan": plan_record(plan),
+            "engines": [contestant_record(contestant) for contestant in loaded.contestants],
+        }
+        taken, whole = engine_setup.measure(plan, loaded.contestants, title=about.name)
+        samples = [one.sample for one in taken]
+        evidence = evidence_of(samples, loaded)
+    record |= {
         "complete": whole,
         **evidence_record(evidence),
         "samples": [sample_record(sample) for sample in samples],
     }
-    _show(call, folder, record, Shown(evidence, taken))
-    engine_setup.write_requests(folder, options.csv, request_rows(taken))
-    if not whole:
-        engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
-        return INTERRUPTED
-    return 1 if any(not sample.ok for sample in samples) else 0
+    return _Done(about.name, folder, record, evidence, taken, whole)
 
 
-def _evidence(samples: Sequence[Sample], llms: dict[str, LLM]) -> Evidence:
-    """What theory says is compared with the engine that does one thing after the other."""
-    found = cells(samples)
-    reads = bare_reads(llms["single"]) if "single" in llms else "single was not measured"
-    shares = [s.foreign_cpu_share for s in samples if s.foreign_cpu_share is not None]
-    return Evidence(
-        cells=found,
-        comparisons=comparisons(samples),
-        bounds=[] if isinstance(reads, str) else lane_bounds(samples, reads),
-        predictions=ahead_predictions(found),
-        agreement=agreement(samples),
-        bound_refusal=reads if isinstance(reads, str) else None,
-        foreign_cpu_share=round(statistics.fmean(shares), 4) if shares else None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What tables and figures are made of."""
-
-    evidence: Evidence
-    taken: Sequence[Taken]
-
-
-def _show(
-    call: Call[EnginesOptions], folder: Path, record: dict[str, object], shown: Shown
-) -> None:
-    """Write everything; print the tables, or the record."""
-    write_json(folder / RESULTS, record)
-    page = Page(f"Engines, run {record['run_id']}", list(sections(shown.evidence)))
-    words = f"{call.resolved.program().target}, run {record['run_id']}"
+def _write(call: Call[EnginesOptions], done: _Done) -> None:
+    """Results, rows, figures and pages; prints the tables unless JSON was asked for."""
+    write_json(done.folder / RESULTS, done.record)
+    engine_setup.write_rows(done.folder / REQUESTS, request_rows(done.taken))
+    page = Page(f"Engines, {done.name}, run {done.record['run_id']}", list(sections(done.evidence)))
+    words = f"{done.name}, run {done.record['run_id']}"
 
     def draw() -> Sequence[Path]:
         from outrider.bench.engines.figures import draw_all, draw_timelines
 
-        target = folder / "figures"
-        drawn = draw_all(shown.evidence.cells, words, target)
-        return [*drawn, *draw_timelines(shown.taken, words, target)]
+        target = done.folder / "figures"
+        drawn = draw_all(done.evidence.cells, words, target)
+        return [*drawn, *draw_timelines(done.taken, words, target)]
 
     drawn = engine_setup.draw(not call.options.no_plots, draw)
-    pictures = engine_setup.pictures(folder, drawn)
+    pictures = engine_setup.pictures(done.folder, drawn)
     figures = [Section(title="Figures", pictures=pictures)] if pictures else []
-    write_page(folder, Page(page.title, [*page.sections, *figures]))
-    if call.options.json:
-        print(json_line({"folder": str(folder), **record}))
-        return
-    engine_setup.print_page(page)
-    print(f"results: {folder} ({RESULTS}, requests.csv, report.md, report.html)")
+    write_page(done.folder, Page(page.title, [*page.sections, *figures]))
+    if not call.options.json:
+        engine_setup.print_page(page)
+        print(f"results: {done.folder} ({RESULTS}, {REQUESTS}, report.md, report.html)\n")
+
+
+def _end(
+    call: Call[EnginesOptions], folder: Path, found: Sequence[_Done], refused: Sequence[int]
+) -> int:
+    """What several pairs have together, and the exit code."""
+    if len(found) > 1:
+        _draw_pairs(call, folder, found)
+    if call.options.csv is not None and found:
+        rows = [{"pair": one.name, **row} for one in found for row in request_rows(one.taken)]
+        engine_setup.write_rows(Path(call.options.csv), rows)
+    if call.options.json and found:
+        records = [{"folder": str(done.folder), **done.record} for done in found]
+        several = len(found) + len(refused) > 1
+        print(json_line({"folder": str(folder), "pairs": records} if several else records[0]))
+    if not found or not found[-1].whole:
+        if found:
+            engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
+        return max(refused, default=INTERRUPTED)
+    return max([*refused, *(done.code for done in found)])
+
+
+def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Sequence[_Done]) -> None:
+    """Figures with a line a pair, of the last engine that was named."""
+    engine = engines_named(call.options.engines)[-1]
+
+    def draw() -> Sequence[Path]:
+        from outrider.bench.engines.figures import draw_pairs
+
+        cells = {done.name: done.evidence.cells for done in found}
+        return draw_pairs(cells, engine, "pairs", folder / "figures")
+
+    if engine_setup.draw(not call.options.no_plots, draw) and not call.options.json:
+        print(f"figures of all pairs: {folder / 'figures'}")

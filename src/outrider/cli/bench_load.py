@@ -18,6 +18,7 @@ from outrider.bench.engines.cells import cells
 from outrider.bench.engines.load_report import load_record, sections
 from outrider.bench.engines.plan import engines_named, levels_named
 from outrider.bench.engines.record import (
+    REQUESTS,
     RESULTS,
     contestant_record,
     new_run_id,
@@ -30,6 +31,7 @@ from outrider.bench.pages import Page
 from outrider.bench.provenance import provenance, write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
+from outrider.cli.engine_subjects import subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import LoadTestOptions
@@ -56,18 +58,18 @@ def load(call: Call[LoadTestOptions]) -> int:
         prompts=prompts,
         params=engine_setup.sampling(call.resolved, options.max_tokens),
     )
-    folder = engine_setup.folder_of("load", options.output_dir, call.resolved)
-    base = engine_setup.engine_settings(call.resolved, most_in_flight=plan.most_in_flight)
-    found, _ = engine_setup.contestants(names, call.resolved, base)
-    head: dict[str, object] = {
-        "benchmark": "load",
-        "schema": SCHEMA,
-        "run_id": new_run_id(),
-        "provenance": provenance(),
-        **engine_setup.origins(call.resolved),
-        "engines": [contestant_record(contestant) for contestant in found],
-    }
-    taken, whole = engine_setup.measure(plan, found)
+    about = subject(call.resolved, most_in_flight=plan.most_in_flight)
+    folder = engine_setup.folder_of("load", options.output_dir, [about])
+    with engine_setup.loaded_engines(names, about) as loaded:
+        head: dict[str, object] = {
+            "benchmark": "load",
+            "schema": SCHEMA,
+            "run_id": new_run_id(),
+            "provenance": provenance(),
+            **engine_setup.origins(about, call.resolved),
+            "engines": [contestant_record(contestant) for contestant in loaded.contestants],
+        }
+        taken, whole = engine_setup.measure(plan, loaded.contestants, title=about.name)
     if not taken:
         return INTERRUPTED
     samples = [one.sample for one in taken]
@@ -78,7 +80,8 @@ def load(call: Call[LoadTestOptions]) -> int:
         "samples": [sample_record(sample) for sample in samples],
     }
     write_json(folder / RESULTS, record)
-    engine_setup.write_requests(folder, options.csv, request_rows(taken))
+    for path in (folder / REQUESTS, *([Path(options.csv)] if options.csv else [])):
+        engine_setup.write_rows(path, request_rows(taken))
     page = Page(
         f"Load, run {record['run_id']}", list(sections(plan.cases, samples, cells(samples)))
     )
@@ -87,7 +90,7 @@ def load(call: Call[LoadTestOptions]) -> int:
         print(json_line({"folder": str(folder), **record}))
     else:
         engine_setup.print_page(page)
-        print(f"results: {folder} ({RESULTS}, requests.csv, report.md, report.html)")
+        print(f"results: {folder} ({RESULTS}, {REQUESTS}, report.md, report.html)")
     if not whole:
         engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
         return INTERRUPTED

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.api.llm import LLM
 from outrider.bench import figure_style
-from outrider.bench.engines.plan import Contestant, Workload, line_up
-from outrider.bench.engines.record import REQUESTS, csv_text
+from outrider.bench.engines.loaded import Loaded, load_engines
+from outrider.bench.engines.plan import Contestant, Workload
+from outrider.bench.engines.record import RESULTS, csv_text
 from outrider.bench.engines.samples import Taken, run
 from outrider.bench.fingerprint import machine, weights_digest
 from outrider.bench.pages import Page
 from outrider.bench.provenance import write_text
+from outrider.cli.engine_subjects import Subject
 from outrider.cli.output import table
-from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.core.settings import DEFAULT, Resolved
+from outrider.core.settings import Resolved
 from outrider.models.loading import pick_device, resolve
 from outrider.pairs.catalog import draft_of
-
-
-def engine_settings(resolved: Resolved, *, most_in_flight: int) -> EngineConfig:
-    """As settings say; a batch holds all that will be in flight unless its size was set."""
-    engine = resolved.engine()
-    if resolved.chosen["batch_size"].origin == DEFAULT:
-        engine = replace(engine, batch_size=most_in_flight)
-    return engine
 
 
 def sampling(resolved: Resolved, max_tokens: int) -> SamplingParams:
@@ -43,90 +35,56 @@ def sampling(resolved: Resolved, max_tokens: int) -> SamplingParams:
     return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
 
 
-def contestants(
-    names: Sequence[str], resolved: Resolved, engine: EngineConfig
-) -> tuple[list[Contestant], dict[str, LLM]]:
-    """Every engine loaded, and the LLMs by its name. Raises OutriderError if none can run."""
-    program = resolved.program()
-    draft = None if program.draft in ("auto", "none") else program.draft
-    if program.draft == "none" and engine.drafter == "auto":
-        engine = replace(engine, drafter="none")
-    llms: dict[str, LLM] = {}
-    errors: list[OutriderError] = []
-
-    def open_one(contestant: Contestant) -> None:
-        try:
-            llm = LLM(
-                program.target,
-                draft=draft if contestant.config.drafter != "none" else None,
-                config=contestant.config,
-                on_job=contestant.jobs.append,
-            )
-        except OutriderError as error:
-            errors.append(error)
-            raise
-        llms[contestant.name] = llm
-        contestant.server, contestant.exact = llm, llm.exact
-        contestant.facts = {
-            "drafter": llm.drafter,
-            "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
-            "row_exact_kernels": llm.kernels.exact,
-            "notes": list(llm.notes),
-        }
-
-    own = resolved.chosen["controller"].origin != DEFAULT
-    found = line_up(names, engine, open_one, own_controller=own)
-    if not llms:
-        raise errors[0]
-    for note in dict.fromkeys(note for llm in llms.values() for note in llm.notes):
+def loaded_engines(names: Sequence[str], about: Subject) -> AbstractContextManager[Loaded]:
+    """Every engine with its models; closed at the end. Raises OutriderError if none can run."""
+    loaded = load_engines(names, about.models, about.engine, own_controller=about.own_controller)
+    for note in loaded.notes:
         say(f"note: {note}")
-    for contestant in found:
-        if contestant.reason is not None:
-            say(f"note: {contestant.name} cannot run here: {contestant.reason}")
-    return found, llms
+    return closing(loaded)
 
 
-def origins(resolved: Resolved) -> dict[str, object]:
+def origins(about: Subject, resolved: Resolved) -> dict[str, object]:
     """Which models and machine the numbers are of."""
-    program = resolved.program()
-    draft = {"auto": draft_of(program.target), "none": None}.get(program.draft, program.draft)
-    names = {"target": program.target, **({"draft": draft} if draft else {})}
+    models = about.models
+    draft = models.draft or draft_of(models.target)
+    names = {"target": models.target, **({"draft": draft} if draft else {})}
     return {
-        "machine": machine(resolved.engine().device),
+        "pair": about.name,
+        "machine": machine(about.engine.device),
         "models": names,
         "weights": {side: weights_digest(resolve(name)) for side, name in names.items()},
         "settings": resolved.decided(),
     }
 
 
-def folder_of(kind: str, given: str | None, resolved: Resolved) -> Path:
+def folder_of(kind: str, given: str | None, subjects: Sequence[Subject]) -> Path:
     """Where results go; a new folder, unless one was named. Raises ConfigError if it has some."""
     if given is not None:
         folder = Path(given)
-        if (folder / "results.json").exists():
+        if any((place / RESULTS).exists() for place in (folder, *_children(folder))):
             raise ConfigError(
                 f"{folder} has results already, and nothing is overwritten.",
                 hint=f"choose another folder, such as --output-dir {given}-2",
             )
         return folder
     today = datetime.date.today().isoformat()
-    device = pick_device(resolved.engine().device).type
-    target = resolved.program().target
-    slug = re.sub(r"[^\w.-]+", "-", Path(target).name or target).strip("-.") or "model"
-    stem = f"{today}-{device}-{slug}-{kind}"
+    device = pick_device(subjects[0].engine.device).type
+    stem = f"{today}-{device}-{'+'.join(about.name for about in subjects)}-{kind}"
     taken = (n for n in range(1, 10_000) if not (Path("results") / _numbered(stem, n)).exists())
     return Path("results") / _numbered(stem, next(taken))
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _numbered(stem: str, number: int) -> str:
     return stem if number == 1 else f"{stem}-{number}"
 
 
-def write_requests(folder: Path, csv: str | None, rows: Sequence[Mapping[str, object]]) -> None:
-    """A row a request, into the folder and, if it is named, another file."""
-    text = csv_text(rows)
-    for path in (folder / REQUESTS, *([Path(csv)] if csv else [])):
-        write_text(path, text)
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """A CSV file with a row a request."""
+    write_text(path, csv_text(rows))
 
 
 def print_page(page: Page) -> None:
@@ -160,7 +118,7 @@ def pictures(folder: Path, drawn: Sequence[Path]) -> list[tuple[str, str]]:
     ]
 
 
-def measure(plan: Workload, found: Sequence[Contestant]) -> tuple[list[Taken], bool]:
+def measure(plan: Workload, found: Sequence[Contestant], *, title: str) -> tuple[list[Taken], bool]:
     """What was taken, and whether that is everything or an interrupt came. With a progress bar on
     stderr, where that is a terminal."""
     columns: list[Any] = [
@@ -173,7 +131,7 @@ def measure(plan: Workload, found: Sequence[Contestant]) -> tuple[list[Taken], b
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     taken: list[Taken] = []
     with Progress(*columns, console=console, disable=hidden) as progress:
-        task = progress.add_task("engines", total=len(plan.visits()))
+        task = progress.add_task(title, total=len(plan.visits()))
         try:
             for visit in run(plan, found):
                 taken += visit

@@ -148,6 +148,9 @@ class CommOptions(JsonOption):
 class EnginesOptions(JsonOption):
     """Of `bench engines`."""
 
+    pairs: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+    )
     engines: str = setting(
         "off,single,pd,pdv,ssd,auto",
         "Engines, between commas (off,single,pd,pdv,ssd,auto); off drafts nothing.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -83,7 +84,7 @@ def record(
     """
     llm.generate(["Warm up."], SamplingParams(max_tokens=8))
     jobs.clear()
-    recording, before = Recording(llm.free_tokens, jobs), replace(llm.counts)
+    recording, before = Recording(llm.free_tokens, jobs), copy(llm.counts)
     tickets: list[Ticket] = []
     began = HOST_CLOCK()
     with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:

@@ -271,10 +271,16 @@ VERBS = (
     Verb(
         name="trace",
         target="outrider.cli.trace:trace",
-        text="Record what every lane does while prompts run, for Perfetto to show.",
+        text="Record what lanes do while prompts run, for Perfetto.",
         example='outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv '
         "--max-tokens 24",
-        arguments=(Argument(name="PROMPT", text="Texts to go on from (8 of ours).", many=True),),
+        arguments=(
+            Argument(
+                name="PROMPT",
+                text="Texts to go on from; 8 shipped ones if none is given.",
+                many=True,
+            ),
+        ),
         options=TraceOptions,
         settings=ALL_SETTINGS,
         without=DECIDED_BY_TRACES,

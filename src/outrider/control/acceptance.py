@@ -76,14 +76,15 @@ class _Shared:
 
     refused: list[float]
     foretold: list[float]
-    first_judged: float = FIRST_WEIGHT
-    first_accepted: float = FIRST_WEIGHT * FIRST_RATE
+    first_judged: float = 0.0
+    first_accepted: float = 0.0
     _shape: list[float] | None = None
 
     @property
     def mean(self) -> float:
         """The mean beta of requests. Later places are judged of easy ones only."""
-        return self.first_accepted / self.first_judged
+        accepted = FIRST_WEIGHT * FIRST_RATE + self.first_accepted
+        return accepted / (FIRST_WEIGHT + self.first_judged)
 
     @property
     def shape(self) -> list[float]:

@@ -75,6 +75,8 @@ def _extended(
     least, found = best.seconds / best.num_tokens, 0
     result = best
     for count, (lost, place, _) in enumerate(nodes, start=1):
+        if lost == 0:
+            break
         tokens -= lost
         deepest = max(deepest, place)
         num_drafting += place == 1

@@ -43,20 +43,19 @@ class Sweep:
         """What to draft now; None once it is over."""
         return self.depths[self._stage] if self._stage < len(self.depths) else None
 
-    @property
-    def next_depth(self) -> int | None:
-        following = self._stage + 1
-        return self.depths[following] if following < len(self.depths) else None
-
     def advance(self, *, telling: bool) -> bool:
         """A round ended; whether the depth is done with."""
         self._num_telling += telling
         self._num_rounds += 1
         if self._num_telling < SWEEP_ROUNDS and self._num_rounds < MOST_SWEEP_ROUNDS:
             return False
+        self.skip()
+        return True
+
+    def skip(self) -> None:
+        """Go on to the next depth."""
         self._stage += 1
         self._num_telling = self._num_rounds = 0
-        return True
 
     def end(self) -> None:
         self._stage = len(self.depths)

@@ -149,18 +149,18 @@ class GoodputController:
             self._up_to_date.popitem(last=False)
 
     def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
-        """Go on to the next depth, or end where no more depths can be better."""
+        """Go on to the next depth that promises something; end where none can pay."""
         sweep = self._sweep
         if not sweep.advance(telling=telling) and not telling:
             return
         certain = [[1.0] * self._k for _ in rounds]
         if best_allotment(certain, self._round_seconds).is_plain:
             sweep.end()
-        elif sweep.depth is not None and sweep.depth > 1:
-            prefixes = self._prefixes([trace.seq_id for trace in rounds])
-            best = best_allotment(prefixes, self._round_seconds)
-            if self._uniform(prefixes, sweep.depth).goodput < PROMISING * best.goodput:
-                sweep.end()
+            return
+        prefixes = self._prefixes([trace.seq_id for trace in rounds])
+        least = PROMISING * best_allotment(prefixes, self._round_seconds).goodput
+        while sweep.depth and self._uniform(prefixes, sweep.depth).goodput < least:
+            sweep.skip()
 
     def _probe_on(self, rounds: Sequence[RoundTrace], *, telling: bool, may_begin: bool) -> None:
         probes = self._probes

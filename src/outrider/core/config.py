@@ -16,7 +16,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 QUANTISE = ("none", "int8", "int4")
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
-CONTROLLERS = ("fixed", "band", "slo", "goodput")
+CONTROLLERS = ("auto", "fixed", "band", "slo", "goodput")
 SCHEDULES = ("single", "pd", "pdv", "ssd", "auto")
 LANE_ORDERS = ("depth", "fixed", "slo", "learned")
 FALLBACKS = ("jit", "ngram", "none", "auto")
@@ -44,9 +44,9 @@ class EngineConfig:
         0.0, "Threshold of a lossy sampler; 0 takes its usual one.", minimum=0, maximum=1000
     )
     controller: str = setting(
-        "fixed",
+        "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here.",
+        "what a draft costs and brings here; auto is goodput with --schedule auto, else fixed.",
         choices=CONTROLLERS,
     )
     min_k: int = setting(
@@ -188,3 +188,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def resolved_controller(self) -> str:
+        """The controller that is meant: never auto."""
+        if self.controller != "auto":
+            return self.controller
+        return "goodput" if self.schedule == "auto" else "fixed"

@@ -31,7 +31,10 @@ from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.admission import Limits
+from outrider.sched.batch import BatchLimit
+from outrider.sched.jobs import LaneOrder, Schedule
 from outrider.sched.ledger import Ledger
+from outrider.sched.orders import order_named
 from outrider.sched.table import resolve_schedule, schedule_for
 from outrider.verify.table import rule_for
 
@@ -101,13 +104,16 @@ def build_engine(
     )
     k = 0 if drafter.name == "none" else config.k
     target = parts.target if config.batched_verify else StepwiseLM(parts.target)
+    limit = None
+    if config.adaptive_batch:
+        limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
     stages = Stages(
         target=target,
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, parts.sampling),
         controller=_controller(config, k),
         argmax=parts.argmax,
-        sink=sink,
+        sink=_observed(sink, limit),
         sampling=parts.sampling,
     )
     schedule = schedule_for(config, name)
@@ -127,14 +133,37 @@ def build_engine(
             reserve=config.reserve,
             max_waiting=config.max_waiting,
         ),
+        batch_limit=limit,
     )
     return Engine(
         residents=residents,
         executor=lanes.executor,
         schedule=schedule,
+        order=_order(config, schedule),
         deliver=lanes.deliver,
         jobs=jobs,
     )
+
+
+def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
+    """One lane needs no order."""
+    if len(schedule.lanes) == 1:
+        return None
+    return order_named(config.lane_order, margin=config.verify_margin, target_ms=config.target_ms)
+
+
+def _observed(
+    sink: Callable[[RoundTrace], None], limit: BatchLimit | None
+) -> Callable[[RoundTrace], None]:
+    """`sink`, after `limit` has seen the trace."""
+    if limit is None:
+        return sink
+
+    def observe(trace: RoundTrace) -> None:
+        limit.observe(trace)
+        sink(trace)
+
+    return observe
 
 
 def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
@@ -169,15 +198,16 @@ def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
 
 def _controller(config: EngineConfig, k: int) -> Controller:
     """Raises ConfigError when the shortest draft is longer than the longest, `k`."""
-    if k == 0 or config.controller == "fixed":
+    name = config.resolved_controller
+    if k == 0 or name == "fixed":
         return FixedController(Budget(k))
-    if config.controller == "goodput":
+    if name == "goodput":
         return GoodputController(k=k)
     if config.min_k > k:
         raise ConfigError(
             f"min_k={config.min_k} is above k={k}, the longest draft.",
             hint="lower --min-k or raise --k",
         )
-    if config.controller == "band":
+    if name == "band":
         return BandController(k=k, min_k=config.min_k, target=config.target_acceptance)
     return SloController(k=k, min_k=config.min_k, target_ms=config.target_ms)

@@ -8,7 +8,7 @@ on with the same numbers, so its text is what it would have been.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, QueueFullError
@@ -16,6 +16,7 @@ from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import Drafting
 from outrider.sched.admission import Limits, num_admissible
+from outrider.sched.batch import BatchLimit
 from outrider.sched.jobs import Job, Stage
 from outrider.sched.ledger import Ledger
 
@@ -35,12 +36,14 @@ class Counts:
 
 @dataclass(slots=True)
 class Residents:
-    """`limits` say what may be in flight. Opens and closes sequences in all memories at once."""
+    """`limits` say what may be in flight, and `batch_limit` how many of that for now. Opens and
+    closes sequences in all memories at once."""
 
     target: CausalLM
     drafting: Drafting
     ledger: Ledger
     limits: Limits
+    batch_limit: BatchLimit | None = None
     counts: Counts = field(default_factory=Counts)
     waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
@@ -63,11 +66,16 @@ class Residents:
 
     def admit(self) -> None:
         """Start those of the waiting that may start."""
-        if not self.waiting or len(self.live) >= self.limits.num_sequences:
+        limits = self.limits
+        if self.batch_limit is not None:
+            limits = replace(
+                limits, num_sequences=min(limits.num_sequences, self.batch_limit.limit)
+            )
+        if not self.waiting or len(self.live) >= limits.num_sequences:
             return
         waiting = [self._expected(seq) for seq in self.waiting]
         running = [self._expected(seq) for seq in self.live.values()]
-        for _ in range(num_admissible(waiting, running, self.limits)):
+        for _ in range(num_admissible(waiting, running, limits)):
             self.open(self.waiting.popleft())
 
     def open(self, seq: LiveSequence) -> None:

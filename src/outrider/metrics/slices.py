@@ -33,7 +33,8 @@ def rounds_of(
     and for one that failed or whose records were not kept.
 
     A sequence is in one pass at a time, so its records, which come in order, belong to its jobs in
-    order. Records of one pass share an index, which tells when some are missing.
+    order. Records of one pass share an index, which tells when some are missing: a sequence that
+    failed has none, and those that are tried again have theirs from other passes.
     """
     left: dict[int, deque[RoundTrace]] = {}
     for trace in rounds:
@@ -41,7 +42,7 @@ def rounds_of(
     found: list[tuple[RoundTrace, ...]] = [()] * len(jobs)
     for place in sorted(range(len(jobs)), key=lambda i: jobs[i].began):
         job = jobs[place]
-        if job.num_failed or not set(PASSES) & set(job.kinds):
+        if not set(PASSES) & set(job.kinds):
             continue
         heads = [left[seq_id][0] for seq_id in job.seq_ids if left.get(seq_id)]
         if len(heads) == len(job.seq_ids) and len({trace.pass_index for trace in heads}) == 1:

@@ -104,8 +104,8 @@ class Task:
         first = self._both(self.subject.drafter, self.largest_k, self.greedy, config.sampler)[0]
         for chunk in CHUNKS:
             yield [replace(first, chunk=chunk)]
-        if config.controller != first.controller:
-            yield [replace(first, controller=config.controller)]
+        if config.resolved_controller != first.controller:
+            yield [replace(first, controller=config.resolved_controller)]
 
     def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[Cell]:
         chunk = self.subject.config.prefill_chunk

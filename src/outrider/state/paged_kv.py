@@ -34,15 +34,39 @@ from outrider.state.pages import PagePool
 _Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a staged node sees of the staged nodes, itself included: the first `run` of them, which
+    lie where a chain would put them, and then those in the slots `extra`."""
+
+    run: int = 0
+    extra: tuple[int, ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        return self.run + len(self.extra)
+
+    def followed_by(self, node: int, slot: int) -> _Seen:
+        """What a child sees that is staged as `node`, in `slot`."""
+        if node == self.run:
+            return _Seen(node + 1)
+        return _Seen(self.run, (*self.extra, slot))
+
+
+_NOTHING_SEEN = _Seen()
+
+
 @dataclass(slots=True)
 class _Sequence:
     """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
-    since the last commit; what is behind them was rolled back, and is written over."""
+    since the last commit; what is behind them was rolled back, and is written over. `seen` says what
+    the first of them see; it is only made where something branches off."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
+    seen: list[_Seen] = field(default_factory=lambda: [])
     num_staged: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
@@ -61,6 +85,7 @@ class _Sequence:
         return self.listed[:count]
 
     def stage(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        del self.seen[self.num_staged :]
         self.staged[self.num_staged :] = tokens
         self.parents[self.num_staged :] = parents
         self.num_staged = len(self.staged)
@@ -215,11 +240,17 @@ class PagedKV:
             positions = range(base + first, base + seq.num_staged)
             columns.add_chain(positions)
             return
-        for node in range(first, seq.num_staged):
-            path = _path(seq.parents, node)
-            run = _run_length(path)
-            extra = [self._slots(seq, base + n, 1)[0] for n in path[run:]]
-            columns.add_node(position=base + len(path) - 1, visible=base + run, extra=extra)
+        # A chain that came before is looked at only now that something branches off.
+        start = len(seq.seen)
+        slots = self._slots(seq, base + start, first - start) + slots
+        for node, slot in enumerate(slots, start):
+            parent = seq.parents[node]
+            seen = (_NOTHING_SEEN if parent == ROOT else seq.seen[parent]).followed_by(node, slot)
+            seq.seen.append(seen)
+            if node >= first:
+                columns.add_node(
+                    position=base + seen.num_nodes - 1, visible=base + seen.run, extra=seen.extra
+                )
 
     def _slots(self, seq: _Sequence, start: int, count: int) -> list[int]:
         size, pages = self._page_size, seq.pages
@@ -263,14 +294,14 @@ class _Columns:
         self.slots: list[int] = []
         self.seq: list[int] = []
         self.visible: list[int] = []
-        self.extra: list[list[int]] = []
+        self.extra: list[Sequence[int]] = []
 
     def add_chain(self, positions: range) -> None:
         self.positions += positions
         self.visible += range(positions.start + 1, positions.stop + 1)
-        self.extra += [[]] * len(positions)
+        self.extra += [()] * len(positions)
 
-    def add_node(self, *, position: int, visible: int, extra: list[int]) -> None:
+    def add_node(self, *, position: int, visible: int, extra: Sequence[int]) -> None:
         self.positions.append(position)
         self.visible.append(visible)
         self.extra.append(extra)
@@ -301,19 +332,3 @@ class _Columns:
 def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) -> Tensor:
     tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
     return tensor.to(device)
-
-
-def _path(parents: Sequence[int], node: int) -> list[int]:
-    path: list[int] = []
-    while node != ROOT:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
-
-
-def _run_length(path: Sequence[int]) -> int:
-    """How many leading nodes of `path` lie where a chain would put them."""
-    run = 0
-    while run < len(path) and path[run] == run:
-        run += 1
-    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from outrider.bench.engines.cases import (
     scenario,
 )
 from outrider.bench.engines.cells import best_fixed, cells, comparisons
-from outrider.bench.engines.figures import draw_all, draw_timelines
+from outrider.bench.engines.figures import draw_all, draw_pairs, draw_timelines
 from outrider.bench.engines.findings import Evidence, findings, meets_bar, verdict
 from outrider.bench.engines.load_report import load_record
 from outrider.bench.engines.load_report import sections as load_sections
@@ -306,6 +307,32 @@ def test_a_prediction_needs_hits_and_a_window(samples: list[Sample], evidence: E
     assert all(hit is not None and 0 < hit < 1 for hit in hits)
 
 
+def test_a_prediction_from_known_times(samples: list[Sample]) -> None:
+    """With hits always and a window that is long enough, drafting costs nothing."""
+    found = cells(samples)
+    known = {
+        "single": {"draft_ms": 2.0, "verify_ms": 8.0, "tokens_per_round": 2.0},
+        "ssd": {
+            "p_hit": 0.5,
+            "hit_tokens_per_round": 3.0,
+            "miss_tokens_per_round": 1.0,
+            "ahead_over_verify": 0.5,
+            "mean_batch": 2.0,
+        },
+    }
+    changed = [replace(cell, **known.get(cell.engine, {})) for cell in found if cell.level == 2]
+    (one,) = ahead_predictions(changed)
+    # 2 tokens over 0.25 x 1 + 0.75 x 1.25, against 2 over 1.25.
+    assert one.ratio == pytest.approx(1.25 / (0.25 + 0.75 * 1.25), abs=1e-4)
+    assert one.ratio_apart == pytest.approx(1.25 / (0.5 + 0.5 * 1.25), abs=1e-4)
+    text = "\n".join(
+        findings(
+            Evidence(cells=changed, comparisons=comparisons(samples), bounds=[], predictions=[one])
+        )
+    )
+    assert "its own times predict 1.053× where rows wait" in text
+
+
 def test_sentences_follow_the_numbers(evidence: Evidence) -> None:
     text = "\n".join(findings(evidence))
     assert "All engines wrote the same tokens in 10 of 10 visits." in text
@@ -392,6 +419,9 @@ def test_there_is_a_figure_for_each_question(
     draw_all(evidence.cells, "small print", tmp_path)
     assert [name for name in drawn if not name.endswith("-dark")] == list(figures.FIGURES)
     assert len(drawn) == 2 * len(figures.FIGURES)
+    drawn.clear()
+    draw_pairs({"one": evidence.cells, "two": evidence.cells}, "pdv", "small print", tmp_path)
+    assert drawn[0] == "pairs_itl_p95_vs_concurrency"
 
 
 @pytest.mark.slow

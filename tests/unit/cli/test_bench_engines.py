@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from doubles.command_line import Command
 from outrider.bench import figure_style
 from outrider.bench.engines import samples
 from outrider.bench.engines.plan import ENGINES
+from outrider.cli import engine_subjects
+from outrider.pairs.catalog import PAIRS
 
 SMALL = ("bench", "engines", "--engines", "off,single,pd", "--levels", "0,2", "--requests", "2")
 TINY = (*SMALL, "--repeats", "1", "--max-tokens", "6", "--gap", "0", "--output-dir", "out")
@@ -20,6 +23,10 @@ TINY = (*SMALL, "--repeats", "1", "--max-tokens", "6", "--gap", "0", "--output-d
 
 def results(folder: str = "out") -> dict[str, Any]:
     return json.loads(Path(folder, "results.json").read_text())
+
+
+def read_csv(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
 
 
 @pytest.mark.weights
@@ -40,10 +47,10 @@ def test_a_run_leaves_results_requests_and_a_report(outrider: Command) -> None:
     assert [one["settings"].get("schedule", "single") for one in record["engines"]] == [
         *("single", "single", "pd")
     ]
-    rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
+    rows = read_csv("rows.csv")
     assert len(rows) == 2 * 3 * 2
     assert {row["status"] for row in rows} == {"success"}
-    assert Path("rows.csv").read_text() == Path("out/requests.csv").read_text()
+    assert [{"pair": "embedded", **row} for row in read_csv("out/requests.csv")] == rows
     assert record["run_id"] in Path("out/report.md").read_text()
     assert record["run_id"] in Path("out/report.html").read_text()
     assert record["run_id"] in shown.out
@@ -51,6 +58,32 @@ def test_a_run_leaves_results_requests_and_a_report(outrider: Command) -> None:
     again = outrider(*TINY)
     assert again.code == 2
     assert "nothing is overwritten" in again.err
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_several_pairs_have_a_folder_each(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = replace(PAIRS["embedded"], pair_name="twin")
+    gone = replace(
+        PAIRS["embedded"], pair_name="gone", target=replace(twin.target, model_id="nobody/has-it")
+    )
+    known = {"embedded": PAIRS["embedded"], "twin": twin, "gone": gone}
+    monkeypatch.setattr(engine_subjects, "get_pair", known.__getitem__)
+    shown = outrider(
+        *("bench", "engines", "--pairs", "embedded,gone,twin", "--engines", "off,single"),
+        *("--levels", "1", "--requests", "1", "--repeats", "1", "--max-tokens", "2"),
+        *("--output-dir", "out", "--no-plots", "--csv", "rows.csv", "--json"),
+    )
+    # A pair that is not here is reported, and the others go on.
+    assert shown.code == 3, shown.err
+    assert "pair gone:" in shown.err
+    assert [one["pair"] for one in json.loads(shown.out)["pairs"]] == ["embedded", "twin"]
+    assert results("out/twin")["models"] == results("out/embedded")["models"]
+    assert [row["pair"] for row in read_csv("rows.csv")] == [
+        *("embedded", "embedded", "twin", "twin")
+    ]
 
 
 @pytest.mark.weights
@@ -93,7 +126,7 @@ def test_a_load_run_counts_wins_and_may_replay(outrider: Command) -> None:
     assert {row["metric"] for row in record["head_to_head"]} == {
         *("throughput", "ITL p95", "TTFT p95", "end-to-end")
     }
-    taken = list(csv.DictReader(Path("out/requests.csv").read_text().splitlines()))
+    taken = read_csv("out/requests.csv")
     assert [int(row["tokens"]) for row in taken if row["engine"] == "pd"] == [1, 2, 3]
     assert "Head to head" in shown.out
     assert "3 recorded requests, at most 2 in flight" in shown.out
@@ -106,6 +139,9 @@ def test_a_load_run_counts_wins_and_may_replay(outrider: Command) -> None:
         (("engines", "--levels", "x"), "whole numbers"),
         (("engines", "--prompts", "poetry"), "neither a domain nor a file"),
         (("engines", "--schedule", "pd"), "unknown option '--schedule'"),
+        (("engines", "--pairs", "nobody"), "'nobody'"),
+        (("engines", "--pairs", "embedded", "--target", "x"), "--pairs and --target"),
+        (("engines", "--pairs", ","), "--pairs names nothing"),
         (("load", "--rate", "1", "--replay", "x"), "--rate and --replay"),
         (("load", "--replay", "none.jsonl"), "none.jsonl"),
         (("load", "--scenarios", "storm"), "'storm'"),

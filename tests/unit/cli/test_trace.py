@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from doubles.command_line import Command
 from doubles.timelines import job, trace
 from outrider.bench import figure_style
 from outrider.bench.monitor import Reading, Usage
+from outrider.cli.trace import Recording, record
 from outrider.cli.trace_page import page
+from outrider.core.budget import JobTrace
+from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams
 from outrider.metrics.lanes import Counters, scheduler_stats
 from outrider.metrics.timeline import hit_rate, timeline
 
+COUNTS = ("submitted", "rejected", "completed", "failed", "cancelled")
 PROMPTS = ("def quicksort(items):", "Once upon a time")
 SHORT = ("--max-tokens", "16")
 
@@ -72,6 +78,91 @@ def a_record(**changed: object) -> dict[str, Any]:
         "figures": [],
         **changed,
     }
+
+
+@dataclass
+class ScriptedLLM:
+    """Ends a request a call, the one number `failing` with an error; what it does not run waits.
+    Each leaves the record of a job and of a round."""
+
+    jobs: list[JobTrace]
+    failing: int = -1
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(batch_size=2))
+    counts: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(**dict.fromkeys(COUNTS, 0))
+    )
+    waiting: list[SimpleNamespace] = field(default_factory=list[SimpleNamespace])
+    free_tokens: int = 100
+
+    def generate(self, prompts: list[str], params: SamplingParams) -> None:
+        """The warm-up, whose job must not be told."""
+        self.submit(prompts[0], params)
+        self.advance()
+
+    def submit(self, prompt: str, params: SamplingParams) -> SimpleNamespace:
+        del prompt, params
+        reader = SimpleNamespace(traces=[], seq=SimpleNamespace(error=None))
+        self.waiting.append(SimpleNamespace(reader=reader, number=self.counts.submitted))
+        self.counts.submitted += 1
+        return self.waiting[-1]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting)
+
+    def advance(self) -> None:
+        ticket = self.waiting.pop(0)
+        began = float(ticket.number)
+        made = job("main", "verify", began, began + 1, ticket.number)
+        self.jobs.append(replace(made, num_waiting=len(self.waiting), num_free_tokens=90))
+        if ticket.number == self.failing:
+            ticket.reader.seq.error = ValueError("broken")
+            self.counts.failed += 1
+        else:
+            ticket.reader.traces.append(trace(ticket.number, ticket.number))
+            self.counts.completed += 1
+
+
+def recorded(**changed: Any) -> Recording:
+    jobs: list[JobTrace] = []
+    llm: Any = ScriptedLLM(jobs, **changed)
+    return record(llm, ["a", "b", "c"], SamplingParams(), jobs)
+
+
+def test_a_recording_leaves_the_warm_up_out() -> None:
+    found = recorded()
+    assert [made.seq_ids for made in found.jobs] == [(1,), (2,), (3,)]
+    assert [one.seq_id for one in found.rounds] == [1, 2, 3]
+    assert found.counters is not None
+    assert (found.counters.num_submitted, found.counters.num_completed) == (3, 3)
+    assert (found.counters.num_waiting, found.counters.num_live) == (0, 0)
+    assert (found.counters.max_waiting, found.counters.max_live) == (1000, 2)
+    assert (found.num_slots, found.errors, found.interrupted) == (100, [], False)
+    assert found.usage is not None
+    assert found.usage.series("free_tokens") == [100.0, 100.0]
+
+
+def test_a_request_that_fails_is_told_and_the_others_are_recorded() -> None:
+    found = recorded(failing=2)
+    assert found.errors == ["ValueError: broken"]
+    assert [one.seq_id for one in found.rounds] == [1, 3]
+    assert len(found.jobs) == 3
+
+
+def test_an_interrupted_recording_knows_who_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = ScriptedLLM.advance
+
+    def interrupted(llm: ScriptedLLM) -> None:
+        advance(llm)
+        if llm.counts.completed == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScriptedLLM, "advance", interrupted)
+    found = recorded()
+    assert found.interrupted
+    assert found.counters is not None
+    assert (found.counters.num_completed, found.counters.num_waiting) == (1, 2)
+    assert len(found.jobs) == 1
 
 
 def test_a_page_says_what_lanes_did() -> None:

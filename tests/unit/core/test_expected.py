@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from outrider.core.expected import (
     acceptance_rate,
     best_k,
+    beta_rates,
     estimated_beta,
+    expected_by_place,
     expected_tokens,
     measured_speed_up,
+    prefix_products,
     speed_up,
 )
 
@@ -82,3 +86,32 @@ def test_no_other_length_is_better(beta: float, share: float, highest: int) -> N
 def test_beta_of_nothing_is_unknown() -> None:
     assert estimated_beta(0, 0) is None
     assert estimated_beta(3, 1) == 0.75
+
+
+@given(rates=st.lists(shares, max_size=12))
+def test_rates_of_places_multiply(rates: list[float]) -> None:
+    kept = prefix_products(rates)
+    assert all(b <= a for a, b in pairwise([1.0, *kept]))
+    assert expected_by_place(rates) == pytest.approx(
+        1 + sum(math.prod(rates[: place + 1]) for place in range(len(rates)))
+    )
+
+
+@given(beta=shares, k=st.integers(0, 20))
+def test_equal_rates_give_the_usual_sum(beta: float, k: int) -> None:
+    assert expected_by_place([beta] * k) == pytest.approx(expected_tokens(beta, k))
+
+
+@pytest.mark.parametrize(("u", "v"), [(1.0, 1.0), (5.6, 2.4), (0.5, 3.0)])
+def test_a_beta_that_differs_between_requests(u: float, v: float) -> None:
+    """Against betas that are drawn; and the mean beta alone promises less."""
+    chance = random.Random(0)
+    betas = [chance.betavariate(u, v) for _ in range(NUM_ROUNDS)]
+    drawn = sum(expected_tokens(beta, 6) for beta in betas) / NUM_ROUNDS
+    found = expected_by_place(beta_rates(u, v, 6))
+    assert found == pytest.approx(drawn, rel=0.02)
+    assert found > expected_tokens(u / (u + v), 6)
+
+
+def test_many_judgements_leave_no_doubt_of_beta() -> None:
+    assert beta_rates(7e9, 3e9, 5) == pytest.approx([0.7] * 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -25,9 +24,13 @@ def test_rounds_find_their_jobs_although_lanes_interleave() -> None:
 
 
 def test_a_job_that_failed_takes_no_round_of_its_retry() -> None:
-    failed = replace(job("main", "draft+verify", 0, 1, 0, 1), num_failed=1)
+    failed = job("main", "draft+verify", 0, 1, 0, 1)
     retry = job("main", "draft+verify", 1, 2, 0)
+    other = job("main", "draft+verify", 2, 3, 1)
     assert rounds_of([failed, retry], [trace(0, 3)]) == [(), (trace(0, 3),)]
+    one_by_one = [trace(0, 3), trace(1, 4)]
+    found = rounds_of([failed, retry, other], one_by_one)
+    assert found == [(), (trace(0, 3),), (trace(1, 4),)]
 
 
 def test_records_that_were_not_kept_leave_a_job_alone() -> None:

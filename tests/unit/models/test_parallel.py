@@ -82,6 +82,26 @@ def test_more_ranks_do_not_promise_exactness() -> None:
     assert not split.kernels.exact
 
 
+def test_a_lane_of_its_own_has_logits_of_its_own() -> None:
+    """Passes take turns; what one returned stays while another runs."""
+    split, ranks, _ = share_out("llama2", 2, OPTIONS)
+    other = split.twin()
+    assert other is not None
+    split.state.open(0, ())
+    other.state.open(1, ())
+    assert split.state.length(1) == 0
+    first_MV = split.step([StepRow.chain(0, TEXT)], NEEDS).logits_MV
+    before_MV = first_MV.clone()
+    second_MV = other.step([StepRow.chain(1, TEXT[::-1])], NEEDS).logits_MV
+    assert torch.equal(first_MV, before_MV)
+    assert not torch.equal(first_MV, second_MV)
+    assert other.kernels is not split.kernels
+    assert other.kernels.argmax(first_MV) == split.kernels.argmax(first_MV)
+    ranks.lose("rank 1 ended")
+    with pytest.raises(RankError):
+        other.state.open(2, ())
+
+
 class SplitRollback(Rollback):
     kind = staticmethod(sharded("qwen2", 2))
 

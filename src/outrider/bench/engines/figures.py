@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,28 @@ FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {
 }
 
 
-def draw_all(found: Sequence[Cell], words: str, folder: Path) -> list[Path]:
+def draw_all(found: Sequence[Cell], words: str, folder: Path, *, prefix: str = "") -> list[Path]:
     """Write every figure, light and dark, as SVG and PNG; `words` stand at the foot."""
     written: list[Path] = []
     for name in FIGURES:
         for theme in THEMES:
             with themed(theme):
-                written += save(draw(found, name, words, theme), folder, name, theme)
+                figure = draw(found, name, words, theme)
+                written += save(figure, folder, f"{prefix}{name}", theme)
     return written
+
+
+def draw_pairs(
+    pairs: Mapping[str, Sequence[Cell]], engine: str, words: str, folder: Path
+) -> list[Path]:
+    """The same figures with a line a pair instead, all of them run by `engine`."""
+    found = [
+        replace(cell, engine=pair)
+        for pair, own in pairs.items()
+        for cell in own
+        if cell.engine == engine
+    ]
+    return draw_all(found, f"{words}, {engine}", folder, prefix="pairs_")
 
 
 def draw_timelines(taken: Sequence[Taken], words: str, folder: Path) -> list[Path]:

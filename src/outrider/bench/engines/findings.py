@@ -132,7 +132,8 @@ def _ahead(found: Evidence) -> Iterator[str]:
         if prediction is not None:
             text += (
                 f"; with lanes that cost each other nothing, its own times predict "
-                f"{prediction.ratio:.3f}×"
+                f"{prediction.ratio:.3f}× where rows wait for each other and "
+                f"{prediction.ratio_apart:.3f}× where they do not"
             )
         yield text + "."
 

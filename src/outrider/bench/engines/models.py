@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.bench.engines.cells import Cell
 from outrider.bench.engines.samples import Sample
@@ -72,13 +72,15 @@ class AheadTimes:
 
 @dataclass(frozen=True, slots=True)
 class AheadPrediction:
-    """`ratio` is the predicted throughput of ssd over single, from `times`."""
+    """`ratio` is the predicted throughput of ssd over single, from `times`, where a round waits for
+    its slowest row; `ratio_apart` where hits go ahead without the others of their batch."""
 
     level: int
     times: AheadTimes
     sync_draft: float
     sync_tokens: float
     ratio: float
+    ratio_apart: float
 
 
 def lane_bounds(
@@ -128,7 +130,12 @@ def _predict(sync: Cell, ahead: Cell) -> AheadPrediction | None:
         fallback=sync_draft,
         batch=max(ahead.mean_batch or 1.0, 1.0),
     )
-    ratio = times.speed * (1 + sync_draft) / tokens
+    scale = (1 + sync_draft) / tokens
     return AheadPrediction(
-        ahead.level, times, round(sync_draft, _DIGITS), tokens, round(ratio, _DIGITS)
+        level=ahead.level,
+        times=times,
+        sync_draft=round(sync_draft, _DIGITS),
+        sync_tokens=tokens,
+        ratio=round(times.speed * scale, _DIGITS),
+        ratio_apart=round(replace(times, batch=1.0).speed * scale, _DIGITS),
     )

@@ -128,6 +128,7 @@ def _predictions(
             f"{one.times.ahead:.2f}",
             f"{one.times.batch:.1f}",
             f"{one.ratio:.3f}×",
+            f"{one.ratio_apart:.3f}×",
             spoken(measured[one.level]) if one.level in measured else "-",
         )
         for one in predictions
@@ -146,7 +147,8 @@ def _predictions(
             "T_draft",
             "T_ahead",
             "batch",
-            "predicted",
+            "predicted, rows wait",
+            "rows apart",
             "measured",
         ),
         rows=rows,

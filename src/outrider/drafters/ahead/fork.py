@@ -45,9 +45,9 @@ def rank(logits_NV: Tensor, draft: Sequence[int], temperature: float) -> Ranking
 
     Writes over the logits of refused tokens.
     """
-    places = list(range(len(draft)))
+    places = masked_places(draft)
     with torch.inference_mode():
-        logits_NV[places, list(draft)] = float("-inf")
+        logits_NV[places, [draft[place] for place in places]] = float("-inf")
         scaled_NV = logits_NV / (temperature or 1.0)
         count = min(NUM_RANKS, logits_NV.shape[-1])
         top_NM, ids_NM = torch.topk(scaled_NV, count, dim=-1)
@@ -57,6 +57,11 @@ def rank(logits_NV: Tensor, draft: Sequence[int], temperature: float) -> Ranking
     kept = [sum(share > 0 for share in row) for row in shares]
     ids = [row[:n] for row, n in zip(host_rows(ids_NM), kept, strict=True)]
     return Ranking(ids, [row[:n] for row, n in zip(shares, kept, strict=True)])
+
+
+def masked_places(draft: Sequence[int]) -> list[int]:
+    """Those after which the token that was drafted there cannot follow: all but the last."""
+    return list(range(len(draft)))
 
 
 def fork(ranking: Ranking, forecast: Forecast, budget: int, *, hit: bool) -> list[Branch]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from outrider.core.draft import Draft
-from outrider.core.errors import DrafterError, MachineError
+from outrider.core.errors import DrafterError, MachineError, OutriderError
 from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.drafters.process.frames import Frame, Kind
@@ -89,16 +89,14 @@ class ProcessDrafter:
                 f"a drafter cannot have a process of its own on {os.name}: it needs POSIX.",
                 hint="run the drafter inside the engine: --drafter-home thread",
             )
+        self._options = options
         self._home = home
         self._known: dict[int, _Told] = {}
         self._lock = Lock()
         self._num_unserved = 0
         self._draft_seconds = 0.0
         self._ahead_seconds = 0.0
-        self._keeper = Keeper(
-            lambda: Line(options, timeout=home.timeout, command=home.command), home.pace
-        )
-        self._end = weakref.finalize(self, self._keeper.stop)
+        self._start()
 
     def wait_ready(self) -> None:
         """Raises DrafterError, with the reason, if the first process cannot serve. The drafter is
@@ -106,13 +104,18 @@ class ProcessDrafter:
         self._keeper.wait(self._home.pace.start)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        """The process hears of the sequence when it is first asked for a draft."""
+        """The process hears of the sequence when it is first asked for a draft. After `shut_down` a
+        new one is started and waited for."""
         del prompt
+        if not self._end.alive:
+            self._start()
+            self.wait_ready()
         with self._lock:
             self._known[seq_id] = _Told()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        """Raises DrafterError for an error inside the process's drafter, which lives on."""
+        """Raises what the process's drafter raised, as CapacityError or DrafterError; the process
+        lives on."""
         line = self._keeper.line
         if line is None or not rows:
             return self._unserved(len(rows))
@@ -120,16 +123,12 @@ class ProcessDrafter:
         if not indices:
             return self._unserved(len(rows))
         try:
-            answer = line.ask()
-            proposed = [] if answer.kind is Kind.FAILED else self._read(line, answer, len(indices))
-        except ConnectionError:
-            line.drop("")
-            return self._unserved(len(rows))
+            proposed = self._read(line, line.ask(), len(indices))
         except (OSError, DrafterError) as error:
-            line.drop(str(error).rstrip("."))
+            line.drop(error)
             return self._unserved(len(rows))
-        if answer.kind is Kind.FAILED:
-            raise read_failure(answer.body)
+        if isinstance(proposed, OutriderError):
+            raise proposed
         drafts = [Draft.empty()] * len(rows)
         for index, draft in zip(indices, proposed, strict=True):
             drafts[index] = draft
@@ -157,7 +156,7 @@ class ProcessDrafter:
             line.tell()
 
     def shut_down(self) -> None:
-        """End the process and wait for that. From then on all drafts are empty."""
+        """End the process and wait for that. Until a sequence is opened all drafts are empty."""
         self._end()
 
     def ping(self) -> bool:
@@ -169,7 +168,7 @@ class ProcessDrafter:
         try:
             return line.ask().kind is Kind.PONG
         except (OSError, DrafterError) as error:
-            line.drop(str(error).rstrip("."))
+            line.drop(error)
             return False
 
     def stats(self) -> ProcessStats:
@@ -195,6 +194,13 @@ class ProcessDrafter:
             f"the drafter's process was lost {times} (the last time {stats.reasons[-1]}), and "
             f"{stats.num_unserved} drafts were left out",
         )
+
+    def _start(self) -> None:
+        options, home = self._options, self._home
+        self._keeper = Keeper(
+            lambda: Line(options, timeout=home.timeout, command=home.command), home.pace
+        )
+        self._end = weakref.finalize(self, self._keeper.stop)
 
     def _unserved(self, count: int) -> list[Draft]:
         self._num_unserved += count
@@ -236,8 +242,11 @@ class ProcessDrafter:
         told = self._known.get(seq_id)
         return told is not None and told.line is line
 
-    def _read(self, line: Line, answer: Frame, count: int) -> list[Draft]:
-        """Raises DrafterError for an answer to another question than the one asked."""
+    def _read(self, line: Line, answer: Frame, count: int) -> list[Draft] | OutriderError:
+        """The drafts, or the error that came in their place. Raises DrafterError for what answers
+        another question than the one asked."""
+        if answer.kind is Kind.FAILED:
+            return read_failure(answer.body)
         if answer.kind is not Kind.DRAFTS:
             raise DrafterError(f"it answered {answer.kind.name} where DRAFTS were due")
         told = Answer.read(answer.body)

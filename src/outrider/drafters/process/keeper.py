@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread, current_thread
 from time import monotonic
 
-from outrider.core.errors import DrafterError
+from outrider.core.errors import DrafterError, OutriderError
 from outrider.drafters.process.line import GRACE_SECONDS, Line
 from outrider.drafters.process.messages import Hello
 
@@ -66,9 +66,10 @@ class Keeper:
         if self.num_starts:
             return
         self.stop()
-        reason = self.reasons[0] if self.reasons else f"it was not ready in {timeout:g} seconds"
+        late = f"it was not ready within {timeout:g} seconds"
+        reason = self.reasons[0] if self.reasons else late
         raise DrafterError(
-            f"the drafter's process did not start: {reason.rstrip('.')}.",
+            f"the drafter's process did not start: {reason}.",
             hint=self._hint or "run the drafter inside the engine: --drafter-home thread",
         )
 
@@ -78,8 +79,9 @@ class Keeper:
         with self._lock:
             line = self._started
         if line is not None:
-            line.end()
-            self._join()
+            if line is self._ready:
+                line.end()
+                self._join()
             line.process.kill()
         self._join()
 
@@ -118,14 +120,12 @@ class Keeper:
         with self._lock:
             self._started = line
         if self._stopped.is_set():
-            line.drop("it is not needed any more")
+            line.process.kill()
         try:
             self.hello = line.greet(self._pace.start)
-        except ConnectionError:
-            line.drop("")
-        except (OSError, DrafterError) as error:
+        except (OSError, OutriderError) as error:
             self._hint = getattr(error, "hint", None)
-            line.drop(str(error).rstrip("."))
+            line.drop(error)
         else:
             self.num_starts += 1
             self._ready = line

@@ -64,12 +64,23 @@ class Line:
             os.close(law_file)
 
     def greet(self, timeout: float) -> Hello:
-        """What it says when it is ready. Raises DrafterError with its reason if it cannot be, or
-        OSError if it does not come about in time."""
-        frame = self._receive(timeout)
+        """What it says when it is ready. Raises OutriderError with its reason if it cannot be, or
+        OSError if it is gone or takes too long."""
+        try:
+            frame = self._receive(timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"it was not ready within {timeout:g} seconds") from error
         if frame.kind is Kind.FAILED:
             raise read_failure(frame.body)
-        return Hello.read(_expected(frame, Kind.HELLO))
+        if frame.kind is not Kind.HELLO:
+            raise DrafterError(f"it said {frame.kind.name} where HELLO was due")
+        hello = Hello.read(frame.body)
+        if (hello.num_laws, hello.vocab_size) != self.laws.laws_LV.shape:
+            raise DrafterError(
+                f"its draft model has {hello.vocab_size} tokens, the target "
+                f"{self.laws.laws_LV.shape[1]}"
+            )
+        return hello
 
     def queue(self, frames: Sequence[Frame]) -> None:
         self._outbox.extend(frames)
@@ -82,7 +93,7 @@ class Line:
         try:
             self._send(self._timeout)
         except OSError as error:
-            self.drop(str(error))
+            self.drop(error)
         finally:
             self._sending.release()
 
@@ -100,13 +111,15 @@ class Line:
         except TimeoutError as error:
             raise TimeoutError(f"it gave no answer within {self._timeout:g} seconds") from error
 
-    def drop(self, reason: str) -> None:
-        """Kill the process, for the first reason given."""
-        self._reason = self._reason or reason
+    def drop(self, error: Exception) -> None:
+        """Kill the process, for the first error given."""
+        # A process that is gone already says more by how it ended.
+        if not self._reason and not isinstance(error, ConnectionError):
+            self._reason = str(error).rstrip(".")
         self.process.kill()
 
     def end(self) -> None:
-        """Ask the process to end, and see that it does. Somebody else waits for it."""
+        """Ask the process to end; whoever started it waits for that."""
         self.queue([Frame(Kind.EXIT)])
         self.tell()
 
@@ -135,12 +148,6 @@ class Line:
         if frame is None:
             raise ConnectionError("it ended")
         return frame
-
-
-def _expected(frame: Frame, kind: Kind) -> bytes:
-    if frame.kind is not kind:
-        raise DrafterError(f"a drafter's process said {frame.kind.name} where {kind.name} was due.")
-    return frame.body
 
 
 def _close(line: socket.socket, written: BinaryIO) -> None:

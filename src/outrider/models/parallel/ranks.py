@@ -75,8 +75,7 @@ class Ranks:
         """End all followers; the error that says why, now and from now on."""
         if self._lost is None:
             self._lost = RankError(
-                f"the target's weights are shared by {self.size} processes, and "
-                f"{reason.rstrip('.')}.",
+                f"the model is shared by {self.size} processes, and {reason.rstrip('.')}.",
                 hint=_HINT,
             )
             self.close()

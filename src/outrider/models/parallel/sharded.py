@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,6 +127,7 @@ class ShardedLM:
     def __init__(self, model: Decoder, ranks: Peers) -> None:
         self._model, self._ranks = model, ranks
         self._state = MirroredKV(model.state, ranks)
+        self._of_lane: Kernels | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -138,11 +139,14 @@ class ShardedLM:
 
     @property
     def kernels(self) -> Kernels:
-        return self._model.kernels
+        return self._of_lane or self._model.kernels
 
     @kernels.setter
     def kernels(self, kernels: Kernels) -> None:
-        self._model.kernels = kernels
+        if self._of_lane is not None:
+            self._of_lane = kernels
+        else:
+            self._model.kernels = kernels
 
     @property
     def state(self) -> MirroredKV:
@@ -153,8 +157,14 @@ class ShardedLM:
         """Those of the followers, rank 1 first."""
         return self._ranks.process_ids
 
-    def twin(self) -> None:
-        """Followers make one call at a time."""
+    def twin(self) -> ShardedLM | None:
+        """For another lane, which may draft or judge meanwhile; passes of all take turns."""
+        make = self._model.kernels.twin
+        if make is None:
+            return None
+        other = copy(self)
+        other._of_lane = make()
+        return other
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """Raises RankError when a follower is gone, CapacityError with nothing staged."""
@@ -166,21 +176,23 @@ class ShardedLM:
             self._ranks.tell(messages.step_message(rows, needs))
             self._ranks.check()
             try:
-                return self._model.step(rows, needs)
+                output = self._model.step(rows, needs)
             except BaseException as error:
                 raise self._ranks.lose(f"a pass failed: {error}") from error
+            # Another lane's pass may follow at once, into the same buffer.
+            return replace(output, logits_MV=output.logits_MV.clone())
 
         return self._state.in_turn(act)
 
     def close(self) -> None:
         """End the followers; the model cannot run afterwards. Also done when it is collected."""
-        self._ranks.end("the model was closed")
+        self._ranks.end("they were ended when it was closed")
 
 
 def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "") -> ShardedLM:
     """As `load_model`, by `size` processes, of which this is rank 0.
 
-    On a CPU the ranks share its cores, on CUDA each has a device. Raises ConfigError if the model
+    On a CPU the ranks share its cores, or `options.threads`; on CUDA each has a device. Raises ConfigError if the model
     cannot be split so, RankError if a process does not start.
     """
     refuse_split(folder, options, size)
@@ -196,7 +208,6 @@ def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "
             model = load_model(folder, options, name=name, comm=comm)
             ranks.hear(LOADED, LOAD_SECONDS)
         except BaseException:
-            with suppress(OSError):
-                ranks.close()
+            ranks.close()
             raise
     return ShardedLM(model, ranks)

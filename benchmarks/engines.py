@@ -1,0 +1,94 @@
+"""Engines by requests in flight: do lanes, drafting ahead and `auto` pay, and what bounds them?
+
+    python benchmarks/engines.py [--model FOLDER] [--output FILE] [--quick] [--tier a|b]
+
+The same run as `outrider bench engines` (docs/engines.md), for tier A and tier B: closed loops of 0
+(one at a time, with rests) to 10 requests in flight, all engines in turns, five repeats. Bars:
+
+- plain decoding with 8 in flight: 4 times the throughput of 1;
+- `auto` against the best fixed engine and against speculation off, at every level: a median of 0.97
+  and a lower 95 % bound of 0.95.
+
+The other ratios have no bar: `pdv` over `pd` stands beside the bound of bare reads, `ssd` over
+`single` beside Theorem 7 with the run's own times. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from common import DRAFT, options_of, reported, tier_folders
+
+from outrider import EngineConfig, SamplingParams
+from outrider.bench.engines.findings import LOW_BAR, MEDIAN_BAR, findings, meets_bar
+from outrider.bench.engines.loaded import Models, evidence_of, load_engines
+from outrider.bench.engines.plan import ENGINES, LEVELS, OFF, Plan
+from outrider.bench.engines.record import evidence_record, plan_record
+from outrider.bench.engines.samples import Sample, run
+from outrider.bench.load.requests import texts_of
+
+FEW, MANY, GROWTH_BAR = 1, 8, 4.0
+MAX_TOKENS = {"a": 64, "b": 32}
+
+
+def main() -> None:
+    parser = options_of(__doc__, tiers=True)
+    parser.add_argument("--tier", choices=("a", "b"), default=None, help="only this one")
+    options = parser.parse_args()
+    with reported("engines", options) as report, tier_folders(options) as folders:
+        tiers = [tier for tier in folders if options.tier in (None, tier)]
+        report["tiers"] = [measured(t, folders[t], quick=options.quick) for t in tiers]
+        report["bars"] = {
+            "growth_at_8": GROWTH_BAR,
+            "auto_median": MEDIAN_BAR,
+            "auto_low": LOW_BAR,
+        }
+
+
+def measured(tier: str, folder: Path, *, quick: bool) -> dict[str, Any]:
+    plan = Plan(
+        levels=(FEW, 2) if quick else sorted({*LEVELS, MANY}),
+        repeats=1 if quick else 5,
+        num_requests=2 if quick else 10,
+        max_tokens=4 if quick else MAX_TOKENS[tier],
+        gap_seconds=0.05,
+        texts=texts_of("mixed"),
+        params=SamplingParams(),
+    )
+    base = EngineConfig(batch_size=plan.most_in_flight, context=1024, device="cpu")
+    with closing(load_engines(ENGINES, Models(str(folder), DRAFT), base)) as loaded:
+        samples = [one.sample for visit in run(plan, loaded.contestants) for one in visit]
+        evidence = evidence_of(samples, loaded)
+    found = findings(evidence)
+    growth = grown(samples)
+    print(f"tier {tier}: plain decoding, {MANY} in flight over {FEW}: {growth}")
+    print("\n".join(found))
+    # One copy of the published table is enough, and it is in the code.
+    record = {k: v for k, v in evidence_record(evidence).items() if k != "reference"}
+    bars = {f"{c.role}, {c.level}": meets_bar(c.throughput) for c in evidence.comparisons}
+    return {
+        "tier": tier,
+        "plan": plan_record(plan),
+        "growth_at_8": growth,
+        "auto_bars": {name: met for name, met in bars.items() if name.startswith("auto")},
+        **record,
+    }
+
+
+def grown(samples: Sequence[Sample]) -> float | None:
+    """Plain throughput with MANY in flight over FEW, as medians over repeats."""
+    rates: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.engine == OFF and sample.ok and sample.numbers:
+            rates.setdefault(sample.level, []).append(sample.numbers.tokens_per_second)
+    if FEW not in rates or MANY not in rates:
+        return None
+    return round(statistics.median(rates[MANY]) / statistics.median(rates[FEW]), 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How many sequences may be live at once, found out while running.
+
+A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; then
+it only makes everybody wait longer. So the limit climbs while that pays. It is looked at after
+every `NUM_PASSES` passes under it; the first line that is true counts:
+
+    p95 > target                              a quarter lower, at least one; stay for a while
+    mostly nobody waited                      stay: the limit limits nothing
+    a step up did not raise throughput        back down, and stay for a while
+    the while is over                         a quarter higher, at least one
+
+with the 95th percentile of milliseconds an emitted token, which is what a reader waits, and tokens
+a second over these passes. Each while is twice the one before, until a step up pays. A pass that
+read prompt tokens is in both: new requests are part of the load.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import ceil
+
+from outrider.core.budget import RoundTrace
+
+NUM_PASSES = 32
+SHARE = 4
+PERCENT = 95
+# By how much throughput must rise for a step up to pay.
+GAIN = 1.02
+# Looks after a step up that did not pay, at first and at most.
+FIRST_REST = 2
+LONGEST_REST = 64
+# Passes of which some traces may be missing: lanes, each with one under way.
+_MOST_OPEN = 64
+
+
+class BatchLimit:
+    """From 1 to `highest` sequences, at first `start`. A pure function of what it observed."""
+
+    def __init__(self, *, highest: int, target_ms: float, start: int = 1) -> None:
+        assert 1 <= start <= highest
+        assert target_ms > 0
+        self._highest, self._target_ms = highest, target_ms
+        self._limit = start
+        self._before: tuple[int, float] | None = None
+        self._rest = 0
+        self._next_rest = FIRST_REST
+        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+        self._passes: list[list[RoundTrace]] = []
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    def observe(self, trace: RoundTrace) -> None:
+        traces = self._open.setdefault(trace.pass_index, [])
+        traces.append(trace)
+        if len(traces) >= trace.batch_size:
+            del self._open[trace.pass_index]
+            if any(one.num_emitted for one in traces):
+                self._passes.append(traces)
+        elif len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+        if len(self._passes) == NUM_PASSES:
+            self._decide()
+            self._passes.clear()
+
+    def _decide(self) -> None:
+        if self._p95_ms() > self._target_ms:
+            self._limit = max(self._limit - _step(self._limit), 1)
+            self._before = None
+            self._stay()
+            return
+        if not self._is_asked_for_more():
+            return
+        rate = self._rate()
+        if self._before is not None:
+            limit, rate_before = self._before
+            self._before = None
+            if rate < GAIN * rate_before:
+                self._limit = limit
+                self._stay()
+                return
+            self._next_rest = FIRST_REST
+        if self._rest:
+            self._rest -= 1
+        elif self._limit < self._highest:
+            self._before = (self._limit, rate)
+            self._limit = min(self._limit + _step(self._limit), self._highest)
+
+    def _stay(self) -> None:
+        self._rest = self._next_rest
+        self._next_rest = min(2 * self._next_rest, LONGEST_REST)
+
+    def _is_asked_for_more(self) -> bool:
+        """Whether requests waited during most passes."""
+        return 2 * sum(traces[0].num_waiting > 0 for traces in self._passes) > len(self._passes)
+
+    def _rate(self) -> float:
+        """Tokens a second."""
+        num_tokens = sum(one.num_emitted for traces in self._passes for one in traces)
+        seconds = sum(_seconds(traces[0]) for traces in self._passes)
+        return num_tokens / seconds if seconds > 0 else float("inf")
+
+    def _p95_ms(self) -> float:
+        waits = sorted(
+            1000 * _seconds(one) / one.num_emitted
+            for traces in self._passes
+            for one in traces
+            if one.num_emitted
+        )
+        return waits[ceil(len(waits) * PERCENT / 100) - 1]
+
+
+def _step(limit: int) -> int:
+    return max(limit // SHARE, 1)
+
+
+def _seconds(trace: RoundTrace) -> float:
+    return trace.draft_seconds + trace.verify_seconds + trace.accept_seconds

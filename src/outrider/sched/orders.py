@@ -1,0 +1,197 @@
+"""In which order idle lanes are asked for their next job; prompts always come last.
+
+Whoever is asked first takes first of what lanes share: memory, and the machine when lanes take
+turns. Reading prompts is least in a hurry, so it is last in every order here. Between drafting and
+verifying an order decides by queues (`DepthOrder`), by latencies (`SloOrder`), by what paid off
+(`LearnedOrder`), or not at all (`FixedOrder`). Lanes that an order does not know keep their places
+behind those that it does. What an order observed is all that it goes by.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from math import ceil, isqrt
+
+from outrider.core.budget import JobTrace
+from outrider.core.errors import ConfigError
+from outrider.sched.jobs import LaneOrder, Pool
+from outrider.sched.prefill_draft_verify import DECODE, PREFILL, VERIFY
+
+DRAFTS_FIRST = (DECODE, VERIFY)
+VERDICTS_FIRST = (VERIFY, DECODE)
+NAMES = ("depth", "fixed", "slo", "learned")
+
+
+def arranged(lanes: Sequence[str], first: Sequence[str]) -> tuple[str, ...]:
+    """`lanes` in the order of `first`, then the others, then the one that reads prompts."""
+    known = [lane for lane in first if lane in lanes and lane != PREFILL]
+    others = [lane for lane in lanes if lane not in known and lane != PREFILL]
+    return (*known, *others, *(lane for lane in lanes if lane == PREFILL))
+
+
+class FixedOrder:
+    """Always in the order of `first`."""
+
+    def __init__(self, first: Sequence[str] = DRAFTS_FIRST) -> None:
+        self._first = tuple(first)
+
+    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+        del pool
+        return arranged(lanes, self._first)
+
+    def observe(self, trace: JobTrace) -> None:
+        del trace
+
+
+class DepthOrder:
+    """Verifying first when more than `margin` drafts more wait for it than sequences for a draft,
+    drafting first otherwise."""
+
+    def __init__(self, margin: int = 2) -> None:
+        assert margin >= 0
+        self._margin = margin
+
+    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+        backed_up = len(pool.verify) > len(pool.draft) + self._margin
+        return arranged(lanes, VERDICTS_FIRST if backed_up else DRAFTS_FIRST)
+
+    def observe(self, trace: JobTrace) -> None:
+        del trace
+
+
+class SloOrder:
+    """The lane that is furthest behind its share of `target_ms` goes first.
+
+    A sequence's latency in a lane is from the end of its job before to the end of its job there, so
+    the wait is in it. A round passes every lane but that of prompts once, so each of them has an
+    equal share of the target; the 95th percentile of the newest `RECENT` latencies over the share
+    is compared, and equal ones stay in the order in which they are given. Prompts go first when
+    they starve: one waits, and for `STARVING` targets no prompt was read.
+    """
+
+    RECENT = 64
+    STARVING = 20
+    PERCENT = 95
+    MOST_SEQUENCES = 1024
+
+    def __init__(self, target_ms: float) -> None:
+        assert target_ms > 0
+        self._target = target_ms / 1000
+        self._left: OrderedDict[int, float] = OrderedDict()
+        self._latencies: dict[str, deque[float]] = {}
+        self._now = 0.0
+        self._read_at: float | None = None
+
+    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+        busy = [lane for lane in lanes if lane != PREFILL]
+        order = arranged(lanes, sorted(busy, key=lambda lane: -self.lateness(lane, len(busy))))
+        if PREFILL in lanes and pool.prefill and self._starves:
+            return (PREFILL, *(lane for lane in order if lane != PREFILL))
+        return order
+
+    def observe(self, trace: JobTrace) -> None:
+        self._now = max(self._now, trace.ended)
+        if trace.lane == PREFILL or self._read_at is None:
+            self._read_at = trace.ended
+        latencies = self._latencies.setdefault(trace.lane, deque(maxlen=self.RECENT))
+        for seq_id in trace.seq_ids:
+            latencies.append(trace.ended - self._left.pop(seq_id, trace.began))
+            self._left[seq_id] = trace.ended
+        while len(self._left) > self.MOST_SEQUENCES:
+            self._left.popitem(last=False)
+
+    def lateness(self, lane: str, num_lanes: int) -> float:
+        """The lane's p95 latency as a multiple of its share; 0 before anything ran there."""
+        latencies = sorted(self._latencies.get(lane, ()))
+        if not latencies:
+            return 0.0
+        p95 = latencies[ceil(len(latencies) * self.PERCENT / 100) - 1]
+        return p95 * num_lanes / self._target
+
+    @property
+    def _starves(self) -> bool:
+        return self._read_at is not None and (
+            self._now - self._read_at > self.STARVING * self._target
+        )
+
+
+class LearnedOrder:
+    """A bandit over `orders`: does what brought most rounds a second lately, and tries the others.
+
+    Each order is in force for `JOBS` jobs, then scored by sequences verified a second; how many
+    tokens a round emits does not depend on the order. Scores are means in which each new one
+    counts a quarter. At the decisions whose number is a square the order that was tried longest
+    ago is tried, so after n decisions sqrt(n) were trials. No chance is in it.
+    """
+
+    JOBS = 32
+    NEWEST = 0.25
+
+    def __init__(self, orders: Sequence[LaneOrder]) -> None:
+        assert orders
+        self._orders = tuple(orders)
+        self._scores: list[float | None] = [None] * len(self._orders)
+        self._tried_at = [0] * len(self._orders)
+        self._current = 0
+        self._num_decisions = 0
+        self._jobs: list[JobTrace] = []
+
+    @property
+    def current(self) -> int:
+        """Which of the orders is in force."""
+        return self._current
+
+    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+        return self._orders[self._current].arrange(lanes, pool)
+
+    def observe(self, trace: JobTrace) -> None:
+        for order in self._orders:
+            order.observe(trace)
+        self._jobs.append(trace)
+        if len(self._jobs) == self.JOBS:
+            self._score()
+            self._jobs.clear()
+            self._decide()
+
+    def _score(self) -> None:
+        seconds = max(job.ended for job in self._jobs) - min(job.began for job in self._jobs)
+        num_rounds = sum(len(job.seq_ids) for job in self._jobs if "verify" in job.kinds)
+        if seconds <= 0:
+            return
+        rate, known = num_rounds / seconds, self._scores[self._current]
+        self._scores[self._current] = (
+            rate if known is None else known + self.NEWEST * (rate - known)
+        )
+
+    def _decide(self) -> None:
+        self._num_decisions += 1
+        self._tried_at[self._current] = self._num_decisions
+        untried = [index for index, score in enumerate(self._scores) if score is None]
+        if untried:
+            self._current = min(untried, key=lambda index: self._tried_at[index])
+        elif isqrt(self._num_decisions) ** 2 == self._num_decisions:
+            self._current = min(range(len(self._orders)), key=lambda index: self._tried_at[index])
+        else:
+            self._current = max(
+                range(len(self._orders)), key=lambda index: self._scores[index] or 0
+            )
+
+
+def order_named(name: str, *, margin: int = 2, target_ms: float = 50.0) -> LaneOrder:
+    """The order that a setting names. Raises ConfigError for a name that there is not."""
+    match name:
+        case "depth":
+            return DepthOrder(margin)
+        case "fixed":
+            return FixedOrder()
+        case "slo":
+            return SloOrder(target_ms)
+        case "learned":
+            return LearnedOrder(
+                (DepthOrder(margin), FixedOrder(DRAFTS_FIRST), FixedOrder(VERDICTS_FIRST))
+            )
+        case _:
+            raise ConfigError(
+                f"there is no lane order {name!r}.", hint=f"choose from {', '.join(NAMES)}"
+            )

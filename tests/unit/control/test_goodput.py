@@ -1,0 +1,207 @@
+"""The goodput controller on toy machines: never far from the best length there is, off included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from checks.controllers import trace
+from doubles.toy_machine import ToyMachine
+from outrider.control.exploration import SWEEP_ROUNDS
+from outrider.control.fixed import FixedController
+from outrider.control.goodput import TOGETHER, GoodputController
+from outrider.core.budget import Budget
+from outrider.core.cost import CostTable, Curve
+
+K = 8
+NUM_TOKENS = 6000
+HALF = NUM_TOKENS // 2
+
+
+def flat(rows: int) -> float:
+    return 1.0 + 0.01 * rows
+
+
+def kneed(rows: int) -> float:
+    """Sixteen rows are nearly free."""
+    return 1.0 + 0.01 * rows + 0.06 * max(rows - 16, 0)
+
+
+def steep(rows: int) -> float:
+    return 0.6 + 0.4 * rows
+
+
+# Each machine, and the tokens a second of the best fixed length over which goodput must come.
+MACHINES: dict[str, tuple[ToyMachine, float]] = {
+    "a cheap drafter": (ToyMachine(flat, 0.05, lambda i, j, n: 0.8), 0.98),
+    "a dear one, off is best": (ToyMachine(flat, 0.9, lambda i, j, n: 0.5), 0.98),
+    "one that can never pay": (ToyMachine(flat, 9.0, lambda i, j, n: 0.95), 0.98),
+    "rows cost, off is best": (ToyMachine(steep, 0.1, lambda i, j, n: 0.5), 0.98),
+    "it hardly matters": (ToyMachine(lambda r: 1.0, 0.7, lambda i, j, n: 0.7, noise=0.1), 0.98),
+    "acceptance drops": (
+        ToyMachine(flat, 0.15, lambda i, j, n: 0.9 if n < HALF else 0.2),
+        1.05,
+    ),
+    "acceptance rises": (
+        ToyMachine(flat, 0.15, lambda i, j, n: 0.2 if n < HALF else 0.9),
+        1.05,
+    ),
+    "one easy and one hard request": (
+        ToyMachine(flat, 0.15, lambda i, j, n: (0.92, 0.25)[i], num_requests=2),
+        1.0,
+    ),
+    "a batch of all kinds on a knee": (
+        ToyMachine(kneed, 0.05, lambda i, j, n: 0.3 + 0.08 * i, num_requests=8),
+        0.98,
+    ),
+    "noise and interruptions": (
+        ToyMachine(flat, 0.15, lambda i, j, n: 0.7, noise=0.2, spikes=0.02),
+        0.98,
+    ),
+    "noise where off is best": (
+        ToyMachine(flat, 0.6, lambda i, j, n: 0.4, noise=0.2, spikes=0.02),
+        0.98,
+    ),
+    "places differ": (ToyMachine(flat, 0.08, lambda i, j, n: 0.9 - 0.12 * j), 0.98),
+    "a drafter that must catch up": (
+        ToyMachine(flat, 0.1, lambda i, j, n: 0.7, catch_up=0.02),
+        0.98,
+    ),
+    "the machine slows down": (
+        ToyMachine(flat, 0.1, lambda i, j, n: 0.7, speed=lambda n: 1.0 + (n > HALF)),
+        0.98,
+    ),
+    "a round has its own price": (
+        ToyMachine(flat, 0.1, lambda i, j, n: 0.6, overhead=1.0),
+        0.98,
+    ),
+}
+
+
+def fixed_rate(machine: ToyMachine, k: int) -> float:
+    """Tokens a second when every round drafts `k`, for `NUM_TOKENS` tokens."""
+    piece, seconds = NUM_TOKENS // 20, 0.0
+    for start in range(0, NUM_TOKENS, piece):
+        requests = range(machine.num_requests)
+        tokens = sum(machine.expected(request, k, start) for request in requests)
+        seconds += piece / tokens * machine.seconds(k, start)
+    return NUM_TOKENS / seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MACHINES)
+def test_it_keeps_up_with_the_best_fixed_length(name: str) -> None:
+    machine, share = MACHINES[name]
+    best = max(fixed_rate(machine, k) for k in range(K + 1))
+    controller = GoodputController(k=K)
+    found = machine.run(controller, NUM_TOKENS)
+    assert found.tokens_per_second >= share * best
+    assert controller.stats().probe_share <= 0.02
+
+
+def test_the_yardstick_is_what_fixed_lengths_come_to() -> None:
+    machine, _ = MACHINES["acceptance drops"]
+    for k in (0, 3):
+        run = machine.run(FixedController(Budget(k)), NUM_TOKENS)
+        assert run.tokens_per_second == pytest.approx(fixed_rate(machine, k), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("draft_pass", "rate", "shortest", "longest"),
+    [(0.05, 0.8, 5, 8), (0.9, 0.5, 0, 0), (0.3, 0.7, 1, 3)],
+)
+def test_most_rounds_draft_the_best_length(
+    draft_pass: float, rate: float, shortest: int, longest: int
+) -> None:
+    run = ToyMachine(flat, draft_pass, lambda i, j, n: rate).run(GoodputController(k=K), 1500)
+    late = [depths[0] for depths in run.depths[len(run.depths) // 2 :]]
+    assert sum(shortest <= depth <= longest for depth in late) >= 0.9 * len(late)
+
+
+def test_a_hard_request_is_left_alone_while_an_easy_one_drafts() -> None:
+    machine = ToyMachine(
+        lambda rows: 1.0 + 0.05 * rows, 0.1, lambda i, j, n: (0.95, 0.05)[i], num_requests=2
+    )
+    run = machine.run(GoodputController(k=K), 3000)
+    late = run.depths[len(run.depths) // 2 :]
+    assert sum(easy >= 4 for easy, _ in late) >= 0.9 * len(late)
+    assert sum(hard for _, hard in late) <= 0.3 * len(late)
+
+
+def test_the_first_rounds_try_a_few_lengths() -> None:
+    run = ToyMachine(flat, 0.05, lambda i, j, n: 0.9).run(GoodputController(k=K), 200)
+    first = [depths[0] for depths in run.depths[: 5 * SWEEP_ROUNDS + 1]]
+    # The first draft of all reads what the drafter has not read, and does not count.
+    assert first[:5] == [0, 0, 0, 1, 1]
+    assert first == sorted(first)
+    # What promises too little beside longer ones is gone through faster.
+    assert {4, 8} <= set(first)
+
+
+def test_what_cannot_pay_is_not_tried_twice_at_the_start() -> None:
+    """Even if all was accepted, a drafter that takes longer than the target loses."""
+    run = ToyMachine(flat, 9.0, lambda i, j, n: 1.0).run(GoodputController(k=K), 30)
+    assert sum(depth > 0 for (depth,) in run.depths) <= 2
+    assert max(depth for (depth,) in run.depths) == 1
+
+
+def test_known_costs_spare_the_sweep() -> None:
+    costs = CostTable(Curve(((1.0, 1.0), (9.0, 1.1))), ((1, Curve(((0.0, 0.0), (8.0, 0.4)))),))
+    controller = GoodputController(k=K, costs=costs)
+    assert not controller.stats().is_sweeping
+    assert controller.budgets([0])[0].depth >= 3
+    dear = CostTable(Curve(((1.0, 1.0), (9.0, 9.0))), costs.drafts)
+    assert GoodputController(k=K, costs=dear).budgets([0])[0].depth == 0
+
+
+def test_costs_that_were_learnt_serve_the_next_controller() -> None:
+    machine = ToyMachine(flat, 0.9, lambda i, j, n: 0.5)
+    first = GoodputController(k=K)
+    machine.run(first, 500)
+    costs = CostTable.of_json(first.stats().costs.to_json())
+    run = machine.run(GoodputController(k=K, costs=costs), 100)
+    assert sum(depth > 1 for (depth,) in run.depths) <= 5
+
+
+def test_lanes_may_report_in_turns() -> None:
+    """Records of two passes that come mixed are the same as one after the other."""
+
+    def told(order: Callable[[int], list[tuple[int, int]]]) -> list[int]:
+        controller = GoodputController(k=K)
+        found: list[int] = []
+        for index in range(60):
+            for pass_index, seq_id in order(index):
+                one = trace(seq_id, 2 + pass_index % 2, 1)
+                controller.observe(replace(one, pass_index=pass_index, batch_size=2))
+            found += [budget.depth for budget in controller.budgets([0, 1, 2, 3])]
+        return found
+
+    mixed = told(lambda i: [(2 * i, 0), (2 * i + 1, 2), (2 * i, 1), (2 * i + 1, 3)])
+    assert mixed == told(lambda i: [(2 * i, 0), (2 * i, 1), (2 * i + 1, 2), (2 * i + 1, 3)])
+
+
+def test_a_pass_that_never_ends_is_forgotten() -> None:
+    controller = GoodputController(k=K)
+    for index in range(500):
+        controller.observe(replace(trace(0, 4, 4), pass_index=index, batch_size=2))
+    assert controller.stats().is_sweeping
+    assert controller.budgets([0]) == GoodputController(k=K).budgets([0])
+
+
+def test_between_decisions_nothing_moves() -> None:
+    """What is drafted now follows from passes before; a few are learnt from at a time."""
+    machine = ToyMachine(flat, 0.2, lambda i, j, n: 0.75)
+    controller = GoodputController(k=K)
+    machine.run(controller, 400)
+    runs: list[int] = []
+    last = None
+    for (depth,) in machine.run(controller, 400).depths:
+        if depth == last:
+            runs[-1] += 1
+        else:
+            runs.append(1)
+        last = depth
+    assert runs[1:-1]
+    assert all(length % TOGETHER == 0 for length in runs[1:-1])
