@@ -64,7 +64,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("bench", "k"): f"{K_SWEEP} --json",
     ("bench", "comm"): "--device --json --largest-mb --model --output --ranks",
     ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
-    "--output-dir --pairs --prompts --repeats --requests",
+    "--output-dir --pairs --prompts --repeats --requests --warmup",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
     ("trace",): f"{OF_TRACES} --figure --figure-seconds --json --output",

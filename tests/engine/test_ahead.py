@@ -14,6 +14,7 @@ from checks.ahead import (
     PROMPTS,
     SLOTS,
     check_ahead_is_the_text_in_turns,
+    no_places,
     requests,
     rig_ahead,
     text_in_turns,
@@ -215,7 +216,7 @@ def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = requests(0.8)
     masked = rig_ahead(ToyHybrid, BlockRule(), ways)
     text = masked.run(wanted)
-    monkeypatch.setattr("outrider.drafters.ahead.fork.masked_places", lambda draft: [])
+    monkeypatch.setattr("outrider.drafters.ahead.fork.masked_places", no_places)
     unmasked = rig_ahead(ToyHybrid, BlockRule(), ways)
     assert unmasked.run(wanted) == text
     found, less = ahead_of(masked).stats().looks.share, ahead_of(unmasked).stats().looks.share

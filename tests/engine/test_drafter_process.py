@@ -127,7 +127,7 @@ def test_a_lost_process_costs_drafts_and_no_text(toy: ProcessDrafter, harm: str)
     until(lambda: toy.stats().num_ends > before.num_ends, 1.0)
     after = toy.stats()
     assert after.num_unserved > before.num_unserved
-    reason = "signal 9" if harm == "killed" else "no answer within 2 seconds"
+    reason = "signal 9" if harm == "killed" else "no answer within 1.6 seconds"
     assert reason in after.reasons[-1]
     assert any("lost" in note for note in toy.notes)
     assert gone(pid)

@@ -85,9 +85,7 @@ def test_acceptance_depends_on_neither_schedule_nor_batch(matrix: LaneMatrix) ->
     rows = [
         arranged("single"),
         arranged("single", batch_size=16),
-        arranged("pd", batch_size=5, executor="threads"),
         arranged("pdv", batch_size=16, executor="threads"),
-        arranged("ssd", batch_size=1),
         arranged("ssd", batch_size=16, executor="threads"),
         arranged("ssd", batch_size=5, force_hits="0.5"),
     ]

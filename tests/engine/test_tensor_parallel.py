@@ -53,7 +53,7 @@ TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
 
 
 # How long rank 0 waits for another one in a pass.
-PATIENCE_SECONDS = {"none": 6.0, "model": 60.0, "ngram": 60.0}
+PATIENCE_SECONDS = {"none": 4.0, "model": 60.0, "ngram": 60.0}
 
 
 def target_of(llm: LLM) -> ShardedLM:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import drafters, fourteen, memory, noise, rounds, rules
+from mutants import ahead, drafters, fourteen, memory, noise, rounds, rules
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
@@ -20,6 +20,7 @@ MUTANTS = (
     *memory.MUTANTS,
     *rounds.MUTANTS,
     *drafters.MUTANTS,
+    *ahead.MUTANTS,
 )
 CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)
 # How a check may fail under a mutant: its own assertion, or the broken code falling over.

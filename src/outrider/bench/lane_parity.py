@@ -98,11 +98,11 @@ def config_of(row: Row) -> EngineConfig:
         fallback=row["fallback"],
         force_hits=-1.0 if row["force_hits"] == "off" else float(row["force_hits"]),
         prefill_chunk=int(row["prefill_chunk"]),
-        # Room for the longest request and little more, and far more of them let in than fit.
-        reserve=0.1 if tight else 1.0,
-        arena_tokens=288 if tight else 0,
-        context=256 if tight else 0,
-        page_size=8 if tight else 32,
+        # Room for the longest request, and more of them let in than fit.
+        reserve=0.0 if tight else 1.0,
+        arena_tokens=160 if tight else 0,
+        context=160 if tight else 0,
+        page_size=4 if tight else 32,
     )
 
 

@@ -59,6 +59,7 @@ def engines(call: Call[EnginesOptions]) -> int:
     plan = Plan(
         levels=levels_named("--levels", options.levels),
         repeats=options.repeats,
+        num_warmup=options.warmup,
         num_requests=options.requests,
         max_tokens=options.max_tokens,
         gap_seconds=options.gap,

@@ -121,6 +121,8 @@ def cases_of(options: LoadTestOptions) -> list[Case]:
         return [case]
     if options.replay is not None:
         recorded = replay(Path(options.replay))[: options.requests]
+        if options.duration is not None:
+            recorded = [r for r in recorded if r.arrival_seconds < options.duration]
         return [ReplayCase(name="replay", recorded=recorded, max_in_flight=options.max_concurrent)]
     if options.concurrency is not None:
         return [
@@ -129,6 +131,11 @@ def cases_of(options: LoadTestOptions) -> list[Case]:
             )
             for n in levels_named("--concurrency", options.concurrency, lowest=1)
         ]
+    if options.duration is not None:
+        raise ConfigError(
+            "--duration says nothing of a scenario.",
+            hint="use it with --rate, --concurrency or --replay",
+        )
     return [scenario(name, num or NUM_REQUESTS) for name in _scenarios(options.scenarios)]
 
 

@@ -165,6 +165,7 @@ class EnginesOptions(JsonOption):
         minimum=1,
         maximum=1000,
     )
+    warmup: int = setting(1, "Untimed visits of every level first (1).", minimum=0, maximum=1000)
     requests: int = setting(10, "Requests of a level (10).", minimum=1, maximum=100_000)
     max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
     gap: float = setting(

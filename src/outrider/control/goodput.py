@@ -151,11 +151,14 @@ class GoodputController:
     def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
         """Go on to the next depth that promises something; end where none can pay."""
         sweep = self._sweep
-        if not sweep.advance(telling=telling) and not telling:
+        is_done = sweep.advance(telling=telling)
+        if not is_done and not telling:
             return
-        certain = [[1.0] * self._k for _ in rounds]
-        if best_allotment(certain, self._round_seconds).is_plain:
+        most = best_allotment([[1.0] * self._k for _ in rounds], self._round_seconds)
+        plain = self._uniform([[]] * len(rounds), 0)
+        if most.is_plain and (is_done or self._is_hopeless(plain)):
             sweep.end()
+        if not is_done:
             return
         prefixes = self._prefixes([trace.seq_id for trace in rounds])
         least = PROMISING * best_allotment(prefixes, self._round_seconds).goodput

@@ -59,14 +59,14 @@ _NOTHING_SEEN = _Seen()
 @dataclass(slots=True)
 class _Sequence:
     """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
-    since the last commit; what is behind them was rolled back, and is written over. `seen` says what
-    the first of them see; it is only made where something branches off."""
+    since the last commit; what is behind them was rolled back, and is written over. `seen` says
+    what the first of them see; it is only made where something branches off."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
-    seen: list[_Seen] = field(default_factory=lambda: [])
+    seen: list[_Seen] = field(default_factory=list[_Seen])
     num_staged: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0

@@ -143,8 +143,10 @@ def test_engines_take_turns_over_the_same_requests() -> None:
         server.name = name
         contestants.append(contestant(name, server))
     list(run(plan(levels=(2,), repeats=3, num_requests=1), contestants, time=clock_owner.time))
-    # Two warm-up requests each, then a visit a repeat, in an order that rotates.
-    assert order[6:] == [
+    # An untimed visit each, with prompts that are nobody's yet, then a visit a repeat in an order
+    # that rotates.
+    assert order == [
+        *("a:prompt 3", "b:prompt 3", "c:prompt 3"),
         *("a:prompt 0", "b:prompt 0", "c:prompt 0"),
         *("b:prompt 1", "c:prompt 1", "a:prompt 1"),
         *("c:prompt 2", "a:prompt 2", "b:prompt 2"),
@@ -225,7 +227,7 @@ class Shortened(FakeServer):
 def test_an_engine_that_raises_is_a_failed_sample_not_the_end() -> None:
     class Raising(FakeServer):
         def advance(self) -> None:
-            if self.num_steps >= 12:
+            if self.num_steps >= 8:
                 raise RuntimeError("defect")
             super().advance()
 
@@ -233,6 +235,17 @@ def test_an_engine_that_raises_is_a_failed_sample_not_the_end() -> None:
     found = measured(plan(levels=(1,), repeats=2, num_requests=1), [contestant("pd", server)])
     assert [t.sample.reason for t in found] == [None, "RuntimeError: defect"]
     assert server.cancelled
+
+
+def test_a_job_of_the_visit_before_is_nobody_s(taken: list[Taken]) -> None:
+    class Late(FakeServer):
+        def advance(self) -> None:
+            if self.on_job is not None:
+                self.on_job(replace(taken[-1].jobs[0], lane="late", began=self.clock() - 9))
+            super().advance()
+
+    (one,) = measured(plan(levels=(1,), repeats=1), [contestant("ssd", Late())])
+    assert {job.lane for job in one.jobs} == {"main"}
 
 
 def test_a_configuration_follows_from_the_name() -> None:

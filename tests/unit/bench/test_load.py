@@ -118,6 +118,15 @@ def test_a_request_that_fails_ends_alone_and_a_full_queue_is_a_rejection() -> No
     ]
 
 
+def test_a_closed_loop_asks_a_full_queue_again_when_something_has_moved() -> None:
+    server = FakeServer(batch_size=1, max_waiting=0)
+    loop = ClosedLoop(num_in_flight=2, duration=0.1)
+    run = drive(server, requests_from(["a"], max_tokens=4), loop, PARAMS, time=server.time)
+    # One is served at a time, in four steps; the other place is refused before each step.
+    assert sum(not one.rejected for one in run.served) == 3
+    assert sum(one.rejected for one in run.served) <= server.num_steps + 3
+
+
 class Deaf(FakeServer):
     """Forgets what it was asked."""
 

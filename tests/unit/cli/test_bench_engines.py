@@ -144,6 +144,7 @@ def test_a_load_run_counts_wins_and_may_replay(outrider: Command) -> None:
         (("engines", "--pairs", ","), "--pairs names nothing"),
         (("load", "--rate", "1", "--replay", "x"), "--rate and --replay"),
         (("load", "--replay", "none.jsonl"), "none.jsonl"),
+        (("load", "--duration", "1"), "says nothing of a scenario"),
         (("load", "--scenarios", "storm"), "'storm'"),
         (("load", "--concurrency", "0"), "from 1"),
     ],

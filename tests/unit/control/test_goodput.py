@@ -70,7 +70,7 @@ MACHINES: dict[str, tuple[ToyMachine, float]] = {
         0.98,
     ),
     "the machine slows down": (
-        ToyMachine(flat, 0.1, lambda i, j, n: 0.7, speed=lambda n: 1.0 + (n > HALF)),
+        ToyMachine(flat, 0.1, lambda i, j, n: 0.7, speed=lambda n: 1.0 + (n >= HALF)),
         0.98,
     ),
     "a round has its own price": (

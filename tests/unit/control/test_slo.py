@@ -89,6 +89,30 @@ def test_the_newest_queue_counts() -> None:
     assert controller.budgets([0])[0].depth == 5
 
 
+def temperature(controller: SloController) -> float:
+    return controller.budgets([0])[0].temperature
+
+
+def test_drafts_get_hotter_when_requests_wait_in_spite_of_the_shortest() -> None:
+    controller = slo(k=3)
+    assert decide(controller, 5, num_waiting=11) == 2
+    assert temperature(controller) == 1
+    found: list[float] = []
+    for num_waiting in (11, 11, 11, 10, 6, 5, 5, 5):
+        decide(controller, 5, num_waiting=num_waiting)
+        found.append(temperature(controller))
+    assert found == [1.25, 1.5, 1.5, 1.5, 1.5, 1.25, 1.0, 1.0]
+    assert controller.stats().temperature == 1
+
+
+@pytest.mark.parametrize("ms", [5000.0, 1.0])
+def test_nothing_but_the_queue_makes_drafts_hotter(ms: float) -> None:
+    controller = slo(k=2)
+    for _ in range(4):
+        decide(controller, 0, ms=ms, num_waiting=10)
+    assert temperature(controller) == 1
+
+
 def test_the_account() -> None:
     controller = slo()
     assert controller.stats() == SloStats(4, None, None, 0, 0, 0)

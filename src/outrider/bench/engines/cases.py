@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from outrider.bench.engines.plan import NUM_WARMUP, Visit
+from outrider.bench.engines.plan import Visit, WarmUp
 from outrider.bench.load.drive import ClosedLoop, OpenLoop
 from outrider.bench.load.requests import Request, arriving, poisson_arrivals, requests_from
 from outrider.core.params import SamplingParams
@@ -126,12 +126,14 @@ def scenario(name: str, num_requests: int) -> Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """A workload (bench/engines/plan.py) whose levels are the numbers of its cases."""
+    """A workload (bench/engines/plan.py) whose levels are the numbers of its cases. `num_warmup`
+    requests are served untimed first."""
 
     cases: Sequence[Case]
     repeats: int
     prompts: Prompts
     params: SamplingParams
+    num_warmup: int = 2
 
     def visits(self) -> list[Visit]:
         """Cases in turns."""
@@ -148,9 +150,10 @@ class LoadPlan:
     def requests(self, level: int, repeat: int) -> Iterable[Request]:
         return self.cases[level].requests(self.prompts, repeat)
 
-    def warm_up(self) -> Iterator[Request]:
+    def warm_ups(self) -> list[WarmUp]:
         source = requests_from(self.prompts.texts, max_tokens=self.prompts.max_tokens)
-        return islice(source, NUM_WARMUP)
+        loop = ClosedLoop(num_in_flight=self.most_in_flight)
+        return [(loop, islice(source, self.num_warmup))]
 
 
 def most_in_flight(case: Case) -> int:

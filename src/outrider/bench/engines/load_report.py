@@ -26,6 +26,9 @@ HEADER = (
     "end-to-end p95 ms",
     "accepted %",
     "waiting",
+    "busy %",
+    "CPU %",
+    "GPU %",
     "status",
 )
 _NOTE = (
@@ -96,6 +99,9 @@ def _row(cell: Cell, cases: Sequence[Case], samples: Sequence[Sample]) -> tuple[
         number(cell.total_p95_ms, 1),
         percent(cell.acceptance),
         waiting,
+        percent(cell.busy),
+        number(cell.cpu_percent, 0),
+        number(cell.gpu_percent, 0),
         cell.status,
     )
 

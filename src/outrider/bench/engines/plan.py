@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from outrider.bench.load.drive import ClosedLoop, OpenLoop, Server
 from outrider.bench.load.requests import Request, requests_from
@@ -30,8 +30,6 @@ OFF, AUTO = "off", "auto"
 FIXED = ("single", "pd", "pdv", "ssd")
 ENGINES = (OFF, *FIXED, AUTO)
 LEVELS = (0, 1, 3, 5, 7, 9, 10)
-# Untimed requests of every engine before the first visit.
-NUM_WARMUP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,9 @@ class Visit:
     turn: int
     level: int
     repeat: int
+
+
+WarmUp: TypeAlias = tuple[ClosedLoop, Iterable[Request]]
 
 
 class Workload(Protocol):
@@ -53,13 +54,15 @@ class Workload(Protocol):
     def visits(self) -> Sequence[Visit]: ...
     def loop(self, level: int) -> ClosedLoop | OpenLoop: ...
     def requests(self, level: int, repeat: int) -> Iterable[Request]: ...
-    def warm_up(self) -> Iterable[Request]: ...
+    def warm_ups(self) -> Iterable[WarmUp]:
+        """What every engine serves untimed before the first visit, one after the other."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`texts` are the prompts, of which every repeat takes the next ones. `gap_seconds` is the rest
-    of level 0 between two requests."""
+    of level 0 between two requests; `num_warmup` untimed visits of each level come first."""
 
     levels: Sequence[int]
     repeats: int
@@ -68,6 +71,7 @@ class Plan:
     gap_seconds: float
     texts: Sequence[str]
     params: SamplingParams
+    num_warmup: int = 1
 
     def visits(self) -> list[Visit]:
         """Levels in turns, so that no level has one part of the run to itself."""
@@ -89,8 +93,13 @@ class Plan:
         source = requests_from(self.texts, max_tokens=self.max_tokens, start=start)
         return islice(source, self.num_requests)
 
-    def warm_up(self) -> Iterator[Request]:
-        return islice(requests_from(self.texts, max_tokens=self.max_tokens), NUM_WARMUP)
+    def warm_ups(self) -> Iterator[WarmUp]:
+        """Every level so often, without rests, with prompts that come after all others: engines
+        that learn what a batch costs have met each of them."""
+        for turn in range(self.num_warmup):
+            for level in self.levels:
+                loop = replace(self.loop(level), gap_seconds=0.0)
+                yield loop, self.requests(level, self.repeats + turn)
 
 
 @dataclass(slots=True)

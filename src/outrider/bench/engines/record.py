@@ -36,6 +36,7 @@ def plan_record(plan: Plan) -> dict[str, object]:
     return {
         "levels": list(plan.levels),
         "repeats": plan.repeats,
+        "num_warmup": plan.num_warmup,
         "num_requests": plan.num_requests,
         "max_tokens": plan.max_tokens,
         "gap_seconds": plan.gap_seconds,

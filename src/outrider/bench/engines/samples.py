@@ -9,12 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from outrider.bench.engines.plan import Contestant, Visit, Workload
-from outrider.bench.load.drive import ClosedLoop, Served, Time, drive
+from outrider.bench.load.drive import Served, Time, drive
 from outrider.bench.load.tally import Numbers, tally
 from outrider.bench.monitor import Monitor
 from outrider.bench.quiet import Neighbours
 from outrider.core.budget import JobTrace
 from outrider.metrics.timeline import Timeline, timeline
+
+# So that what the engine before has left running, for verdicts that will not come, ends first.
+_REST_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,12 @@ def run(
     plan: Workload, contestants: Sequence[Contestant], *, time: Time | None = None
 ) -> Iterator[list[Taken]]:
     """Warm up, then yield what every visit found, in the order of `contestants`."""
-    highest = ClosedLoop(num_in_flight=plan.most_in_flight)
     for contestant in contestants:
         if contestant.server is not None:
             # A failure is the timed run's to report.
             with suppress(Exception):
-                drive(contestant.server, plan.warm_up(), highest, plan.params, time=time)
+                for loop, requests in plan.warm_ups():
+                    drive(contestant.server, requests, loop, plan.params, time=time)
     for visit in plan.visits():
         yield measure(plan, contestants, visit, time=time)
 
@@ -91,14 +94,18 @@ def _serve(plan: Workload, contestant: Contestant, visit: Visit, time: Time | No
     )
     if contestant.server is None:
         return Taken(sample)
+    time = time or Time()
+    time.sleep(_REST_SECONDS)
     contestant.jobs.clear()
+    began = time.clock()
     loop, requests = plan.loop(visit.level), plan.requests(visit.level, visit.repeat)
     try:
         with Monitor() as monitor:
             done = drive(contestant.server, requests, loop, plan.params, time=time)
     except Exception as error:  # noqa: BLE001 - one engine must not end hours of others
         return Taken(replace(sample, reason=f"{type(error).__name__}: {error}"))
-    jobs = tuple(contestant.jobs)
+    # A lane may report a job of the visit before, which nobody waited for.
+    jobs = tuple(job for job in contestant.jobs if job.began >= began)
     sample = replace(
         sample,
         reason=failure_of(done.served),

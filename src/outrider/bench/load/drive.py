@@ -163,7 +163,10 @@ class _Driver:
             while len(self._running) < loop.num_in_flight and self._may_begin(loop):
                 if loop.gap_seconds and self._number:
                     self._idle(loop.gap_seconds)
-                self._submit(self.source.take(), arrived=self.now())
+                taken = self._submit(self.source.take(), arrived=self.now())
+                if not taken and self._running:
+                    # A full queue has room again when something has ended.
+                    break
             if not self._running:
                 return
             self._advance()
@@ -198,7 +201,8 @@ class _Driver:
         self.time.sleep(seconds)
         self.gaps += self.now() - before
 
-    def _submit(self, request: Request, *, arrived: float) -> None:
+    def _submit(self, request: Request, *, arrived: float) -> bool:
+        """Whether the server took it."""
         params = replace(
             self.params,
             max_tokens=request.max_tokens,
@@ -212,8 +216,9 @@ class _Driver:
         except Exception as error:  # noqa: BLE001 - one request must not end the others
             rejected = isinstance(error, QueueFullError)
             self.served.append(replace(served, reason=_words(error), rejected=rejected))
-            return
+            return False
         self._running.append((served, ticket))
+        return True
 
     def _advance(self) -> None:
         self.server.advance()

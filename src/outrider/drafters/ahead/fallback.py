@@ -94,7 +94,7 @@ class Fallback:
         self.estimates = Estimates()
         self._jit = jit
         self._fast = fast
-        self._kind = kind
+        self._kind: Kind = kind
         self._clock = clock
         self._num_choices = 0
 

@@ -64,13 +64,20 @@ class ProcessStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where and how the process runs: seconds to answer in, the device that laws are wanted on, the
-    pace of restarts, and the program."""
+    """Where and how the process runs: the seconds after which an engine gives a drafter up, the
+    device that laws are wanted on, the pace of restarts, and the program.
+
+    The process must answer in less, `patience`: an engine never asks again a drafter that it gave
+    up, while a hung process is replaced."""
 
     timeout: float
     laws_device: str = "cpu"
     pace: Pace = field(default_factory=Pace)
     command: Sequence[str] = CHILD
+
+    @property
+    def patience(self) -> float:
+        return 0.8 * self.timeout
 
 
 class ProcessDrafter:
@@ -198,7 +205,7 @@ class ProcessDrafter:
     def _start(self) -> None:
         options, home = self._options, self._home
         self._keeper = Keeper(
-            lambda: Line(options, timeout=home.timeout, command=home.command), home.pace
+            lambda: Line(options, timeout=home.patience, command=home.command), home.pace
         )
         self._end = weakref.finalize(self, self._keeper.stop)
 

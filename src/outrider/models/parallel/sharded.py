@@ -192,8 +192,8 @@ class ShardedLM:
 def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "") -> ShardedLM:
     """As `load_model`, by `size` processes, of which this is rank 0.
 
-    On a CPU the ranks share its cores, or `options.threads`; on CUDA each has a device. Raises ConfigError if the model
-    cannot be split so, RankError if a process does not start.
+    On a CPU the ranks share its cores, or `options.threads`; on CUDA each has a device. Raises
+    ConfigError if the model cannot be split so, RankError if a process does not start.
     """
     refuse_split(folder, options, size)
     cores = options.threads or num_physical_cores()

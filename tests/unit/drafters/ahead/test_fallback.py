@@ -25,7 +25,7 @@ class Timed:
     name: str
     clock: FakeClock
     seconds: float = 0.0
-    needs: DraftNeeds = DraftNeeds()
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
     asked: list[int] = field(default_factory=list[int])
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...

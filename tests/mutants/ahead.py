@@ -1,0 +1,68 @@
+"""Bugs in drafting ahead: keys, laws and numbers of branches, memory of trunks."""
+
+from __future__ import annotations
+
+from checks.ahead import (
+    check_ahead_is_exact,
+    check_ahead_is_the_text_in_turns,
+    check_left_over_is_not_found,
+    check_saguaro_is_exact,
+)
+from mutants.planting import Mutant
+
+TABLE = "outrider.drafters.ahead.table"
+TREE = "outrider.drafters.ahead.tree"
+TRUNK = "outrider.drafters.ahead.trunk"
+SAGUARO = "outrider.drafters.ahead.saguaro"
+
+MUTANTS = (
+    Mutant(
+        "a key without the round's start",
+        TABLE,
+        "return start == self.start and row",
+        "return row",
+        check_left_over_is_not_found,
+    ),
+    Mutant(
+        "a key without the token",
+        TABLE,
+        "self.branches.get((row.last.num_accepted, row.tokens[-1]))",
+        "next((b for k, b in self.branches.items() if k[0] == row.last.num_accepted), None)",
+        check_ahead_is_the_text_in_turns,
+    ),
+    Mutant(
+        "laws of the wrong branch",
+        TREE,
+        "self._laws_KBV[:, index]",
+        "self._laws_KBV[:, index - 1]",
+        check_ahead_is_exact,
+    ),
+    Mutant(
+        "a branch with the numbers of the round before",
+        TREE,
+        "self.row.noise_after(branch.accepted + 1)",
+        "self.row.noise_after(branch.accepted)",
+        check_ahead_is_the_text_in_turns,
+    ),
+    Mutant(
+        "a branch a place too low",
+        TREE,
+        "self.root + branch.accepted for",
+        "self.root + max(branch.accepted - 1, 0) for",
+        check_ahead_is_the_text_in_turns,
+    ),
+    Mutant(
+        "a trunk that draft memory does not know of",
+        TRUNK,
+        "self._jit.note(step.seq_id, step.tokens)",
+        "self._jit.note(step.seq_id, step.tokens[1:])",
+        check_ahead_is_the_text_in_turns,
+    ),
+    Mutant(
+        "another law drawn from than reported",
+        SAGUARO,
+        "law_V.copy_(changed_V / total)",
+        "law_V.copy_(changed_V)",
+        check_saguaro_is_exact,
+    ),
+)
