@@ -1,6 +1,7 @@
 """Engines by requests in flight: do lanes, drafting ahead and `auto` pay, and what bounds them?
 
-    python benchmarks/engines.py [--model FOLDER] [--output FILE] [--quick] [--tier a|b]
+    python benchmarks/engines.py [--model FOLDER] [--output FILE] [--quick]
+                                 [--tier a|b] [--levels 1,4,8] [--max-tokens N]
 
 The same run as `outrider bench engines` (docs/engines.md), for tier A and tier B: closed loops of 0
 (one at a time, with rests) to 10 requests in flight, all engines in turns, five repeats. Bars:
@@ -16,6 +17,7 @@ The other ratios have no bar: `pdv` over `pd` stands beside the bound of bare re
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +28,7 @@ from common import DRAFT, options_of, reported, tier_folders
 from outrider import EngineConfig, SamplingParams
 from outrider.bench.engines.findings import LOW_BAR, MEDIAN_BAR, findings, meets_bar
 from outrider.bench.engines.loaded import Models, evidence_of, load_engines
-from outrider.bench.engines.plan import ENGINES, LEVELS, OFF, Plan
+from outrider.bench.engines.plan import ENGINES, LEVELS, OFF, Plan, levels_named
 from outrider.bench.engines.record import evidence_record, plan_record
 from outrider.bench.engines.samples import Sample, run
 from outrider.bench.load.requests import texts_of
@@ -38,10 +40,12 @@ MAX_TOKENS = {"a": 64, "b": 32}
 def main() -> None:
     parser = options_of(__doc__, tiers=True)
     parser.add_argument("--tier", choices=("a", "b"), default=None, help="only this one")
+    parser.add_argument("--levels", default=None, help="requests in flight, between commas")
+    parser.add_argument("--max-tokens", type=int, default=None, help="64 for tier A, 32 for B")
     options = parser.parse_args()
     with reported("engines", options) as report, tier_folders(options) as folders:
         tiers = [tier for tier in folders if options.tier in (None, tier)]
-        report["tiers"] = [measured(t, folders[t], quick=options.quick) for t in tiers]
+        report["tiers"] = [measured(tier, folders[tier], options) for tier in tiers]
         report["bars"] = {
             "growth_at_8": GROWTH_BAR,
             "auto_median": MEDIAN_BAR,
@@ -49,16 +53,23 @@ def main() -> None:
         }
 
 
-def measured(tier: str, folder: Path, *, quick: bool) -> dict[str, Any]:
-    plan = Plan(
-        levels=(FEW, 2) if quick else sorted({*LEVELS, MANY}),
-        repeats=1 if quick else 5,
-        num_requests=2 if quick else 10,
-        max_tokens=4 if quick else MAX_TOKENS[tier],
+def plan_of(tier: str, options: Namespace) -> Plan:
+    levels: Sequence[int] = (FEW, 2) if options.quick else sorted({*LEVELS, MANY})
+    if options.levels is not None:
+        levels = levels_named("--levels", options.levels)
+    return Plan(
+        levels=levels,
+        repeats=1 if options.quick else 5,
+        num_requests=2 if options.quick else 10,
+        max_tokens=options.max_tokens or (4 if options.quick else MAX_TOKENS[tier]),
         gap_seconds=0.05,
         texts=texts_of("mixed"),
         params=SamplingParams(),
     )
+
+
+def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
+    plan = plan_of(tier, options)
     base = EngineConfig(batch_size=plan.most_in_flight, context=1024, device="cpu")
     with closing(load_engines(ENGINES, Models(str(folder), DRAFT), base)) as loaded:
         samples = [one.sample for visit in run(plan, loaded.contestants) for one in visit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from checks.drafters import row
 from checks.engine_law import FILTERS, PROMPT, VOCAB, target_law
@@ -95,19 +96,21 @@ def check_ahead_is_exact() -> None:
 
 
 def check_ahead_is_the_text_in_turns() -> None:
-    """At a temperature at which branches of one sequence differ from each other."""
-    wanted = requests(1.5)
-    ways = Ways(k=3, fan_out=8, policy="uniform")
-    rig = rig_ahead(ToyHybrid, TokenRule(), ways)
+    """Where all verdicts are foreseen, and any number of tokens is accepted."""
+    wanted = requests(3.0)
+    rig = rig_ahead(ToyHybrid, TokenRule(), Ways(k=3, fan_out=44))
     assert rig.run(wanted) == text_in_turns(ToyHybrid, TokenRule(), wanted, 3)
-    assert rig.hits.count(True) > 5
+    assert set(rig.hits) == {None, True}
+    assert {trace.num_accepted for trace in rig.traces} == {0, 1, 2, 3}
 
 
 def check_saguaro_is_exact(weight: float = 0.3) -> None:
     change = Saguaro(weight, [1])
     seen: set[bool | None] = set()
     for params in FILTERS[1:]:
-        seen |= check_law_ahead(params, ONE_EACH, TokenRule(), change=change)
+        for fan_out in (2, 4):
+            ways = replace(ONE_EACH, fan_out=fan_out)
+            seen |= check_law_ahead(params, ways, TokenRule(), change=change)
     assert seen == {None, True, False}
 
 

@@ -21,6 +21,7 @@ from checks.drafters import (
 )
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, greedy
+from doubles.ahead import Ways, ahead_drafter
 from doubles.counting import CyclingController
 from doubles.guessing import Guessing
 from doubles.kinds import Kind, scripted
@@ -55,6 +56,9 @@ DRAFTERS: Mapping[str, MakeDrafter] = {
     "model": lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5, num_slots=2048), chunk=3),
     "paged model": lambda: model_drafter(
         TinyAttentionLM(vocab_size=VOCAB, seed=5, num_slots=2048), chunk=1
+    ),
+    "model ahead": lambda: ahead_drafter(
+        TinyAttentionLM(vocab_size=VOCAB, seed=5, num_slots=2048), Ways(k=6)
     ),
     "scripted model": lambda: model_drafter(scripted(vocab_size=VOCAB, num_slots=2048), chunk=64),
     "prediction": lambda: Guessing(GUESS),

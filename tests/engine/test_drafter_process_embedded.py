@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import signal
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from checks.drafters import GREEDY, row
 from checks.processes import pid_of
+from outrider import LLM, EngineConfig
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.noise import KeyedNoise, Pick
@@ -184,3 +187,41 @@ def test_memory_is_flat_over_many_requests(real: ProcessDrafter) -> None:
     assert pids[1] == pid_of(real)
     for before, after in zip(*sizes, strict=True):
         assert after - before < 4 << 20
+
+
+def process_of(llm: LLM) -> ProcessDrafter:
+    drafter = llm._engine.residents.drafting.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, ProcessDrafter)
+    return drafter
+
+
+def test_requests_outlive_their_drafter() -> None:
+    """Drafting ahead in a process writes what drafting in turns inside the engine writes, also
+    where the process is killed under way. Greedy text does not depend on drafts."""
+    prompts = ["def quicksort(items):", "import os\n\nclass Reader:", "Question: Tom has 3"]
+    sampled = SamplingParams(max_tokens=32, temperature=0.8, seed=7)
+    greedy = SamplingParams(max_tokens=32)
+    inside = LLM(config=EngineConfig(lane_threads=1))
+    texts = [
+        [result.token_ids for result in inside.generate(prompts, params)]
+        for params in (sampled, greedy)
+    ]
+    config = EngineConfig(schedule="ssd", drafter_home="process", lane_threads=1)
+    llm = LLM(config=config)
+    free = llm.free_tokens
+    results = llm.generate(prompts, sampled)
+    assert [result.token_ids for result in results] == texts[0]
+    assert sum(result.stats.num_accepted for result in results) > 0
+    assert process_of(llm).stats().ahead_seconds > 0
+    tickets = [llm.submit(prompt, greedy) for prompt in prompts]
+    for num_steps in itertools.count():
+        if num_steps == 6:
+            os.kill(pid_of(process_of(llm)), signal.SIGKILL)
+        if not llm.has_work:
+            break
+        llm.advance()
+    assert [ticket.result().token_ids for ticket in tickets] == texts[1]
+    assert llm.free_tokens == free
+    assert process_of(llm).stats().num_ends == 1
+    llm.close()
+    inside.close()

@@ -12,7 +12,6 @@ from mutants.planting import Mutant
 
 TABLE = "outrider.drafters.ahead.table"
 TREE = "outrider.drafters.ahead.tree"
-TRUNK = "outrider.drafters.ahead.trunk"
 SAGUARO = "outrider.drafters.ahead.saguaro"
 
 MUTANTS = (
@@ -49,13 +48,6 @@ MUTANTS = (
         TREE,
         "self.root + branch.accepted for",
         "self.root + max(branch.accepted - 1, 0) for",
-        check_ahead_is_the_text_in_turns,
-    ),
-    Mutant(
-        "a trunk that draft memory does not know of",
-        TRUNK,
-        "self._jit.note(step.seq_id, step.tokens)",
-        "self._jit.note(step.seq_id, step.tokens[1:])",
         check_ahead_is_the_text_in_turns,
     ),
     Mutant(

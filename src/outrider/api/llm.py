@@ -96,7 +96,7 @@ class LLM:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should hear once: fallbacks taken, limits that are not the defaults."""
-        return self._pair.notes
+        return (*self._pair.notes, *self._engine.residents.drafting.notes)
 
     @property
     def drafter(self) -> str:

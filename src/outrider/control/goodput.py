@@ -25,6 +25,9 @@ from outrider.core.cost_meter import ASSUMED, CostMeter
 
 # A depth is left out of the sweep where it promises less than this share of the best so far.
 PROMISING = 0.6
+# The sweep ends where even with all drafts accepted goodput stays below plain decoding's; after a
+# single round, which may have been disturbed, below this share of it.
+HOPELESS = 1 / 3
 # A place that is kept more seldom is not drafted.
 LEAST_KEPT = 0.005
 # The longest draft that is tried while none pays.
@@ -154,9 +157,10 @@ class GoodputController:
         is_done = sweep.advance(telling=telling)
         if not is_done and not telling:
             return
-        most = best_allotment([[1.0] * self._k for _ in rounds], self._round_seconds)
-        plain = self._uniform([[]] * len(rounds), 0)
-        if most.is_plain and (is_done or self._is_hopeless(plain)):
+        certain = [[1.0] * self._k for _ in rounds]
+        most = max((self._uniform(certain, d).goodput for d in sweep.depths if d), default=0.0)
+        plain = self._uniform(certain, 0).goodput
+        if most <= (plain if is_done else HOPELESS * plain):
             sweep.end()
         if not is_done:
             return

@@ -89,6 +89,11 @@ class Drafting:
             return None
         return max(min(drafting.values()) + self.timeout - self.clock(), 0.0) + 0.001
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should hear of the drafter."""
+        return self.drafter.notes if isinstance(self.drafter, ProcessDrafter) else ()
+
     def shut_down(self) -> None:
         """End the drafter's process, if it lives in one."""
         if isinstance(self.drafter, ProcessDrafter):

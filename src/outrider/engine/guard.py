@@ -63,6 +63,8 @@ def guarded_drafts(
 
 def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
     """Have `drafter` prepare for `rows`; the faults of those that it failed for."""
+    if not rows:
+        return {}
     try:
         drafter.propose_after(rows)
     except CapacityError:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.drafters import VOCAB, row
+from checks.effort import examples
 from doubles.drafters import RowDrafter
 from doubles.rig import model_drafter
 from doubles.toy_hybrid import ToyHybrid
@@ -72,7 +73,8 @@ proposals = st.builds(Proposal, drafts(), st.one_of(st.none(), st.integers(0, 2*
 answers = st.builds(Answer, st.lists(proposals, max_size=4), st.floats(0, 9), st.floats(0, 9))
 
 
-@given(rows=st.lists(asked(), max_size=4))
+@examples(40)
+@given(rows=st.lists(asked(), max_size=3))
 def test_questions_arrive_as_they_were_sent(rows: list[Asked]) -> None:
     frame = asking(Kind.PROPOSE, rows)
     assert frame.kind is Kind.PROPOSE

@@ -28,7 +28,8 @@ class Cell:
     """What is None could not be told. Busy, overlap and window use are those of all lanes in
     metrics/timeline.py; `ahead_over_verify` is T_ahead / T_verify of a round. `queues` are mean
     depths of (prefill, draft, verify), `waiting` that of requests not yet
-    admitted. CPU percent is of one core, GPU percent as bench/monitor.py has it."""
+    admitted, `least_free_tokens` the least room that any job found in the arena. CPU percent is of
+    one core, GPU percent as bench/monitor.py has it."""
 
     level: int
     engine: str
@@ -59,6 +60,7 @@ class Cell:
     ahead_over_verify: float | None
     queues: Sequence[float] | None
     waiting: float | None
+    least_free_tokens: int | None
     cpu_percent: float | None
     gpu_percent: float | None
 
@@ -156,6 +158,9 @@ def _cell(samples: Sequence[Sample]) -> Cell:
         if lanes
         else None,
         waiting=_median_lanes(lanes, lambda f: f.queues[WAITING].mean),
+        least_free_tokens=min(
+            (f.least_free_tokens for f in lanes if f.least_free_tokens is not None), default=None
+        ),
         cpu_percent=_median_usage(samples, "cpu_percent"),
         gpu_percent=_median_usage(samples, "gpu_percent"),
     )

@@ -23,13 +23,15 @@ _BUSY_SHARE = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that sentences may draw on. `agreement` counts visits with several engines, and those of
-    them in which all wrote the same tokens; `bound_refusal` says why there are no bounds."""
+    them in which all wrote the same tokens; `bound_refusal` says why there are no bounds. Up to
+    `hybrid_threshold` requests pdv does what pd does."""
 
     cells: Sequence[Cell]
     comparisons: Sequence[Comparison]
     bounds: Sequence[LaneBound]
     predictions: Sequence[AheadPrediction]
     agreement: tuple[int, int] = (0, 0)
+    hybrid_threshold: int = 0
     bound_refusal: str | None = None
     foreign_cpu_share: float | None = None
 
@@ -38,6 +40,7 @@ def findings(found: Evidence) -> list[str]:
     return [
         *_agreement(found.agreement),
         *_bars(found.comparisons),
+        *_joined(found),
         *_lanes(found),
         *_ahead(found),
         *_pairs_acceptance(found.cells),
@@ -86,6 +89,23 @@ def _bars(comparisons: Sequence[Comparison]) -> Iterator[str]:
                 f"Missed at level {one.level}: auto has {spoken(one.throughput)} the throughput "
                 f"of {one.theirs}."
             )
+
+
+def _joined(found: Evidence) -> Iterator[str]:
+    """Few requests cost pdv nothing, or they do."""
+    few = [
+        one.throughput
+        for one in found.comparisons
+        if one.role == "pdv over pd" and one.level <= found.hybrid_threshold
+    ]
+    if few and found.hybrid_threshold:
+        losses = sum(verdict(ratio) == "loss" for ratio in few)
+        judged = sum(ratio.low is not None for ratio in few)
+        yield (
+            f"Up to {found.hybrid_threshold} requests pdv joins its lanes and runs the jobs of pd: "
+            f"its ratios there are {min(r.value for r in few):.3f}× to "
+            f"{max(r.value for r in few):.3f}×, a loss at {losses} of {judged} judged levels."
+        )
 
 
 def _lanes(found: Evidence) -> Iterator[str]:

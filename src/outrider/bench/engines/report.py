@@ -27,6 +27,7 @@ HEADER = (
     "CPU %",
     "GPU %",
     "queues p/d/v",
+    "free tokens",
     "cumulative token time p95 ms",
     "status",
 )
@@ -34,7 +35,8 @@ _CELL_NOTE = (
     "Medians over repeats. ITL is the inter-token latency, every token's share of its round. "
     "Cumulative token time runs from a request's arrival to each of its tokens; it is what the "
     "source calls Token P95, and no latency of a token. Busy is the share of the run's time in "
-    "which some lane ran, overlap the part of that in which at least two did; CPU is of one core."
+    "which some lane ran, overlap the part of that in which at least two did; CPU is of one core. "
+    "Free tokens are the least room that a job found in the arena."
 )
 
 
@@ -80,6 +82,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         number(cell.cpu_percent, 0),
         number(cell.gpu_percent, 0),
         queues,
+        number(cell.least_free_tokens, 0),
         number(cell.cumulative_p95_ms, 1),
         cell.status,
     )

@@ -49,6 +49,11 @@ class Taken:
     served: tuple[Served, ...] = ()
     jobs: tuple[JobTrace, ...] = ()
 
+    @property
+    def tokens(self) -> dict[int, tuple[int, ...]]:
+        """Those of each request that ended well, by its number."""
+        return {one.number: one.result.token_ids for one in self.served if one.result is not None}
+
 
 def run(
     plan: Workload, contestants: Sequence[Contestant], *, time: Time | None = None
@@ -76,8 +81,11 @@ def measure(
             found[contestant.name] = _serve(plan, contestant, visit, time)
     taken = [found[contestant.name] for contestant in contestants]
     exact = {c.name for c in contestants if c.exact and plan.params.greedy}
-    first = next((t.sample for t in taken if t.sample.digest and t.sample.engine in exact), None)
-    return [replace(t, sample=_compared(t.sample, first, exact, neighbours.share)) for t in taken]
+    first = next((t for t in taken if t.tokens and t.sample.engine in exact), None)
+    return [
+        replace(t, sample=_judged(t, first, exact, foreign_cpu_share=neighbours.share))
+        for t in taken
+    ]
 
 
 def _serve(plan: Workload, contestant: Contestant, visit: Visit, time: Time | None) -> Taken:
@@ -133,12 +141,18 @@ def _digest(served: Sequence[Served]) -> str | None:
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]
 
 
-def _compared(sample: Sample, first: Sample | None, exact: set[str], share: float | None) -> Sample:
-    reason = sample.reason
-    both = first is not None and sample.digest is not None and sample.engine in exact
-    if reason is None and both and first is not None and sample.digest != first.digest:
-        reason = f"DifferentTokens: not those of {first.engine}"
-    return replace(sample, reason=reason, foreign_cpu_share=share)
+def _judged(
+    taken: Taken, first: Taken | None, exact: set[str], *, foreign_cpu_share: float | None
+) -> Sample:
+    """With the reason that an exact engine's tokens are not those of `first`, for requests that
+    both served: within a time, some serve more."""
+    sample = replace(taken.sample, foreign_cpu_share=foreign_cpu_share)
+    if sample.reason is not None or first is None or sample.engine not in exact:
+        return sample
+    ours, theirs = taken.tokens, first.tokens
+    if all(ours[number] == theirs[number] for number in ours.keys() & theirs.keys()):
+        return sample
+    return replace(sample, reason=f"DifferentTokens: not those of {first.sample.engine}")
 
 
 def agreement(samples: Sequence[Sample]) -> tuple[int, int]:

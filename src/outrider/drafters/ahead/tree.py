@@ -22,7 +22,7 @@ from outrider.core.noise import DrawNode, Noise, pick_node
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.ahead.fork import Branch
-from outrider.drafters.model import ChangeLaws
+from outrider.drafters.model import MAX_TEMPERATURE, ChangeLaws
 
 _NO_NEEDS = DraftNeeds()
 
@@ -95,9 +95,9 @@ class Tree:
         if self._laws_KBV is None:
             room = empty_laws(depth * len(self.branches), logits_BV)
             self._laws_KBV = room.view(depth, len(self.branches), -1)
-        params, drawing = self.row.params, self.drawing
-        if self.row.budget.temperature != 1:
-            params = replace(params, temperature=params.temperature * self.row.budget.temperature)
+        params, drawing, heat = self.row.params, self.drawing, self.row.budget.temperature
+        if heat != 1:
+            params = replace(params, temperature=min(params.temperature * heat, MAX_TEMPERATURE))
         laws_BV = processed_probs(logits_BV, params, drawing.sampling, self._laws_KBV[node])
         if drawing.change is not None:
             drawing.change(laws_BV, node)

@@ -1,0 +1,137 @@
+"""Faults planted where lanes do their work, and what they may cost: one request, or its drafts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.api.ticket import Ticket
+from outrider.core.sequence import LiveSequence
+from outrider.models.llama import LlamaModel
+from outrider.state.paged_kv import PagedKV
+from outrider.verify.block import BlockRule
+
+PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 12, "while True:")
+CULPRIT = 2
+# The culprit is greedy: its text is then the same without drafts.
+PARAMS = tuple(
+    SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=100 + i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+)
+
+
+class FaultError(Exception):
+    """What is planted."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """Raises in calls of `place` that the culprit takes part in, before or after their work:
+    always, or `once`, and then where others take part as well. `seq_id` is set when it is known."""
+
+    place: str
+    before: bool
+    once: bool
+    seq_id: int = -1
+    num_raised: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wrap(self, call: Callable[..., Any], who: Callable[..., Sequence[int]]) -> Any:
+        def called(*args: Any, **named: Any) -> Any:
+            fails = self._fails(who(*args))
+            if fails and self.before:
+                raise FaultError(self.place)
+            result = call(*args, **named)
+            if fails:
+                raise FaultError(self.place)
+            return result
+
+        return called
+
+    def _fails(self, seq_ids: Sequence[int]) -> bool:
+        with self.lock:
+            if self.seq_id not in seq_ids or (self.once and len(seq_ids) < 2):
+                return False
+            if self.once and self.num_raised:
+                return False
+            self.num_raised += 1
+            return True
+
+
+@contextmanager
+def planted(llm: LLM, fault: Fault) -> Generator[None]:
+    """`fault` is in the code that `llm` runs."""
+    target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
+    drafter = type(llm._engine.drafter)  # pyright: ignore[reportPrivateUsage]
+
+    def in_pass(model: LlamaModel, rows: Any, *_: Any, of_target: bool) -> Sequence[int]:
+        mine = (model.spec == target.spec) == of_target
+        return [row.seq_id for row in rows] if mine else []
+
+    def in_rows(_: object, rows: Any) -> Sequence[int]:
+        return [row.seq_id for row in rows]
+
+    def in_rule(_: object, rows: Any) -> Sequence[int]:
+        seeds = [params.seed for params in PARAMS]
+        return [fault.seq_id - CULPRIT + seeds.index(row.noise.seed) for row in rows]
+
+    def in_commit(store: PagedKV, paths: Any) -> Sequence[int]:
+        mine = store is target.state
+        return [seq_id for seq_id, path in paths.items() if len(path)] if mine else []
+
+    places: dict[str, tuple[type[object], str, Callable[..., Sequence[int]]]] = {
+        "pass": (LlamaModel, "step", partial(in_pass, of_target=True)),
+        "draft pass": (LlamaModel, "step", partial(in_pass, of_target=False)),
+        "propose": (drafter, "propose", in_rows),
+        "propose_after": (drafter, "propose_after", in_rows),
+        "rule": (BlockRule, "__call__", in_rule),
+        "commit": (PagedKV, "commit", in_commit),
+    }
+    owner, name, who = places[fault.place]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, fault.wrap(getattr(owner, name), who))
+        yield
+
+
+def sequence(ticket: Ticket) -> LiveSequence:
+    return ticket.reader.seq
+
+
+def run(llm: LLM, fault: Fault | None = None) -> list[LiveSequence]:
+    """All requests at once, to their end; every page of both models must be free again."""
+    pair = llm._pair  # pyright: ignore[reportPrivateUsage]
+    models = [model for model in (pair.target, pair.draft) if model is not None]
+    free = [model.state.num_free_tokens for model in models]
+    tickets = [llm.submit(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    if fault is None:
+        finish(llm)
+    else:
+        fault.seq_id = sequence(tickets[CULPRIT]).seq_id
+        with planted(llm, fault):
+            finish(llm)
+    assert [model.state.num_free_tokens for model in models] == free
+    for model in models:
+        assert isinstance(model.state, PagedKV)
+        model.state.check()
+    return [sequence(ticket) for ticket in tickets]
+
+
+def finish(llm: LLM) -> None:
+    """Until nothing is left to do, and what is still drafted ahead of nothing has ended."""
+    executor = llm._engine.executor  # pyright: ignore[reportPrivateUsage]
+    for _ in range(2000):
+        if not llm.has_work and not executor.busy:
+            return
+        llm.advance()
+    raise AssertionError("the engine does not come to an end")
+
+
+def written(seqs: Sequence[LiveSequence]) -> list[list[int]]:
+    return [seq.tokens[seq.prompt_length :] for seq in seqs]

@@ -1,0 +1,214 @@
+"""What a run of engines means: bounds, predictions, sentences, pages, figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles.engine_runs import evidence_of, field, measured, plan
+from outrider.bench.engines import figures
+from outrider.bench.engines.cells import cells, comparisons
+from outrider.bench.engines.figures import draw_all, draw_pairs, draw_timelines
+from outrider.bench.engines.findings import Evidence, findings, meets_bar, verdict
+from outrider.bench.engines.models import (
+    AheadTimes,
+    BareReads,
+    ahead_predictions,
+    lane_bounds,
+)
+from outrider.bench.engines.plan import (
+    LEVELS,
+)
+from outrider.bench.engines.record import csv_text, evidence_record, request_rows, sample_record
+from outrider.bench.engines.reference import PUBLISHED, published, published_gain
+from outrider.bench.engines.report import sections
+from outrider.bench.engines.samples import Sample, Taken
+from outrider.bench.figure_style import Theme
+from outrider.bench.interval import Ratio
+from outrider.bench.pages import Page, html, markdown
+from outrider.core.expected import expected_tokens
+
+
+@pytest.fixture(scope="module")
+def taken() -> list[Taken]:
+    return measured(plan(), field())
+
+
+@pytest.fixture(scope="module")
+def samples(taken: list[Taken]) -> list[Sample]:
+    return [one.sample for one in taken]
+
+
+@pytest.fixture(scope="module")
+def evidence(taken: list[Taken]) -> Evidence:
+    return evidence_of(taken)
+
+
+def test_no_arrangement_of_the_same_passes_beats_the_bare_reads(samples: list[Sample]) -> None:
+    """Level 0: 3 requests of 2 passes, each with a draft of 4, in 6 x 12 ms."""
+    bounds = {bound.level: bound for bound in lane_bounds(samples, BareReads(0.004, 0.0005))}
+    assert bounds[0].eta == pytest.approx((6 * 0.004 + 24 * 0.0005) / 0.072, rel=1e-3)
+    assert bounds[0].gain == pytest.approx(2, rel=1e-3)
+    assert lane_bounds(samples, BareReads(0.004, 0.0005), engine="nobody") == []
+
+
+# T_SD of 8B with 1B at K = 6, acceptance 0.9: S over plain at p_hit 0, .5, .7, .9 and 1.
+@pytest.mark.parametrize(("p", "speed"), [(0, 2.58), (0.5, 3.43), (0.7, 3.95), (0.9, 4.66)])
+def test_theorem_7_gives_the_model_table(p: float, speed: float) -> None:
+    tokens = expected_tokens(0.9, 6)
+    assert AheadTimes(p, tokens, tokens, 1.02, 1.02).speed == pytest.approx(speed, abs=0.006)
+
+
+@given(
+    p=st.floats(0, 1),
+    ahead=st.floats(0, 3),
+    fallback=st.floats(0, 3),
+    batch=st.floats(1, 32),
+    tokens=st.floats(1, 8),
+)
+def test_prediction_lies_between_missing_and_hitting_always(
+    p: float, ahead: float, fallback: float, batch: float, tokens: float
+) -> None:
+    speed = AheadTimes(p, tokens, tokens, ahead, fallback, batch).speed
+    ends = tokens / (1 + fallback), tokens / max(1.0, ahead)
+    assert min(ends) - 1e-9 <= speed <= max(ends) + 1e-9
+    alone = AheadTimes(p, tokens, tokens, ahead, fallback).speed
+    if ends[1] >= ends[0]:
+        assert speed <= alone + 1e-9
+
+
+def test_a_prediction_needs_hits_and_a_window(samples: list[Sample], evidence: Evidence) -> None:
+    """The servers' only lane never drafts ahead, so there is no T_ahead to reckon with."""
+    assert evidence.predictions == []
+    hits = [cell.p_hit for cell in cells(samples) if cell.engine == "ssd"]
+    assert all(hit is not None and 0 < hit < 1 for hit in hits)
+
+
+def test_a_prediction_from_known_times(samples: list[Sample]) -> None:
+    """With hits always and a window that is long enough, drafting costs nothing."""
+    found = cells(samples)
+    known = {
+        "single": {"draft_ms": 2.0, "verify_ms": 8.0, "tokens_per_round": 2.0},
+        "ssd": {
+            "p_hit": 0.5,
+            "hit_tokens_per_round": 3.0,
+            "miss_tokens_per_round": 1.0,
+            "ahead_over_verify": 0.5,
+            "mean_batch": 2.0,
+        },
+    }
+    changed = [replace(cell, **known.get(cell.engine, {})) for cell in found if cell.level == 2]
+    (one,) = ahead_predictions(changed)
+    # 2 tokens over 0.25 x 1 + 0.75 x 1.25, against 2 over 1.25.
+    assert one.ratio == pytest.approx(1.25 / (0.25 + 0.75 * 1.25), abs=1e-4)
+    assert one.ratio_apart == pytest.approx(1.25 / (0.5 + 0.5 * 1.25), abs=1e-4)
+    text = "\n".join(
+        findings(
+            Evidence(cells=changed, comparisons=comparisons(samples), bounds=[], predictions=[one])
+        )
+    )
+    assert "its own times predict 1.053× where rows wait" in text
+
+
+def test_sentences_follow_the_numbers(evidence: Evidence) -> None:
+    text = "\n".join(findings(evidence))
+    assert "All engines wrote the same tokens in 10 of 10 visits." in text
+    assert "auto over off: at 2 of 2 levels" in text
+    assert "Up to 3 requests pdv joins its lanes" in text
+    assert "are 1.100× to 1.100×, a loss at 0 of 2 judged levels." in text
+    assert "Level 2: pdv has 1.100× (1.100 to 1.100) the throughput of pd (gain)" in text
+    assert "at most 2.00× to gain here" in text
+    assert "Level 0: ssd has 0.750× (0.750 to 0.750) the throughput of single (loss)" in text
+    assert "Acceptance is 25.0 to 25.0 %" in text
+    assert "do not rely on these times" in text
+    assert "the source's own table has 0.988×" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "word", "met"),
+    [
+        (Ratio(1.1, 1.05, 1.2, 5), "gain", True),
+        (Ratio(0.98, 0.96, 1.01, 5), "no measurable difference", True),
+        (Ratio(0.96, 0.955, 0.99, 5), "loss", False),
+        (Ratio(0.99, 0.94, 1.05, 5), "no measurable difference", False),
+        (Ratio(2.0, None, None, 4), "not judged", None),
+    ],
+)
+def test_a_ratio_is_judged_by_its_interval(ratio: Ratio, word: str, met: bool | None) -> None:
+    assert (verdict(ratio), meets_bar(ratio)) == (word, met)
+
+
+def test_the_source_s_table_is_whole() -> None:
+    assert {(p.level, p.engine) for p in PUBLISHED} == {
+        (level, engine) for level in LEVELS for engine in ("single", "pd", "pdv")
+    }
+    five = published(5, "pdv")
+    assert five is not None
+    assert (five.tokens_per_second, five.cumulative_p95_ms) == (51.27, 16670.6)
+    assert published_gain(5) == pytest.approx(1.115, abs=5e-4)
+    assert published_gain(4) is None
+
+
+def test_a_page_says_everything_twice(evidence: Evidence) -> None:
+    page = Page("Engines <1>", list(sections(evidence)))
+    text, web = markdown(page), html(page)
+    assert text.startswith("# Engines <1>\n\n## Engines by level\n")
+    assert "<h1>Engines &lt;1&gt;</h1>" in web
+    for cell in evidence.cells:
+        assert f"| {cell.level} | {cell.engine} | {cell.tokens_per_second:.1f} |" in text
+        assert f"<td>{cell.level}</td><td>{cell.engine}</td>" in web
+    assert "The source's own figures: other engines" in text
+    assert "cumulative token time p95 ms" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("| level | engine")}
+    assert len(widths) >= 1
+
+
+def test_records_have_plain_values(evidence: Evidence, taken: list[Taken]) -> None:
+    import json
+
+    record = json.loads(json.dumps(evidence_record(evidence), allow_nan=False))
+    assert len(record["cells"]) == 12
+    assert record["reference"]["label"].startswith("The source's own figures")
+    sample = json.loads(json.dumps(sample_record(taken[-1].sample), allow_nan=False))
+    assert sample["numbers"]["num_tokens"] == 12
+    assert sample["lanes"]["lanes"]["main"]["num_jobs"] > 0
+    rows = request_rows(taken)
+    assert len(rows) == 2 * 5 * 6 * 3
+    lines = csv_text(rows).splitlines()
+    assert len(lines) == len(rows) + 1
+    assert lines[0].startswith("level,engine,repeat,number,request,arrived_s")
+    assert csv_text([]) == ""
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+
+    def save(_: object, folder: Path, name: str, theme: Theme) -> list[Path]:
+        names.append(name + theme.suffix)
+        return [folder / f"{name}{theme.suffix}.svg"]
+
+    monkeypatch.setattr(figures, "save", save)
+    return names
+
+
+def test_there_is_a_figure_for_each_question(
+    evidence: Evidence, drawn: list[str], tmp_path: Path
+) -> None:
+    draw_all(evidence.cells, "small print", tmp_path)
+    assert [name for name in drawn if not name.endswith("-dark")] == list(figures.FIGURES)
+    assert len(drawn) == 2 * len(figures.FIGURES)
+    drawn.clear()
+    draw_pairs({"one": evidence.cells, "two": evidence.cells}, "pdv", "small print", tmp_path)
+    assert drawn[0] == "pairs_itl_p95_vs_concurrency"
+
+
+@pytest.mark.slow
+def test_lanes_are_drawn_for_every_engine(taken: list[Taken], tmp_path: Path) -> None:
+    two = [t for t in taken if t.sample.engine in ("pd", "ssd")]
+    names = {path.name for path in draw_timelines(two, "small print", tmp_path)}
+    assert {"lanes_pd.svg", "lanes_ssd-dark.png"} <= names
