@@ -54,7 +54,7 @@ def ahead_of(rig: AheadRig) -> AheadDrafter:
 @every_kind
 @both_rules
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("k", [1, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (4, 8))])
 def test_the_text_is_that_of_drafting_in_turns(
     kind: Kind, rule: AcceptanceRule, temperature: float, k: int
 ) -> None:
@@ -69,17 +69,18 @@ def test_branches_of_one_length_are_drawn_with_the_same_numbers() -> None:
     check_ahead_is_the_text_in_turns()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("policy", "share"), [("top", 0.0), ("top", 1.0), *((policy, 0.5) for policy in POLICIES)]
+)
 def test_whatever_counts_as_foreseen(policy: Policy, share: float) -> None:
-    wanted = requests(0.8)
+    wanted = requests(0.8, 2)
     rig = rig_ahead(ToyHybrid, BlockRule(), Ways(policy=policy, force_hits=share))
     assert rig.run(wanted) == text_in_turns(ToyHybrid, BlockRule(), wanted, 4)
     hits = [hit for hit in rig.hits if hit is not None]
     if share in (0.0, 1.0):
         assert set(hits) == {bool(share)}
     else:
-        assert 0.3 < sum(hits) / len(hits) < 0.7
+        assert 0.2 < sum(hits) / len(hits) < 0.8
     stats = ahead_of(rig).stats()
     assert (stats.num_made_good > 0) == (share > 0)
     assert stats.num_made_good <= stats.looks.asked - stats.looks.found
@@ -161,6 +162,7 @@ def _after(seq_id: int, tokens: list[int], draft: Draft) -> DraftRow:
     return row(seq_id, [*tokens, token], depth=2, last=outcome)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("num_slots", [60, 90, 140])
 def test_where_memory_ends_less_is_foreseen(kind: Kind, num_slots: int) -> None:
@@ -210,6 +212,7 @@ def test_other_fallbacks_write_the_same_greedy_text(fallback: str) -> None:
     assert True in rig.hits
 
 
+@pytest.mark.slow
 def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refused token cannot come, and takes the best place of every list."""
     ways = Ways(k=4, fan_out=10, policy="uniform")
@@ -223,6 +226,7 @@ def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None
     assert less < found - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_saguaro_drafts_are_the_same_ahead_and_in_turns(weight: float) -> None:
     change = Saguaro.planned(weight, budget=8, depth=3)

@@ -17,10 +17,15 @@ from outrider.core.protocols import DraftRow
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 # (schedule, whether lanes run at once)
-LANES = [("single", False), ("pd", True), ("pdv", False), ("pdv", True), ("ssd", False)]
-LANES += [("ssd", True)]
-OF_TARGET = [(place, before) for place in ("pass", "rule") for before in (True, False)]
-OF_TARGET += [("commit", True)]
+LANES = [
+    ("single", False),
+    *((schedule, True) for schedule in ("pd", "pdv", "ssd")),
+    *((schedule, False) for schedule in ("pdv", "ssd")),
+]
+OF_TARGET = [
+    *((place, before) for place in ("pass", "rule") for before in (True, False)),
+    ("commit", True),
+]
 OF_DRAFTER = [(place, before) for place in ("propose", "draft pass") for before in (True, False)]
 AHEAD = [("propose_after", before) for before in (True, False)]
 

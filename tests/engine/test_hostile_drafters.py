@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from checks.state import VOCAB
 from doubles.drafters import (
     EMPTY,
     NEGATIVE_ID,
+    NO_NEEDS,
     OUT_OF_STEP,
     OVER_LONG,
     REPEATS_LAST,
@@ -23,12 +27,12 @@ from doubles.drafters import (
     random_chains,
     unknown_id,
 )
-from doubles.rig import Request, Rig
+from doubles.rig import Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft
-from outrider.core.errors import DrafterError
+from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import Drafter
+from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 
 CARELESS = {
     "empty": EMPTY,
@@ -61,32 +65,114 @@ def test_a_careless_drafter_leaves_the_law(name: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_drafter_is_named_before_the_target_sees_its_draft(
+def test_a_broken_drafter_costs_drafts_before_the_target_sees_one(
     name: str, temperature: float
 ) -> None:
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), BROKEN[name], k=2)
+    """The text is that of plain decoding, and the request says who is to blame."""
     params = SamplingParams(temperature=temperature, max_tokens=8)
-    seq = rig.live(0, Request(PROMPT, params))
-    rig.target.state.open(0, ())
-    with pytest.raises(DrafterError, match="'double'"):
-        rig.stages().run([seq], [])
-    assert (rig.target.state.length(0), rig.target.state.num_staged(0)) == (0, 0)
-    assert tuple(seq.tokens) == PROMPT
-    assert not rig.traces
+    prompts = [PROMPT, (0, 1)]
+    wanted = Rig(ToyHybrid(vocab_size=VOCAB), k=0).outputs(prompts, params)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), BROKEN[name], k=2)
+    assert rig.outputs(prompts, params) == wanted
+    assert all("'double'" in seq.no_drafts for seq in rig.sequences)
+    assert sum(trace.num_drafted for trace in rig.traces) == 0
 
 
-def test_after_an_error_cancelling_frees_everything() -> None:
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), OVER_LONG, k=2)
-    free = rig.target.state.num_free_tokens
-    engine = rig.engine()
-    for seq_id in (0, 1):
-        engine.submit(rig.live(seq_id, Request(PROMPT, greedy(5))))
-    with pytest.raises(DrafterError):
-        engine.step()
-    for seq_id in (0, 1):
-        engine.cancel(seq_id)
-    assert not engine.has_work
-    assert rig.target.state.num_free_tokens == free
+def test_a_broken_drafter_is_asked_no_more() -> None:
+    asked: list[int] = []
+
+    def broken(row: DraftRow) -> Draft:
+        asked.append(row.seq_id)
+        return Draft.chain([-1])
+
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), RowDrafter(broken), k=2)
+    rig.outputs([PROMPT, (0, 1)], greedy(5))
+    assert sorted(asked) == [0, 1]
+
+
+@dataclass(slots=True)
+class BreaksFor:
+    """Drafts well, but raises at every call in which `culprit` takes part."""
+
+    culprit: int
+    name: str = "double"
+    needs: DraftNeeds = NO_NEEDS
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        if any(row.seq_id == self.culprit for row in rows):
+            raise RuntimeError("broken")
+        return REPEATS_LAST.propose(rows)
+
+    def close(self, seq_id: int) -> None: ...
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_drafter_that_fails_for_one_request_drafts_on_for_the_others(culprit: int) -> None:
+    prompts = [PROMPT, (0, 1), (3, 3)]
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), BreaksFor(culprit), k=2, chunk=64)
+    check_greedy(rig, ToyHybrid, prompts, 9)
+    assert [bool(seq.no_drafts) for seq in rig.sequences] == [i == culprit for i in range(3)]
+    assert {t.seq_id for t in rig.traces if t.num_drafted} == {0, 1, 2} - {culprit}
+
+
+@dataclass(slots=True)
+class WithoutRoom:
+    """Finds its memory full at every other call."""
+
+    num_asked: int = 0
+    name: str = "double"
+    needs: DraftNeeds = NO_NEEDS
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        self.num_asked += 1
+        if self.num_asked % 2:
+            raise CapacityError("full.", hint="none")
+        return REPEATS_LAST.propose(rows)
+
+    def close(self, seq_id: int) -> None: ...
+
+
+def test_full_memory_costs_the_drafts_of_one_round() -> None:
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), WithoutRoom(), k=2)
+    check_greedy(rig, ToyHybrid, [PROMPT], 9)
+    assert [seq.no_drafts for seq in rig.sequences] == [""]
+    assert 0 < sum(trace.num_drafted > 0 for trace in rig.traces) < len(rig.traces)
+
+
+@dataclass(slots=True)
+class Unopened:
+    """Refuses one request from the start."""
+
+    refused: int
+    opened: set[int] = field(default_factory=set[int])
+    name: str = "double"
+    needs: DraftNeeds = NO_NEEDS
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        del prompt
+        if seq_id == self.refused:
+            raise RuntimeError("no")
+        self.opened.add(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        assert {row.seq_id for row in rows} <= self.opened
+        return REPEATS_LAST.propose(rows)
+
+    def close(self, seq_id: int) -> None:
+        self.opened.remove(seq_id)
+
+
+def test_a_request_that_a_drafter_does_not_open_runs_without_it() -> None:
+    drafter = Unopened(1)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, k=2)
+    check_greedy(rig, ToyHybrid, [PROMPT, (0, 1)], 9)
+    assert "did not start" in rig.sequences[1].no_drafts
+    assert not rig.sequences[0].no_drafts
+    assert drafter.opened == set()
 
 
 def test_a_token_without_mass_in_its_own_law_is_refused() -> None:

@@ -70,12 +70,9 @@ class Engine:
         residents = self.residents
         if residents.withdraw(seq_id):
             residents.counts.cancelled += 1
-        for again in self._alone.values():
-            for job in [job for job in again if seq_id in job.seq_ids]:
-                again.remove(job)
-                self._undo(job)
         while residents.ledger.is_running(seq_id):
-            self._undelivered += self._wait()
+            if not self._recall(seq_id):
+                self._undelivered += self._wait()
         if seq_id in residents.live:
             residents.counts.cancelled += 1
             residents.drop(seq_id)
@@ -222,6 +219,16 @@ class Engine:
         self.residents.counts.failed += 1
         self.residents.drop(seq_id)
         return 1
+
+    def _recall(self, seq_id: int) -> bool:
+        """Undo what was to be tried again of a sequence alone; whether there was anything."""
+        for again in self._alone.values():
+            for job in again:
+                if seq_id in job.seq_ids:
+                    again.remove(job)
+                    self._undo(job)
+                    return True
+        return False
 
     def _empty(self, job: Job) -> None:
         """Nothing of a pass that failed stays staged."""

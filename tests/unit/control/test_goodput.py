@@ -140,10 +140,11 @@ def test_the_first_rounds_try_a_few_lengths() -> None:
     assert {4, 8} <= set(first)
 
 
-def test_what_cannot_pay_is_not_tried_twice_at_the_start() -> None:
+@pytest.mark.parametrize(("draft_pass", "most"), [(9.0, 2), (2.0, 1 + SWEEP_ROUNDS)])
+def test_what_cannot_pay_is_hardly_tried_at_the_start(draft_pass: float, most: int) -> None:
     """Even if all was accepted, a drafter that takes longer than the target loses."""
-    run = ToyMachine(flat, 9.0, lambda i, j, n: 1.0).run(GoodputController(k=K), 30)
-    assert sum(depth > 0 for (depth,) in run.depths) <= 2
+    run = ToyMachine(flat, draft_pass, lambda i, j, n: 1.0).run(GoodputController(k=K), 30)
+    assert 0 < sum(depth > 0 for (depth,) in run.depths) <= most
     assert max(depth for (depth,) in run.depths) == 1
 
 
@@ -188,6 +189,18 @@ def test_a_pass_that_never_ends_is_forgotten() -> None:
         controller.observe(replace(trace(0, 4, 4), pass_index=index, batch_size=2))
     assert controller.stats().is_sweeping
     assert controller.budgets([0]) == GoodputController(k=K).budgets([0])
+
+
+def test_a_draft_whose_model_catches_up_is_no_measure_of_drafts() -> None:
+    """Every draft here is the first after a plain round, or the first of its sequence."""
+    controller = GoodputController(k=K)
+    for index in range(80):
+        seconds = {"verify_seconds": 1.0, "accept_seconds": 0.0}
+        first = replace(trace(1000 + index, 4, 2), draft_seconds=50.0, **seconds)
+        again = replace(trace(0, 4 * (index % 2), 0), draft_seconds=50.0, **seconds)
+        controller.observe(replace(first, pass_index=2 * index))
+        controller.observe(replace(again, pass_index=2 * index + 1))
+    assert controller.stats().costs.draft_seconds(4, 1) == pytest.approx(0.4)
 
 
 def test_between_decisions_nothing_moves() -> None:

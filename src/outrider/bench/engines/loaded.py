@@ -64,7 +64,7 @@ def load_engines(
             errors.append(error)
             raise
         llms[contestant.name] = llm
-        contestant.server, contestant.exact = llm, llm.exact
+        contestant.server, contestant.exact = llm, llm.exact and llm.kernels.exact
         contestant.facts = {
             "drafter": llm.drafter,
             "kernels": {choice.op: choice.name for choice in llm.kernels.choices},

@@ -105,7 +105,7 @@ class Plan:
 @dataclass(slots=True)
 class Contestant:
     """An engine with its models in memory, or the reason why it has none. What its lanes do is
-    appended to `jobs`. `exact` says whether its text is the target's own."""
+    appended to `jobs`. `exact` says that its text is the target's own, to the last near-tie."""
 
     name: str
     config: EngineConfig

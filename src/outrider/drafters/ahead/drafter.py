@@ -142,7 +142,7 @@ class AheadDrafter:
         ended = self._clock()
         found: list[Draft] = []
         for row, look in zip(rows, looks, strict=True):
-            draft, source = (look.found, "table") if look.found else made[row.seq_id]
+            draft, source = made[row.seq_id] if look.found is None else (look.found, "table")
             shaped = row.shaper is not None
             self._answers[row.seq_id] = _Answer(
                 row.tokens, len(row.tokens), shaped, look.hit, source, ended

@@ -1,0 +1,79 @@
+"""Overlap is real: by the records of their jobs, lanes run at the same time.
+
+The measure would find a lock: with one around the lanes, the same run does not pass.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.budget import JobTrace
+from outrider.engine.lanes import threads
+from outrider.metrics.timeline import timeline
+
+pytestmark = [
+    pytest.mark.weights,
+    pytest.mark.alone,
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one lane at a time"),
+]
+ENOUGH = 0.5
+LONG = "for i in range(10):\n    print(i, i * i)\n" * 16
+# Which two lanes have work at the same time, and on what.
+CASES = {
+    "pd": (("prefill", "decode"), ["x = 1", "def f(x):", *(str(i) + LONG for i in range(6))]),
+    "ssd": (("decode", "verify"), ["x = 1", "def f(x):", "while True:", "import os"]),
+}
+
+
+def jobs_of(schedule: str) -> list[JobTrace]:
+    """What the lanes did for all requests of a case, from the second run on: warm."""
+    jobs: list[JobTrace] = []
+    config = EngineConfig(
+        schedule=schedule, k=4, batch_size=8, prefill_chunk=128, lane_threads=1, device="cpu"
+    )
+    llm = LLM(config=config, on_job=jobs.append)
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    for number in range(2):
+        jobs.clear()
+        llm.generate([f"{number}{prompt}" for prompt in CASES[schedule][1]], params)
+    llm.close()
+    return jobs
+
+
+def overlap(schedule: str) -> float:
+    """Time in which both lanes ran, as a share of that of the shorter one."""
+    first, second = CASES[schedule][0]
+    found = timeline(jobs_of(schedule)).overlaps
+    return found.get((first, second), found.get((second, first), 0.0))
+
+
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane takes its task when no other lane has one."""
+    lane: Any = threads._Lane  # pyright: ignore[reportPrivateUsage]
+    lock, done = threading.Lock(), lane._done
+
+    def one_at_a_time(self: Any, task: Any) -> Any:
+        with lock:
+            return done(self, task)
+
+    monkeypatch.setattr(lane, "_done", one_at_a_time)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", CASES)
+def test_lanes_run_at_once_for_half_of_the_shorter_one(schedule: str) -> None:
+    """In one run of three: somebody else on the machine can only make lanes wait."""
+    assert any(overlap(schedule) >= ENOUGH for _ in range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("locked")
+@pytest.mark.parametrize("schedule", CASES)
+def test_with_a_lock_around_the_lanes_they_do_not(schedule: str) -> None:
+    assert overlap(schedule) < 0.01
