@@ -86,6 +86,13 @@ def planted(llm: LLM, fault: Fault) -> Generator[None]:
         mine = store is target.state
         return [seq_id for seq_id, path in paths.items() if len(path)] if mine else []
 
+    def at_commit_of(store: PagedKV, seq: object, path: Any) -> Sequence[int]:
+        """The sequences before it in the same commit are then committed already."""
+        if store is not target.state or not len(path):
+            return []
+        own = store._sequences.get(fault.seq_id)  # pyright: ignore[reportPrivateUsage]
+        return [fault.seq_id, -1] if own is seq else []
+
     places: dict[str, tuple[type[object], str, Callable[..., Sequence[int]]]] = {
         "pass": (LlamaModel, "step", partial(in_pass, of_target=True)),
         "draft pass": (LlamaModel, "step", partial(in_pass, of_target=False)),
@@ -93,6 +100,7 @@ def planted(llm: LLM, fault: Fault) -> Generator[None]:
         "propose_after": (drafter, "propose_after", in_rows),
         "rule": (BlockRule, "__call__", in_rule),
         "commit": (PagedKV, "commit", in_commit),
+        "commit of one": (PagedKV, "_commit", at_commit_of),
     }
     owner, name, who = places[fault.place]
     with pytest.MonkeyPatch.context() as patch:

@@ -25,6 +25,7 @@ LANES = [
 OF_TARGET = [
     *((place, before) for place in ("pass", "rule") for before in (True, False)),
     ("commit", True),
+    ("commit of one", True),
 ]
 OF_DRAFTER = [(place, before) for place in ("propose", "draft pass") for before in (True, False)]
 AHEAD = [("propose_after", before) for before in (True, False)]

@@ -25,8 +25,8 @@ from outrider.core.cost_meter import ASSUMED, CostMeter
 
 # A depth is left out of the sweep where it promises less than this share of the best so far.
 PROMISING = 0.6
-# The sweep ends where even with all drafts accepted goodput stays below plain decoding's; after a
-# single round, which may have been disturbed, below this share of it.
+# The sweep ends at once where even with all drafts accepted goodput stays below this share of plain
+# decoding's. A single round, which may have been disturbed, decides that.
 HOPELESS = 1 / 3
 # A place that is kept more seldom is not drafted.
 LEAST_KEPT = 0.005
@@ -159,8 +159,7 @@ class GoodputController:
             return
         certain = [[1.0] * self._k for _ in rounds]
         most = max((self._uniform(certain, d).goodput for d in sweep.depths if d), default=0.0)
-        plain = self._uniform(certain, 0).goodput
-        if most <= (plain if is_done else HOPELESS * plain):
+        if most < HOPELESS * self._uniform(certain, 0).goodput:
             sweep.end()
         if not is_done:
             return

@@ -43,6 +43,7 @@ class Engine:
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _running: dict[str, Task] = field(default_factory=dict[str, Task])
     _alone: dict[str, deque[Job]] = field(default_factory=dict[str, deque[Job]])
+    _torn: set[int] = field(default_factory=set[int])
 
     @property
     def drafter(self) -> Drafter:
@@ -198,8 +199,14 @@ class Engine:
             return self._give_up(job.seq_ids[0], error)
         _log.warning("A job failed; its sequences are tried one by one.", exc_info=error)
         self._empty(job)
-        self._alone.setdefault(done.lane, deque()).extend(job.alone(i) for i in job.seq_ids)
-        return 0
+        again = self._alone.setdefault(done.lane, deque())
+        num_failed = 0
+        for seq_id in job.seq_ids:
+            if self._is_torn(seq_id):
+                num_failed += self._reread(job.alone(seq_id), error)
+            else:
+                again.append(job.alone(seq_id))
+        return num_failed
 
     def _blame(self, seq_id: int, cause: BaseException | None) -> int:
         """A draft that cannot be judged costs a sequence its drafter, anything else its place."""
@@ -219,6 +226,24 @@ class Engine:
         self.residents.counts.failed += 1
         self.residents.drop(seq_id)
         return 1
+
+    def _is_torn(self, seq_id: int) -> bool:
+        """Whether a job failed in the midst of its end: memory is ahead of the text, or the text
+        has ended and nobody was told."""
+        seq = self.residents.live.get(seq_id)
+        if seq is None:
+            return False
+        length = self.residents.target.state.length(seq_id)
+        return seq.finish is not None or length >= len(seq.tokens)
+
+    def _reread(self, job: Job, error: Exception) -> int:
+        """Have a torn sequence read its text again, but not for ever."""
+        self._undo(job)
+        (seq_id,) = job.seq_ids
+        if seq_id in self._torn:
+            return self._give_up(seq_id, error)
+        self._torn.add(seq_id)
+        return 0
 
     def _recall(self, seq_id: int) -> bool:
         """Undo what was to be tried again of a sequence alone; whether there was anything."""
@@ -244,12 +269,10 @@ class Engine:
 
     def _mend(self, seq: LiveSequence) -> None:
         """An interrupt may fall between memory and text, or between text and the end of the job."""
-        ended = seq.finish is not None
-        is_ahead = self.residents.target.state.length(seq.seq_id) >= len(seq.tokens)
-        if not ended and not is_ahead:
+        if not self._is_torn(seq.seq_id):
             return
         self.residents.drop(seq.seq_id)
-        if ended:
+        if seq.finish is not None:
             self.residents.counts.completed += 1
         else:
             # Memory holds more than was said: read the text again.
