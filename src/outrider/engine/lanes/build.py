@@ -152,9 +152,10 @@ def _runner(
 
 
 def _num_threads(config: EngineConfig, lane: str, cores: int) -> int:
-    """Drafting ahead is always beside a verification, and a prompt often beside a round; each then
-    gets half of the cores. Other lanes get all, for they mostly wait for each other."""
+    """Prompts are read beside rounds, and verdicts drafted ahead of beside verifications: they get
+    half of the cores. Who is waited for gets all; a thread of a team that another lane displaces
+    only does less of the team's work."""
     if config.lane_threads:
         return config.lane_threads
-    shares = lane == "prefill" or config.schedule == "ssd"
-    return max(cores // 2, 1) if shares else cores
+    beside = lane == "prefill" or (config.schedule == "ssd" and lane == "decode")
+    return max(cores // 2, 1) if beside else cores
