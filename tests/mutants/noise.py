@@ -50,15 +50,15 @@ MUTANTS = (
     Mutant(
         "rounds keyed by the prompt",
         SEQUENCE,
-        "self.sample, len(self.tokens), self.pick)",
-        "self.sample, self.prompt_length, self.pick)",
+        "self.noise_at(len(self.tokens))",
+        "self.noise_at(self.prompt_length)",
         check_no_number_is_used_twice,
     ),
     Mutant(
         "rounds of the engine keyed by the prompt",
         SEQUENCE,
-        "self.sample, len(self.tokens), self.pick)",
-        "self.sample, self.prompt_length, self.pick)",
+        "self.noise_at(len(self.tokens))",
+        "self.noise_at(self.prompt_length)",
         engine_law,
     ),
     Mutant(

@@ -18,7 +18,9 @@ CLAMP = "outrider.engine.clamp"
 READING = "outrider.engine.reading"
 SETTLE = "outrider.engine.settle"
 STAGES = "outrider.engine.stages"
-INLINE = "outrider.engine.inline"
+ADMISSION = "outrider.sched.admission"
+DRAFTING = "outrider.engine.drafting"
+RESIDENTS = "outrider.engine.residents"
 STEPWISE = "outrider.engine.stepwise"
 SUMMARY = "outrider.metrics.summary"
 
@@ -102,23 +104,23 @@ MUTANTS = (
     ),
     Mutant(
         "room for drafts not reserved",
-        INLINE,
-        "seq.limit + self.spare",
-        "seq.limit",
+        ADMISSION,
+        "num_left * self.reserve) + self.spare",
+        "num_left * self.reserve)",
         check_admission,
     ),
     Mutant(
         "memory kept after the end",
-        INLINE,
+        RESIDENTS,
         "        self.target.state.close(seq_id)\n",
         "        self.target.state.length(seq_id)\n",
         check_cancelling,
     ),
     Mutant(
         "draft memory kept after the end",
-        INLINE,
-        "        self.drafter.close(seq_id)\n",
-        "        self.drafter.name\n",
+        DRAFTING,
+        "            self.drafter.close(seq_id)\n",
+        "            self.drafter.name\n",
         check_cancelling,
     ),
     Mutant(

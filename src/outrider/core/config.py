@@ -121,11 +121,14 @@ class EngineConfig:
         choices=FALLBACKS,
     )
     fan_out: int = setting(
-        16, "With ssd, verdicts foreseen for a sequence and round.", minimum=1, maximum=256
+        16,
+        "With ssd, verdicts foreseen for a sequence and round at most; fewer where time is short.",
+        minimum=1,
+        maximum=256,
     )
     fan_policy: str = setting(
-        "top",
-        "With ssd, how they are shared out: top takes the likeliest by the draft's own laws.",
+        "optimal",
+        "With ssd, how they are shared out: optimal by what was seen, top by the draft's own laws.",
         choices=FAN_OUTS,
     )
     saguaro: float = setting(

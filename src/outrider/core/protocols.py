@@ -155,7 +155,8 @@ class Drafter(Protocol):
 class AheadRow:
     """A round whose verdict is still open: `draft` is being verified after `pending`, the last of
     `start` tokens. `budget` is that of the round after it, and `noise_after(n)` are the numbers of
-    that round if this one emits n tokens."""
+    that round if this one emits n tokens. `window` is how many seconds such verifications took
+    lately, 0 if none did."""
 
     seq_id: int
     start: int
@@ -164,6 +165,7 @@ class AheadRow:
     budget: Budget
     params: SamplingParams
     noise_after: Callable[[int], Noise]
+    window: float = 0.0
 
 
 @runtime_checkable

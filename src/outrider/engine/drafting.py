@@ -29,6 +29,7 @@ class Drafting:
     hung: str = ""
     _opened: set[int] = field(default_factory=set[int])
     _late: set[int] = field(default_factory=set[int])
+    _window: float = 0.0
     _rounds: dict[int, AheadRow] = field(default_factory=dict[int, AheadRow])
 
     def open(self, seq: LiveSequence) -> None:
@@ -72,8 +73,12 @@ class Drafting:
             return
         for seq in batch:
             self._rounds.pop(seq.seq_id, None)
-            if len(seq.draft) and seq.shaper is None and not seq.no_drafts:
-                self._rounds[seq.seq_id] = _round_of(seq)
+            if seq.budget.depth > 0 and seq.shaper is None and not seq.no_drafts:
+                self._rounds[seq.seq_id] = _round_of(seq, self._window)
+
+    def verified(self, seconds: float) -> None:
+        """A verification beside which drafts may be made took so long."""
+        self._window = seconds if not self._window else 0.75 * self._window + 0.25 * seconds
 
     def rounds(self, seq_ids: Sequence[int]) -> list[AheadRow]:
         return [self._rounds[seq_id] for seq_id in seq_ids if seq_id in self._rounds]
@@ -104,7 +109,7 @@ class Drafting:
         _log.error("Speculation is off: %s", self.hung)
 
 
-def _round_of(seq: LiveSequence) -> AheadRow:
+def _round_of(seq: LiveSequence, window: float) -> AheadRow:
     start = len(seq.tokens)
     return AheadRow(
         seq_id=seq.seq_id,
@@ -114,4 +119,5 @@ def _round_of(seq: LiveSequence) -> AheadRow:
         budget=seq.budget,
         params=seq.params,
         noise_after=lambda count: seq.noise_at(start + count),
+        window=window,
     )

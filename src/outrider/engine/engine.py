@@ -159,6 +159,8 @@ class Engine:
         if self.deliver is not None:
             self.deliver()
         if done.error is None:
+            if job.stages == (Stage.VERIFY,):
+                self.residents.drafting.verified(done.ended - done.began)
             self._settle(done)
         else:
             num_failed = self._fail(done, done.error)
@@ -194,6 +196,9 @@ class Engine:
         if not isinstance(error, Exception):
             self._undo(job)
             raise error
+        if job.stages == (Stage.AHEAD,):
+            self._undo(job)
+            return 0
         if len(job.seq_ids) == 1:
             self._undo(job)
             return self._give_up(job.seq_ids[0], error)
@@ -228,13 +233,12 @@ class Engine:
         return 1
 
     def _is_torn(self, seq_id: int) -> bool:
-        """Whether a job failed in the midst of its end: memory is ahead of the text, or the text
-        has ended and nobody was told."""
-        seq = self.residents.live.get(seq_id)
-        if seq is None:
-            return False
-        length = self.residents.target.state.length(seq_id)
-        return seq.finish is not None or length >= len(seq.tokens)
+        """Whether a job failed in the midst of its end: memory holds other than the ledger knows,
+        or the text has ended and nobody was told."""
+        residents = self.residents
+        seq = residents.live[seq_id]
+        known = len(seq.tokens) - residents.ledger.num_unread(seq_id)
+        return seq.finish is not None or residents.target.state.length(seq_id) != known
 
     def _reread(self, job: Job, error: Exception) -> int:
         """Have a torn sequence read its text again, but not for ever."""
@@ -264,7 +268,7 @@ class Engine:
         """Leave every sequence as it was before `job`, so that others can go on after an error."""
         self._empty(job)
         self.residents.ledger.undo(job)
-        for seq_id in job.seq_ids:
+        for seq_id in job.seq_ids if job.stages != (Stage.AHEAD,) else ():
             self._mend(self.residents.live[seq_id])
 
     def _mend(self, seq: LiveSequence) -> None:

@@ -38,6 +38,10 @@ class Ledger:
     def num_live(self) -> int:
         return len(self._unread)
 
+    def num_unread(self, seq_id: int) -> int:
+        """Tokens of a live sequence that its memory does not hold, the pending one included."""
+        return self._unread[seq_id]
+
     def add(self, seq_id: int, num_unread: int) -> None:
         """Take in a sequence with `num_unread` tokens (at least one) to feed."""
         assert num_unread >= 1

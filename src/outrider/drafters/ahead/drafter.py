@@ -32,6 +32,7 @@ from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
 from outrider.drafters.ahead.fallback import Fallback, Kind, Source
 from outrider.drafters.ahead.forecast import Forecast, Policy
 from outrider.drafters.ahead.fork import fork, rank
+from outrider.drafters.ahead.pace import Pace
 from outrider.drafters.ahead.room import AheadRoom
 from outrider.drafters.ahead.stats import AheadStats
 from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable
@@ -103,7 +104,8 @@ class AheadDrafter:
         self._fallback = Fallback(jit, self._fast, options.fallback, clock)
         self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
         self._forecast = Forecast(options.policy)
-        self._trunks = Trunks(model, jit, options.room, options.fan_out)
+        self._trunks = Trunks(model, jit, options.room)
+        self._pace = Pace(options.fan_out)
         self._table = OutcomeTable()
         self._answers: dict[int, _Answer] = {}
         self._stats = AheadStats()
@@ -154,9 +156,15 @@ class AheadDrafter:
         """Nothing is prepared for rounds whose draft is not the one that was given here or is no
         chain, nor where memory or rows do not suffice; what is prepared is then less, never an
         error."""
+        fan_out = self._pace.fan_out
+        if not rows:
+            return
+        if not fan_out:
+            self._pace.rest()
+            return
         began = self._clock()
         texts = {row.seq_id: text for row in rows if (text := self._text(row)) is not None}
-        trunks = self._trunks.read([row for row in rows if row.seq_id in texts], texts)
+        trunks = self._trunks.read([row for row in rows if row.seq_id in texts], texts, fan_out)
         read = self._clock()
         rankings = [rank(t.logits_NV, t.draft, t.row.params.temperature) for t in trunks]
         trees: list[Tree] = []
@@ -170,7 +178,11 @@ class AheadDrafter:
             self._table.put(trunk.row.seq_id, foreseen)
         self._count(trunks, trees, num_nodes)
         self._stats.trunk_seconds += read - began
-        self._stats.tree_seconds += self._clock() - read
+        ended = self._clock()
+        self._stats.tree_seconds += ended - read
+        estimates = self._fallback.estimates
+        saved = estimates.hits.value * estimates.jit_seconds.value
+        self._pace.observe(ended - began, rows[0].window, saved)
 
     def _count(self, trunks: Sequence[Trunk], trees: Sequence[Tree], num_nodes: int) -> None:
         self._stats.num_prepared += len(trunks)

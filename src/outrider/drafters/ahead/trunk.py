@@ -46,18 +46,20 @@ class _Feed:
 
 
 class Trunks:
-    """Reads with `model`, through `jit`, which keeps its memory; `fan_out` branches at most."""
+    """Reads with `model`, through `jit`, which keeps its memory."""
 
-    def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadRoom, fan_out: int) -> None:
+    def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadRoom) -> None:
         self._model = model
         self._jit = jit
         self._room = room
-        self._fan_out = fan_out
 
-    def read(self, rows: Sequence[AheadRow], texts: Mapping[int, Sequence[int]]) -> list[Trunk]:
-        """`texts` end with the pending tokens. Those that there is no room for are left out."""
+    def read(
+        self, rows: Sequence[AheadRow], texts: Mapping[int, Sequence[int]], fan_out: int
+    ) -> list[Trunk]:
+        """`texts` end with the pending tokens. With room for `fan_out` branches each, or fewer;
+        those that there is no room for are left out."""
         steps = [(row, step) for row in rows if (step := self._step(row, texts[row.seq_id]))]
-        feeds = self._with_memory(self._with_rows(steps))
+        feeds = self._with_memory(self._with_rows(steps), fan_out)
         if not feeds:
             return []
         logits_MV = self._model.step([feed.step for feed in feeds], _NO_NEEDS).logits_MV
@@ -96,11 +98,11 @@ class Trunks:
             kept.append((row, step))
         return kept
 
-    def _with_memory(self, steps: Sequence[tuple[AheadRow, StepRow]]) -> list[_Feed]:
+    def _with_memory(self, steps: Sequence[tuple[AheadRow, StepRow]], fan_out: int) -> list[_Feed]:
         """Each with as many branches as there are rows and free memory for."""
         if not steps:
             return []
-        most = min(self._fan_out, min(self._room.num_rows, self._room.num_logits) // len(steps))
+        most = min(fan_out, min(self._room.num_rows, self._room.num_logits) // len(steps))
         held: dict[int, int] = {}
         feeds: list[_Feed] = []
         for row, step in steps:

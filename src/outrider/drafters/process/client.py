@@ -275,4 +275,4 @@ class ProcessDrafter:
 def _asked_ahead(row: AheadRow) -> AskedAhead:
     # Of the numbers after n tokens only where they start depends on n.
     key = key_of(row.noise_after(0))
-    return AskedAhead(row.seq_id, row.start, row.pending, row.draft, row.budget, key)
+    return AskedAhead(row.seq_id, row.start, row.pending, row.draft, row.budget, key, row.window)

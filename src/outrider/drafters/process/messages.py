@@ -28,7 +28,7 @@ _COUNT = Struct("<I")
 _ROW = Struct("<qIId?")
 _KEY = Struct("<QII")
 _TOKEN = Struct("<i")
-_AHEAD = Struct("<qIiId")
+_AHEAD = Struct("<qIiIdd")
 _DRAFT = Struct("<Bi")
 _FULL = Struct("<?")
 _BUSY = Struct("<dd")
@@ -104,18 +104,19 @@ class AskedAhead:
     draft: Draft
     budget: Budget
     key: KeyedNoise
+    window: float = 0.0
 
     def put(self, writer: Writer) -> None:
-        budget = self.budget
-        writer.put(_AHEAD, self.seq_id, self.start, self.pending, budget.depth, budget.temperature)
+        depth, temperature = self.budget.depth, self.budget.temperature
+        writer.put(_AHEAD, self.seq_id, self.start, self.pending, depth, temperature, self.window)
         _put_draft(writer, self.draft)
         _put_key(writer, self.key)
 
     @classmethod
     def take(cls, reader: Reader) -> AskedAhead:
-        seq_id, start, pending, depth, temperature = reader.take(_AHEAD)
-        draft = _take_draft(reader)
-        return cls(seq_id, start, pending, draft, Budget(depth, temperature), _take_key(reader))
+        seq_id, start, pending, depth, temperature, window = reader.take(_AHEAD)
+        draft, key = _take_draft(reader), _take_key(reader)
+        return cls(seq_id, start, pending, draft, Budget(depth, temperature), key, window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Server:
             asked.budget,
             text.terms.params,
             _After(key),
+            asked.window,
         )
 
     def _text(self, seq_id: int) -> _Text:
