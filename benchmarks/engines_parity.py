@@ -43,7 +43,7 @@ def main() -> None:
     equal, total = sum(c.num_equal for c in cells), sum(c.num_tokens for c in cells)
     acceptance = acceptance_by_draft(cells)
     same = all(len(rates) == 1 for rates in acceptance.values())
-    report = {
+    report: dict[str, object] = {
         "benchmark": "engines_parity",
         "provenance": provenance(),
         "num_prompts": len(texts),

@@ -53,7 +53,10 @@ def test_text_is_that_of_plain_decoding(matrix: LaneMatrix, row: Row) -> None:
     (cell,) = matrix.run([row])
     assert cell.first_difference is None
     assert cell.num_tokens == cell.num_equal == 9 * len(PROMPTS)
-    assert (cell.num_drafted > 0) == (row["k"] != "0" and row["drafter"] != "none")
+    drafts = row["k"] != "0" and row["drafter"] != "none"
+    assert drafts or cell.num_drafted == 0
+    # What `auto` drafts depends on the time that it takes.
+    assert cell.num_drafted > 0 or not drafts or row["schedule"] == "auto"
 
 
 def test_the_full_product_has_each_configuration_once() -> None:

@@ -21,7 +21,7 @@ def test_any_history_of_requests_keeps_memory_and_ledger_right(name: str) -> Non
     run_state_machine_as_test(
         machine,
         settings=settings(
-            examples(40),
+            examples(60),
             stateful_step_count=40,
             phases=[Phase.generate],
             report_multiple_bugs=False,

@@ -133,7 +133,8 @@ def acceptance_by_draft(cells: Sequence[LaneCell]) -> dict[str, set[tuple[int, i
     for cell in cells:
         row = cell.row
         own = row["schedule"] != "ssd" or row["fallback"] == "jit"
-        if row["memory"] == "ample" and own:
+        # With `auto` a controller may draft less, as time goes.
+        if row["memory"] == "ample" and row["schedule"] != "auto" and own:
             name = f"{row['drafter']} k={row['k']}"
             found.setdefault(name, set()).add((cell.num_accepted, cell.num_drafted))
     return found

@@ -8,8 +8,9 @@ left is to choose C and D, with b tokens a round that the target adds by itself:
     goodput(C, D) = (b + the sum of the C largest P) / T(C, D)
 
 C = 0 is plain decoding, with its own cost. TETRIS (Wu et al. 2025, arXiv 2502.15197) allots the
-target's rows so; D is there because the drafter's passes cost time as well. All of this is decided
-before anything is drawn, so it cannot bias what is drawn.
+target's rows so; D is there because the drafter's passes cost time as well, and is tried at powers
+of two and at the most there is. All of this is decided before anything is drawn, so it cannot bias
+what is drawn.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def allotted(
 
 
 def best_allotment(prefixes: Sequence[Sequence[float]], seconds: RoundSeconds) -> Allotment:
-    """The best by goodput(C, D); of equals the one that drafts least."""
+    """The best by goodput(C, D) over the D that are tried; of equals the one that drafts least."""
     nodes = sorted(
         (-kept, place, index)
         for index, row in enumerate(prefixes)
@@ -59,11 +60,11 @@ def best_allotment(prefixes: Sequence[Sequence[float]], seconds: RoundSeconds) -
     )
     num_sequences = len(prefixes)
     best = allotted(prefixes, [0] * num_sequences, seconds)
-    if num_sequences == 1:
-        return _extended(best, nodes, seconds)
-    for limit in range(1, max(map(len, prefixes), default=0) + 1):
+    limit, most = 1, max(map(len, prefixes), default=0)
+    while num_sequences > 1 and limit < most:
         best = _extended(best, [node for node in nodes if node[1] <= limit], seconds)
-    return best
+        limit *= 2
+    return _extended(best, nodes, seconds)
 
 
 def _extended(
@@ -71,15 +72,17 @@ def _extended(
 ) -> Allotment:
     """The best of `best` and all beginnings of `nodes`, (-P, place, sequence) in order."""
     num_sequences = len(best.depths)
-    tokens, deepest, num_drafting = float(num_sequences), 0, 0
+    tokens, deepest, num_drafting = float(num_sequences), 1, 0
     least, found = best.seconds / best.num_tokens, 0
     result = best
     for count, (lost, place, _) in enumerate(nodes, start=1):
         if lost == 0:
             break
         tokens -= lost
-        deepest = max(deepest, place)
-        num_drafting += place == 1
+        if place == 1:
+            num_drafting += 1
+        elif place > deepest:
+            deepest = place
         took = seconds(num_sequences + count, deepest, num_drafting)
         if took < least * tokens:
             least, found = took / tokens, count

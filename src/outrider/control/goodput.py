@@ -32,8 +32,10 @@ HOPELESS = 1 / 3
 LEAST_KEPT = 0.005
 # The longest draft that is tried while none pays.
 SHORT = 4
-# Passes that are learnt from together, so that deciding takes little time itself.
+# Passes that are learnt from together, since that takes time itself; after the first `EARLY` ones,
+# costs from the last of them only.
 TOGETHER = 4
+EARLY = 512
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 32
@@ -127,7 +129,8 @@ class GoodputController:
             return
         drafting = [trace for trace in rounds if trace.num_drafted]
         caught_up = all(trace.seq_id in self._up_to_date for trace in drafting)
-        self._meter.observe(traces, caught_up=caught_up)
+        if newest or self._num_passes < EARLY:
+            self._meter.observe(traces, caught_up=caught_up)
         strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
         for trace in rounds:
             self._acceptance.observe(trace.seq_id, trace.num_drafted, trace.num_accepted)
