@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import ahead, drafters, fourteen, memory, noise, rounds, rules
+from mutants import ahead, drafters, fourteen, memory, noise, rounds, rules, sched
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
@@ -18,6 +18,7 @@ MUTANTS = (
     *rules.MUTANTS,
     *noise.MUTANTS,
     *memory.MUTANTS,
+    *sched.MUTANTS,
     *rounds.MUTANTS,
     *drafters.MUTANTS,
     *ahead.MUTANTS,

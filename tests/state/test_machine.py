@@ -6,24 +6,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from checks.effort import examples
-from checks.machine import Machine
+from checks.lanes import check_histories
 from doubles.schedules import SCHEDULES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_history_of_requests_keeps_memory_and_ledger_right(name: str) -> None:
-    machine = type("Scheduled", (Machine,), {"schedule_name": name})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            examples(60),
-            stateful_step_count=40,
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-        ),
-    )
+    check_histories(name, percent=60)

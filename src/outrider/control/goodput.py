@@ -34,11 +34,11 @@ LEAST_KEPT = 0.005
 SHORT = 4
 # Passes that are learnt from together, since that takes time itself; after the first `EARLY` ones,
 # costs from the last of them only.
-TOGETHER = 4
-EARLY = 512
+TOGETHER = 6
+EARLY = 256
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
-REFRESH = 32
+REFRESH = 64
 # Passes of which some traces may be missing: lanes, each with one under way.
 _MOST_OPEN = 64
 

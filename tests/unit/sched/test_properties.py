@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
+from checks.lanes import check_long_prompt, check_short_prompts
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.schedules import SCHEDULES
 from outrider.sched.jobs import Job, Stage
@@ -91,17 +92,6 @@ def test_failed_jobs_and_cancelled_requests_hold_nobody_up(
     assert set(lanes.ended) | lanes.dropped == set(range(len(requests)))
 
 
-def passes_of(ran: Sequence[Ran], seq_id: int) -> list[int]:
-    """What each pass that read prompts, while `seq_id` waited for that, gave to it."""
-    given: list[int] = []
-    for each in ran:
-        waits = any(work.seq_id == seq_id for work in each.pool.prefill)
-        reads = [w for s in (Stage.PREFILL, Stage.VERIFY) for w in each.job.of(s)]
-        if waits and any(w.seq_id in {p.seq_id for p in each.pool.prefill} for w in reads):
-            given.append(sum(work.num_tokens for work in reads if work.seq_id == seq_id))
-    return given
-
-
 @every_schedule
 @examples(15)
 @given(
@@ -113,17 +103,9 @@ def passes_of(ran: Sequence[Ran], seq_id: int) -> list[int]:
 def test_a_long_prompt_gets_half_of_each_chunk_however_many_short_ones_come(
     name: str, long: int, chunk: int, every: float, short: int
 ) -> None:
-    bound = -(-long // (chunk // 2)) + 1
-    stream = [Arrival(min(short, chunk), 1, i * every) for i in range(int((bound + 4) / every))]
-    lanes = lanes_of(name, LaneSizes(chunk), [Arrival(long, 1), *stream], seed=0)
-    lanes.cost = lambda lane, job: 1.0
-    passes = passes_of(lanes.run(), 0)
-    assert len(passes) <= bound
-    left = long
-    for count in passes:
-        assert count >= min(left - 1, chunk // 2)
-        left -= count
-    check_read(lanes)
+    count = int((long // (chunk // 2) + 6) / every)
+    stream = [Arrival(min(short, chunk), 1, index * every) for index in range(count)]
+    check_long_prompt(name, long, chunk, stream)
 
 
 @every_schedule
@@ -136,14 +118,7 @@ def test_a_long_prompt_gets_half_of_each_chunk_however_many_short_ones_come(
 def test_short_prompts_pass_a_long_one_by(
     name: str, long: int, shorts: list[int], chunk: int
 ) -> None:
-    """The other half of each chunk is theirs, the shortest first."""
-    requests = [Arrival(long, 1), *(Arrival(count, 1) for count in shorts)]
-    lanes = lanes_of(name, LaneSizes(chunk), requests, seed=0)
-    lanes.cost = lambda lane, job: 1.0
-    ran = lanes.run()
-    for seq_id, count in enumerate(shorts, start=1):
-        before = sum(n for n in shorts if n <= count)
-        assert len(passes_of(ran, seq_id)) <= -(-before // (chunk - chunk // 2))
+    check_short_prompts(name, long, shorts, chunk)
 
 
 @every_schedule
