@@ -69,7 +69,11 @@ def live(seq_id: int, request: Request) -> LiveSequence:
 
 @dataclass(slots=True)
 class Rig:
-    """Wires an engine and runs requests through it; `traces` and `jobs` record what it did."""
+    """Wires an engine and runs requests through it; `traces` and `jobs` record what it did.
+
+    An `honest` drafter keeps to its contract: then no request may have lost its drafts at the end,
+    for an engine would go on without them, whatever its drafter did wrong.
+    """
 
     target: CausalLM
     drafter: Drafter = field(default_factory=NoDrafter)
@@ -81,6 +85,7 @@ class Rig:
     spare: int = 8
     reserve: float = 1.0
     controller: Controller | None = None
+    honest: bool = True
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
@@ -127,6 +132,7 @@ class Rig:
             self.jobs.append(engine.step())
             assert len(self.jobs) < MANY, "the engine does not come to an end"
         assert self.target.state.num_free_tokens == free
+        assert not self.honest or not any(seq.no_drafts for seq in self.sequences)
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
 
     def alone(self, request: Request) -> LiveSequence:

@@ -72,7 +72,7 @@ def test_a_broken_drafter_costs_drafts_before_the_target_sees_one(
     params = SamplingParams(temperature=temperature, max_tokens=8)
     prompts = [PROMPT, (0, 1)]
     wanted = Rig(ToyHybrid(vocab_size=VOCAB), k=0).outputs(prompts, params)
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), BROKEN[name], k=2)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), BROKEN[name], k=2, honest=False)
     assert rig.outputs(prompts, params) == wanted
     assert all("'double'" in seq.no_drafts for seq in rig.sequences)
     assert sum(trace.num_drafted for trace in rig.traces) == 0
@@ -85,7 +85,7 @@ def test_a_broken_drafter_is_asked_no_more() -> None:
         asked.append(row.seq_id)
         return Draft.chain([-1])
 
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), RowDrafter(broken), k=2)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), RowDrafter(broken), k=2, honest=False)
     rig.outputs([PROMPT, (0, 1)], greedy(5))
     assert sorted(asked) == [0, 1]
 
@@ -111,7 +111,7 @@ class BreaksFor:
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_a_drafter_that_fails_for_one_request_drafts_on_for_the_others(culprit: int) -> None:
     prompts = [PROMPT, (0, 1), (3, 3)]
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), BreaksFor(culprit), k=2, chunk=64)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), BreaksFor(culprit), k=2, chunk=64, honest=False)
     check_greedy(rig, ToyHybrid, prompts, 9)
     assert [bool(seq.no_drafts) for seq in rig.sequences] == [i == culprit for i in range(3)]
     assert {t.seq_id for t in rig.traces if t.num_drafted} == {0, 1, 2} - {culprit}
@@ -168,7 +168,7 @@ class Unopened:
 
 def test_a_request_that_a_drafter_does_not_open_runs_without_it() -> None:
     drafter = Unopened(1)
-    rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, k=2)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, k=2, honest=False)
     check_greedy(rig, ToyHybrid, [PROMPT, (0, 1)], 9)
     assert "did not start" in rig.sequences[1].no_drafts
     assert not rig.sequences[0].no_drafts

@@ -122,10 +122,12 @@ class Engine:
     def _task(self, job: Job, queues: tuple[int, int, int], num_free: int) -> Task:
         live, drafting = self.residents.live, self.residents.drafting
         batch = [live[work.seq_id] for work in job.of(Stage.VERIFY) or job.of(Stage.DRAFT)]
-        if job.stages == (Stage.VERIFY,):
+        stages = job.stages
+        if stages == (Stage.VERIFY,):
             drafting.begin(batch)
         return Task(
             job=job,
+            stages=stages,
             batch=batch,
             chunks=[Chunk(live[w.seq_id], w.num_tokens) for w in job.of(Stage.PREFILL)],
             ahead=drafting.rounds([work.seq_id for work in job.of(Stage.AHEAD)]),
@@ -159,22 +161,26 @@ class Engine:
         if self.deliver is not None:
             self.deliver()
         if done.error is None:
-            if job.stages == (Stage.VERIFY,):
+            if done.task.stages == (Stage.VERIFY,):
                 self.residents.drafting.verified(done.ended - done.began)
             self._settle(done)
         else:
             num_failed = self._fail(done, done.error)
-        trace = done.trace(num_failed)
+        if self.jobs is not None or self.order is not None:
+            self._report(done.trace(num_failed))
+        if done.task.stages == (Stage.AHEAD,):
+            self.residents.drafting.released(job.seq_ids)
+        return list(done.work.outcomes)
+
+    def _report(self, trace: JobTrace) -> None:
         if self.jobs is not None:
             self.jobs(trace)
         if self.order is not None:
             self.order.observe(trace)
-        self.residents.drafting.released(job.seq_ids if job.stages == (Stage.AHEAD,) else ())
-        return list(done.work.outcomes)
 
     def _settle(self, done: Done) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch
-        if job.stages == (Stage.DRAFT,):
+        if done.task.stages == (Stage.DRAFT,):
             done.work.proposals.give(batch)
         for seq_id, reason in done.work.faults.items():
             if seq_id in residents.live:

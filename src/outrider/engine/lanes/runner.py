@@ -21,7 +21,7 @@ class LaneRunner:
     stages: Stages
 
     def __call__(self, task: Task) -> Work:
-        stages = task.job.stages
+        stages = task.stages
         if stages == (Stage.AHEAD,):
             drafter = cast("DraftAhead", self.stages.drafter)
             return Work(faults=guarded_ahead(drafter, task.ahead))

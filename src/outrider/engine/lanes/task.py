@@ -19,11 +19,12 @@ _NOTHING = Proposals({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job with its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
-    are rounds to draft ahead of. `queues` is how many waited for (prefill, draft, verify), and
-    `num_free` the arena's room, when it began."""
+    """A job, its `stages`, and its sequences: `batch` drafts, is verified or both, `chunks` are
+    read, and `ahead` are rounds to draft ahead of. `queues` is how many waited for (prefill, draft,
+    verify), and `num_free` the arena's room, when it began."""
 
     job: Job
+    stages: tuple[Stage, ...]
     batch: Sequence[LiveSequence]
     chunks: Sequence[Chunk]
     ahead: Sequence[AheadRow]
@@ -35,7 +36,7 @@ class Task:
     @property
     def only_drafts(self) -> bool:
         """Whether nothing but the drafter has part in it."""
-        return not {Stage.VERIFY, Stage.PREFILL}.intersection(self.job.stages)
+        return self.stages in ((Stage.DRAFT,), (Stage.AHEAD,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Done:
         task, job = self.task, self.task.job
         return JobTrace(
             lane=self.lane,
-            kinds=tuple(stage.name.lower() for stage in job.stages),
+            kinds=tuple(stage.name.lower() for stage in task.stages),
             seq_ids=job.seq_ids,
             num_tokens=sum(w.num_tokens for w in job.works if w.stage is not Stage.DRAFT),
             began=self.began,
