@@ -16,8 +16,9 @@ LANES = (
     "--verify-batch --verify-margin"
 )
 ENGINE = (
-    f"{LANES} --arena-tokens --batch-size --batched-verify --context --controller --deterministic --device "
-    "--drafter --dtype --force-reference --fused-round --k --leniency --max-ngram --min-k "
+    f"{LANES} --arena-tokens --batch-size --batched-verify --context --controller "
+    "--deterministic --device --drafter --dtype --force-reference --fused-round --k --leniency "
+    "--max-ngram --min-k "
     "--min-ngram --no-batched-verify --no-deterministic --no-force-reference --no-fused-round "
     "--no-profile --page-size "
     "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads"

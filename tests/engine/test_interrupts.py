@@ -35,9 +35,8 @@ class _Interrupting:
 
 def _texts(llm: LLM) -> list[tuple[int, ...]]:
     """Both requests, driven round by round whatever interrupts them."""
-    readers = [
-        llm._requests.reader(llm._requests.ids(p), PARAMS, None, live=False) for p in PROMPTS
-    ]  # pyright: ignore[reportPrivateUsage]
+    maker = llm._requests  # pyright: ignore[reportPrivateUsage]
+    readers = [maker.reader(maker.ids(prompt), PARAMS, None, live=False) for prompt in PROMPTS]
     for reader in readers:
         llm._submit(reader)  # pyright: ignore[reportPrivateUsage]
     for _ in range(200):
