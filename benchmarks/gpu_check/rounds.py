@@ -127,7 +127,7 @@ class Launches:
 
     def close(self) -> None:
         for seq in self.seqs:
-            self.engine.target.state.close(seq.seq_id)
+            self.engine.residents.target.state.close(seq.seq_id)
             self.engine.drafter.close(seq.seq_id)
 
 

@@ -109,11 +109,14 @@ def test_logits_that_are_no_numbers_are_an_error(
 
 
 @pytest.mark.weights
-def test_a_draft_model_without_numbers_is_named(nan_folder: Path) -> None:
-    llm = LLM(draft=nan_folder, config=CONFIG)
-    for temperature in (0.0, 0.8):
-        with pytest.raises(NumericsError, match="the draft model"):
-            llm.generate(GOOD, replace(PARAMS, temperature=temperature))
+def test_a_draft_model_without_numbers_is_named_and_does_without(nan_folder: Path) -> None:
+    plain, llm = LLM(config=replace(CONFIG, drafter="none")), LLM(draft=nan_folder, config=CONFIG)
+    wanted = plain.generate(GOOD, PARAMS)
+    for result, expected in zip(llm.generate(GOOD, PARAMS), wanted, strict=True):
+        assert result.token_ids == expected.token_ids
+        assert any("the draft model gave logits that are not numbers" in n for n in result.notes)
+    drawn = llm.generate(GOOD, replace(PARAMS, temperature=0.8))
+    assert all("speculation was turned off" in result.notes[-1] for result in drawn)
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0]])

@@ -141,11 +141,12 @@ def test_a_broken_draft_model_is_told_of_and_leaves_no_trace() -> None:
         norm_D = draft._tables.norm_D  # pyright: ignore[reportPrivateUsage]
         kept_D = norm_D.clone()
         norm_D.fill_(float("nan"))
-        with pytest.raises(NumericsError) as caught:
-            llm.generate(PROMPTS[:2], params)
+        without = llm.generate(PROMPTS[:2], params)
         norm_D.copy_(kept_D)
         _check_memory(llm)
-        told.append((str(caught.value), before, _told(llm, PROMPTS[:2], params)))
+        notes = [(result.token_ids, result.notes) for result in without]
+        assert all("not numbers" in result.notes[-1] for result in without)
+        told.append((notes, before, _told(llm, PROMPTS[:2], params)))
     assert told[0] == told[1]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.budget import JobTrace
 from outrider.core.draft import Draft, Outcome
-from outrider.core.errors import DrafterError, SequenceError
+from outrider.core.errors import CapacityError, DrafterError, SequenceError
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes.task import Done, Executor, Task, Work
@@ -207,7 +207,7 @@ class Engine:
             return 0
         if len(job.seq_ids) == 1:
             self._undo(job)
-            return self._give_up(job.seq_ids[0], error)
+            return self._end_alone(job.seq_ids[0], error)
         _log.warning("A job failed; its sequences are tried one by one.", exc_info=error)
         self._empty(job)
         again = self._alone.setdefault(done.lane, deque())
@@ -227,6 +227,14 @@ class Engine:
         seq = self.residents.live[seq_id]
         seq.no_drafts, seq.draft = str(cause), Draft.empty()
         return 0
+
+    def _end_alone(self, seq_id: int, error: Exception) -> int:
+        """It failed by itself. For want of memory it waits until others give theirs back."""
+        residents = self.residents
+        if isinstance(error, CapacityError) and len(residents.live) > 1:
+            residents.preempt(residents.live[seq_id])
+            return 0
+        return self._give_up(seq_id, error)
 
     def _give_up(self, seq_id: int, error: Exception) -> int:
         """The others of its batch go on with the next job. One that had ended is not given up."""

@@ -118,7 +118,7 @@ class Residents:
                 victim = self._youngest()
                 if victim is None:
                     return None
-                self._preempt(victim)
+                self.preempt(victim)
                 job = Job(tuple(work for work in job.works if work.seq_id != victim.seq_id))
             else:
                 return job
@@ -132,7 +132,7 @@ class Residents:
         idle = [seq_id for seq_id in self.live if not self.ledger.is_running(seq_id)]
         return self.live[max(idle)] if idle else None
 
-    def _preempt(self, seq: LiveSequence) -> None:
+    def preempt(self, seq: LiveSequence) -> None:
         """All that it emitted stays; its next round is a first one."""
         self.drop(seq.seq_id)
         seq.last, seq.draft = None, Draft.empty()
