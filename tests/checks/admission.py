@@ -32,6 +32,7 @@ def check_tight_arena(sizes: list[tuple[int, int]], rig: Rig) -> None:
     for prompt, (_, budget), output in zip(prompts, sizes, outputs, strict=True):
         assert output == list(plain(TinyAttentionLM, prompt, budget))
     assert max(trace.batch_size for trace in rig.traces) <= rig.batch_size
+    assert not any(seq.num_preempted for seq in rig.sequences)
 
 
 def check_admission() -> None:
