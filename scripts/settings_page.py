@@ -47,15 +47,16 @@ OLD_NAMES = (
     ("SPECDEC_PERIODIC_CACHE_CLEAR", "", "not needed: memory is allocated once"),
     ("SPECDEC_SYNC_KERNELS, SPECDEC_PERIODIC_SYNC", "", "not needed: one host read a round"),
     ("SPECDEC_DEBUG_KV_VERIFY, SPECDEC_DEBUG_BATCH_INPUT", "", "tests, not switches"),
-    ("SPECDEC_CUDA_GRAPH", "", "not yet: no graph capture"),
-    ("SPECDEC_PARALLEL_STREAMS, SPECDEC_SYNC_MODE", "", "not yet: one lane"),
+    ("SPECDEC_CUDA_GRAPH", "OUTRIDER_FUSED_ROUND", "whole rounds are captured on CUDA"),
+    ("SPECDEC_PARALLEL_STREAMS", "OUTRIDER_LANE_STREAMS", "one a lane, and events between them"),
+    ("SPECDEC_SYNC_MODE", "OUTRIDER_CONCURRENT_LANES", "0 has lanes take turns"),
     ("SHARPI_SPEC_BATCH_VERIFY", "OUTRIDER_BATCHED_VERIFY", "0 feeds drafts token by token"),
     ("SHARPI_DISABLE_BATCH_VERIFY", "OUTRIDER_BATCHED_VERIFY", "the opposite sense: 1 becomes 0"),
     ("SHARPI_DISABLE_MTP", "OUTRIDER_DRAFTER", "none; MTP itself is not there yet"),
     ("SHARPI_MTP_DRAFT_N", "OUTRIDER_K", "MTP itself is not there yet"),
     ("SHARPI_TRACE_MTP", "OUTRIDER_PROFILE", "MTP itself is not there yet"),
     ("SHARPI_MTP_BATCH_MAX", "", "not yet: no MTP"),
-    ("SHARPI_BATCH_DECODE_MMQ", "", "not yet: no quantised kernels"),
+    ("SHARPI_BATCH_DECODE_MMQ", "OUTRIDER_QUANTISE", "int8 or int4, in every pass"),
     ("SHARPI_CPU_GDN", "", "not yet: no Gated-DeltaNet"),
     ("--spec-type", "--drafter", "mtp is not there yet"),
     ("--spec-draft-n-max", "--k", ""),
@@ -71,7 +72,7 @@ OLD_NAMES = (
     ("do_sample", "temperature", "0 is greedy, anything else samples"),
     ("max_memory_mb", "arena_tokens", "counted in tokens"),
     ("implementation", "", "the fake model lives in the tests"),
-    ("repetition_penalty", "", "not yet"),
+    ("repetition_penalty", "repetition_penalty", ""),
 )
 
 

@@ -172,8 +172,9 @@ def engine_of(
     limits: Limits,
 ) -> Engine:
     """An engine with one lane."""
+    residents = Residents(target, Drafting(drafter), Ledger(), limits)
     return Engine(
-        residents=Residents(target, Drafting(drafter), Ledger(), limits),
+        residents=residents,
         executor=InlineLanes({"main": LaneRunner(a_round, stages)}),
         schedule=SingleLane(chunk),
     )

@@ -46,8 +46,8 @@ PROMPTS = [
     "return sorted(",
     "A",
 ]
-GREEDY = SamplingParams(max_tokens=32)
-SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=5)
+GREEDY = SamplingParams(max_tokens=12)
+SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
 OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
 TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
 

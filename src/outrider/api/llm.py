@@ -8,10 +8,13 @@ print(llm.last_result.summary())
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 
+from outrider.api.desk import Desk
 from outrider.api.loading import LoadedPair, load_pair, machine_of
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.profile import HasKernels
@@ -20,7 +23,7 @@ from outrider.api.requests import RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.ticket import Ticket
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams, params_for_each
@@ -58,7 +61,7 @@ class LLM:
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
         self._memory.end_load()
-        self._readers: dict[int, Reader] = {}
+        self._desk = Desk(self._memory)
         pair, kernels = self._pair, self.kernels
         parts = Parts(
             pair.target,
@@ -70,8 +73,9 @@ class LLM:
             pair.child,
         )
         self._engine = build_engine(
-            self.config, parts, num_slots=self._pair.num_slots, sink=self._record, jobs=on_job
+            self.config, parts, num_slots=self._pair.num_slots, sink=self._desk.record, jobs=on_job
         )
+        self._desk.engine = self._engine
         self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
 
@@ -167,21 +171,20 @@ class LLM:
         """All readers to their end. The others of a group start when its first one has read the
         prompt, so that they find its pages."""
         readers = [reader for group in groups for reader in group]
-        waiting = {id(group[0]): list(group[1:]) for group in groups}
+        first = deque(group[0] for group in groups)
+        others = deque(group[1:] for group in groups)
+        ready: deque[Reader] = deque()
         try:
-            for group in groups:
-                self._submit(group[0])
-            while any(reader.seq.finish is None for reader in readers):
-                for group in groups:
-                    if group[0].seq.num_emitted:
-                        for reader in waiting.pop(id(group[0]), []):
-                            self._submit(reader)
-                self._advance()
+            while not all(reader.has_ended for reader in readers):
+                while others and len(others) > len(first) and _has_read(groups[-len(others)][0]):
+                    ready += others.popleft()
+                self._desk.feed(ready, first)
+                self._desk.advance()
                 for reader in readers:
                     reader.check()
         finally:
             for reader in readers:
-                self._retire(reader)
+                self._desk.retire(reader)
 
     def submit(
         self,
@@ -196,8 +199,8 @@ class LLM:
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
         reader = self._requests.reader(self._requests.ids(prompt), params, allowed, live=True)
-        self._submit(reader)
-        return Ticket(reader, self._result)
+        self._desk.submit(reader)
+        return Ticket(reader, self, self._result)
 
     @property
     def has_work(self) -> bool:
@@ -211,13 +214,18 @@ class LLM:
 
     def advance(self) -> None:
         """Run submitted requests until some of them got tokens, or a chunk of a prompt was read."""
-        self._advance()
-        for reader in [r for r in self._readers.values() if r.has_ended]:
-            self._readers.pop(reader.seq.seq_id)
+        self._desk.advance()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a request now and free its memory; one that has ended stays as it is."""
-        self._retire(ticket.reader)
+        """End a request now and free its memory; one that has ended stays as it is. Raises
+        ConfigError for a request of another LLM."""
+        if ticket.owner is not self:
+            raise ConfigError(
+                "this request was handed in to another LLM.", hint="cancel it where it was"
+            )
+        if not ticket.done:
+            ticket.reader.was_cancelled = True
+            self._desk.retire(ticket.reader)
 
     def close(self) -> None:
         """End threads and processes that this object started. Using it again starts new ones, but
@@ -236,38 +244,20 @@ class LLM:
         return self._requests.limit(len(self._requests.ids(prompt)), params)
 
     def _follow(self, reader: Reader) -> TextStream:
-        self._submit(reader)
+        owner = get_ident()
+        self._desk.submit(reader)
         try:
-            while reader.seq.finish is None:
-                self._advance()
+            while not reader.has_ended:
+                self._desk.advance()
                 yield from reader.events()
                 reader.check()
         finally:
-            self._retire(reader)
-            self._result(reader)
-
-    def _submit(self, reader: Reader) -> None:
-        self._engine.submit(reader.seq)
-        self._readers[reader.seq.seq_id] = reader
-        reader.start()
-
-    def _retire(self, reader: Reader) -> None:
-        self._engine.cancel(reader.seq.seq_id)
-        self._readers.pop(reader.seq.seq_id, None)
-
-    def _advance(self) -> None:
-        """One engine job; what it emitted goes to whoever reads it, also beside this request."""
-        for outcome in self._engine.step():
-            reader = self._readers.get(outcome.seq_id)
-            if reader is not None:
-                reader.take(outcome)
-
-    def _record(self, trace: RoundTrace) -> None:
-        reader = self._readers.get(trace.seq_id)
-        if reader is None:  # cancelled while its last job ran
-            return
-        reader.traces.append(trace)
-        reader.pass_bytes.append(self._memory.during(trace.pass_index))
+            if get_ident() == owner:
+                self._desk.retire(reader)
+                self._result(reader)
+            else:
+                # The collector closed it, in whatever thread: the next call here ends the request.
+                self._desk.drop(reader)
 
     def _result(self, reader: Reader) -> GenerationResult:
         self._last = reader.result(
@@ -278,3 +268,8 @@ class LLM:
             memory=self._memory,
         )
         return self._last
+
+
+def _has_read(reader: Reader) -> bool:
+    """Whether its prompt is in memory, for others to find."""
+    return reader.seq.num_emitted > 0

@@ -107,7 +107,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         f"context {config.context or 'auto'}",
         k=k,
         num_slots=num_slots,
-        notes=_notes(target, config),
+        notes=(*_notes(target, config), *_idle(config, drafter)),
         translator=translator,
         child=child,
         end=end,
@@ -233,6 +233,19 @@ def _notes(target: Decoder, config: EngineConfig) -> tuple[str, ...]:
         return target.config.notes
     refused = [f"kernels: {reason}" for c in target.kernels.choices for reason in c.refusals]
     return (*target.config.notes, *refused[:1])
+
+
+def _idle(config: EngineConfig, drafter: str) -> tuple[str, ...]:
+    """Settings that were asked for and have no effect here."""
+    schedule = resolve_schedule(config, has_draft=drafter == "model")
+    notes: list[str] = []
+    if schedule == "ssd" and drafter != "model":
+        notes.append(f"ssd drafts ahead with a draft model only; drafter {drafter} drafts in turns")
+    if config.drafter_home == "process" and drafter != "model":
+        notes.append(f"drafter_home has no effect on drafter {drafter}")
+    if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
+        notes.append("saguaro and force_hits have an effect with --schedule ssd only")
+    return tuple(notes)
 
 
 def machine_of(target: Decoder, device: torch.device) -> Machine:

@@ -24,7 +24,8 @@ class Reader:
 
     With `live` text or stop strings, tokens become text round by round: `text` is then the
     sequence's stop matcher too, and has read every kept token by the time that their outcome
-    arrives here. Otherwise the text is made once, when the result is asked for.
+    arrives here. Otherwise the text is made once, when the result is asked for. `has_ended` says
+    that all of its outcomes have arrived and no more will: a lane may end a text before that.
     """
 
     seq: LiveSequence
@@ -34,6 +35,8 @@ class Reader:
     clock: Clock = HOST_CLOCK
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     pass_bytes: list[int] = field(default_factory=list[int])
+    has_ended: bool = False
+    was_cancelled: bool = False
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -58,10 +61,6 @@ class Reader:
         self._pieces += pieces
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
         self._events.append(event)
-
-    @property
-    def has_ended(self) -> bool:
-        return self.seq.finish is not None or self.seq.error is not None
 
     def check(self) -> None:
         """Raise what the engine gave the sequence up for, if it did."""
@@ -101,6 +100,8 @@ class Reader:
         seq, found = self.seq, list[str]()
         if seq.no_drafts:
             found.append(f"speculation was turned off: {seq.no_drafts}")
+        if self.was_cancelled:
+            found.append("cancelled before its end")
         if seq.num_preempted:
             found.append(f"pre-empted {seq.num_preempted} times for want of memory")
         return tuple(found)

@@ -12,14 +12,15 @@ from outrider.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What `LLM.submit` gives. The request goes on while `LLM.advance` is called."""
+    """What `LLM.submit` gives. The request goes on while `LLM.advance` of its `owner` is called."""
 
     reader: Reader
+    owner: object
     make_result: Callable[[Reader], GenerationResult]
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or with an error."""
+        """Whether it has ended: well, with an error, or cancelled."""
         return self.reader.has_ended
 
     def events(self) -> Iterator[TextEvent]:

@@ -32,7 +32,7 @@ from outrider.cli.engine_subjects import Subject, known_pairs, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.options import EnginesOptions
-from outrider.cli.output import json_line
+from outrider.cli.output import check_writable, json_line
 from outrider.core.errors import ConfigError, OutriderError
 
 
@@ -55,6 +55,8 @@ class _Done:
 def engines(call: Call[EnginesOptions]) -> int:
     start_logging(call.resolved.program())
     options = call.options
+    if options.csv is not None:
+        check_writable(Path(options.csv))
     names = engines_named(options.engines)
     plan = Plan(
         levels=levels_named("--levels", options.levels),

@@ -35,7 +35,7 @@ from outrider.cli.engine_subjects import subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import LoadTestOptions
-from outrider.cli.output import json_line
+from outrider.cli.output import check_writable, json_line
 from outrider.core.errors import ConfigError
 from outrider.core.nearest import did_you_mean
 
@@ -46,6 +46,8 @@ SCHEMA = "outrider-bench-load/1"
 def load(call: Call[LoadTestOptions]) -> int:
     start_logging(call.resolved.program())
     options = call.options
+    if options.csv is not None:
+        check_writable(Path(options.csv))
     names = engines_named(options.engines)
     prompts = Prompts(
         texts=texts_of(options.prompts),

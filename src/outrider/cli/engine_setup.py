@@ -22,8 +22,8 @@ from outrider.bench.fingerprint import machine, weights_digest
 from outrider.bench.pages import Page
 from outrider.bench.provenance import write_text
 from outrider.cli.engine_subjects import Subject
-from outrider.cli.output import table
-from outrider.core.errors import ConfigError
+from outrider.cli.output import check_writable, table
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
 from outrider.models.loading import pick_device, resolve
@@ -66,6 +66,14 @@ def folder_of(kind: str, given: str | None, subjects: Sequence[Subject]) -> Path
                 f"{folder} has results already, and nothing is overwritten.",
                 hint=f"choose another folder, such as --output-dir {given}-2",
             )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MachineError(
+                f"{folder} cannot be made: {error.strerror or error}.",
+                hint="name another folder with --output-dir",
+            ) from None
+        check_writable(folder / RESULTS)
         return folder
     today = datetime.date.today().isoformat()
     device = pick_device(subjects[0].engine.device).type

@@ -26,6 +26,8 @@ class RoundTrace:
     records that share `pass_index` share their seconds. `num_accepted` counts draft nodes kept
     after clamping. `num_waiting` counts requests that were not yet admitted. `hit` says whether the
     draft was ready before it was asked for, None where nobody drafts ahead.
+    `gap_seconds` went by between the pass before and this one: what the host does in between, and
+    idle time.
     """
 
     seq_id: int
@@ -43,6 +45,7 @@ class RoundTrace:
     accept_seconds: float
     num_waiting: int = 0
     hit: bool | None = None
+    gap_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,10 @@ class EngineConfig:
         0.7, "Acceptance that band holds by changing the draft length.", minimum=0, maximum=1
     )
     target_ms: float = setting(
-        50.0, "Milliseconds a token that slo stays below.", minimum=0.001, maximum=1e6
+        50.0,
+        "Milliseconds a token that slo, lane_order slo and adaptive_batch stay below.",
+        minimum=0.001,
+        maximum=1e6,
     )
     dtype: str = setting(
         "auto", "Precision of weights and KV; auto is the checkpoint's own.", choices=DTYPES
@@ -91,7 +94,11 @@ class EngineConfig:
         True, "Run lanes at once; off runs their jobs one after another, the same every time."
     )
     lane_threads: int = setting(
-        0, "CPU threads of one lane; 0 shares the cores out among lanes.", minimum=0, maximum=1024
+        0,
+        "CPU threads of one lane, or of a drafter's process; 0 shares the cores out among lanes, "
+        "and gives a process one.",
+        minimum=0,
+        maximum=1024,
     )
     lane_streams: int = setting(
         3, "CUDA streams that lanes are spread over.", minimum=1, maximum=64
@@ -117,7 +124,8 @@ class EngineConfig:
     )
     fallback: str = setting(
         "jit",
-        "With ssd, what drafts after a verdict nobody foresaw: jit drafts then, none does without.",
+        "With ssd, what drafts after a verdict nobody foresaw: jit drafts then, ngram copies from "
+        "the text, none does without, auto takes jit or ngram by what was seen.",
         choices=FALLBACKS,
     )
     fan_out: int = setting(
@@ -128,7 +136,8 @@ class EngineConfig:
     )
     fan_policy: str = setting(
         "optimal",
-        "With ssd, how they are shared out: optimal by what was seen, top by the draft's own laws.",
+        "With ssd, how they are shared out: optimal by what was seen, geometric by acceptance "
+        "alone, uniform alike, top by the draft's own laws.",
         choices=FAN_OUTS,
     )
     saguaro: float = setting(

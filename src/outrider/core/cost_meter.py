@@ -80,6 +80,7 @@ class CostMeter:
         self._levels = _Times(LEVEL_WINDOW)
         self._scatter = _Times()
         self._overhead = 0.0
+        self._gaps = _Times(LEVEL_WINDOW)
         if start is not None:
             self._recall(start)
 
@@ -103,6 +104,9 @@ class CostMeter:
             level = self.level
             self._scatter.add(abs(seconds / usual / level - 1))
         times.add(seconds / level)
+        # What the host does between passes costs every round alike; the median leaves idling out.
+        self._gaps.add(shared.gap_seconds)
+        self._overhead = self._gaps.median
         depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
         if depths and caught_up:
             key = (_count_bucket(len(depths)), max(depths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -119,7 +119,11 @@ def build_engine(
     schedule = schedule_for(config, name)
     ahead = name == "ssd" and isinstance(drafter, DraftAhead)
     lanes = build_lanes(
-        config, schedule.lanes, stages, lambda own: _round(config, parts, own), parts.machine
+        replace(config, schedule=name),
+        schedule.lanes,
+        stages,
+        lambda own: _round(config, parts, own),
+        parts.machine,
     )
     residents = Residents(
         target=target,

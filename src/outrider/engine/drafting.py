@@ -15,6 +15,9 @@ from outrider.core.protocols import AheadRow, Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
 
+# A drafter may take its timeout once more for so many tokens that it must read first.
+READ_PER_TIMEOUT = 128
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +39,10 @@ class Drafting:
         if self.hung:
             seq.no_drafts = self.hung
         if seq.no_drafts:
+            return
+        if seq.seq_id in self._opened:
+            # It was to be closed once nothing is drafted ahead for it any more.
+            self._late.discard(seq.seq_id)
             return
         try:
             self.drafter.open(seq.seq_id, seq.tokens)
@@ -83,16 +90,20 @@ class Drafting:
     def rounds(self, seq_ids: Sequence[int]) -> list[AheadRow]:
         return [self._rounds[seq_id] for seq_id in seq_ids if seq_id in self._rounds]
 
-    def overdue(self, drafting: Mapping[str, float]) -> list[str]:
-        """Which of the lanes that draft since these times take too long."""
-        now = self.clock()
-        return [lane for lane, began in drafting.items() if now - began > self.timeout]
+    def allowance(self, num_new: int) -> float:
+        """Seconds for a draft before which `num_new` tokens of text are read."""
+        return self.timeout * (1 + num_new / READ_PER_TIMEOUT)
 
-    def patience(self, drafting: Mapping[str, float]) -> float | None:
-        """Seconds until one of them does; None where nothing is drafted."""
-        if not drafting:
+    def overdue(self, deadlines: Mapping[str, float]) -> list[str]:
+        """Which of the lanes that draft are past their time."""
+        now = self.clock()
+        return [lane for lane, deadline in deadlines.items() if now > deadline]
+
+    def patience(self, deadlines: Mapping[str, float]) -> float | None:
+        """Seconds until one of them is; None where nothing is drafted."""
+        if not deadlines:
             return None
-        return max(min(drafting.values()) + self.timeout - self.clock(), 0.0) + 0.001
+        return max(min(deadlines.values()) - self.clock(), 0.0) + 0.001
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ def guarded_drafts(
         return {}, {}
     try:
         proposed = _asked(drafter, rows)
-    except CapacityError:
-        return {}, {}
     except Exception as error:  # noqa: BLE001
+        if len(rows) == 1 and isinstance(error, CapacityError):
+            return {}, {}
         if len(rows) == 1:
             return {}, {rows[0].seq_id: _told(drafter, error)}
         return _one_by_one(drafter, rows, vocab_size)

@@ -149,7 +149,10 @@ class NativeRound:
             for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
         ]
         num_copied = settle(self.target.state, settled)
-        total = perf_counter() - started + (drafting if self.draft is None else 0.0)
+        before = drafting if self.draft is None else 0.0
+        gap = self.stages.gaps.until(started - before)
+        self.stages.gaps.ended = perf_counter()
+        total = self.stages.gaps.ended - started + before
         drafting += decided.draft_seconds
         shared = PassTimes(
             index=next(self.stages.passes),
@@ -161,6 +164,7 @@ class NativeRound:
             draft_seconds=drafting,
             verify_seconds=decided.verify_seconds,
             accept_seconds=max(total - drafting - decided.verify_seconds, 0.0),
+            gap_seconds=gap,
         )
         for one in settled:
             self.stages.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))

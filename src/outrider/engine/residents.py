@@ -76,7 +76,8 @@ class Residents:
         waiting = [self._expected(seq) for seq in self.waiting]
         running = [self._expected(seq) for seq in self.live.values()]
         for _ in range(num_admissible(waiting, running, limits)):
-            self.open(self.waiting.popleft())
+            self.open(self.waiting[0])
+            self.waiting.popleft()
 
     def open(self, seq: LiveSequence) -> None:
         reused = self.target.state.open(seq.seq_id, seq.tokens[:-1])
@@ -125,7 +126,9 @@ class Residents:
         return None
 
     def _expected(self, seq: LiveSequence) -> int:
-        return self.limits.expected(len(seq.tokens), seq.room)
+        # A lane may append to it between the two: then it counts for more than it will hold.
+        room = seq.room
+        return self.limits.expected(len(seq.tokens), room)
 
     def _youngest(self) -> LiveSequence | None:
         """Of those that no job is about; ids grow with age."""

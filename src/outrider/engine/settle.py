@@ -39,6 +39,17 @@ def settle(
     return num_copied
 
 
+@dataclass(slots=True)
+class Gaps:
+    """When the last pass ended."""
+
+    ended: float = 0.0
+
+    def until(self, started: float) -> float:
+        """Seconds since then; 0 before the first pass."""
+        return max(started - self.ended, 0.0) if self.ended else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """What the traces of one pass share."""
@@ -52,6 +63,7 @@ class PassTimes:
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
+    gap_seconds: float = 0.0
 
     def trace(
         self, seq_id: int, num_prompt_tokens: int, outcome: Outcome | None = None
@@ -73,6 +85,7 @@ class PassTimes:
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,
+            gap_seconds=self.gap_seconds,
         )
 
 

@@ -34,7 +34,7 @@ from outrider.engine.clamp import clamp
 from outrider.engine.guard import Proposals, check_numbers, guarded_drafts
 from outrider.engine.reading import Reading, read_pass
 from outrider.engine.round import Chunk
-from outrider.engine.settle import PassTimes, Settled, settle
+from outrider.engine.settle import Gaps, PassTimes, Settled, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Stages:
     sink: Callable[[RoundTrace], None]
     sampling: Sampling = PLAIN
     passes: Iterator[int] = field(default_factory=count)
+    gaps: Gaps = field(default_factory=Gaps)
 
     def run(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
@@ -96,6 +97,10 @@ class Stages:
         settled = self._settled(batch, offers, readings)
         chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
         num_copied = settle(self.target.state, settled, chunk_paths)
+        # Those that were drafted for together have the same seconds.
+        drafting = sum({seq.draft_seconds for seq in batch})
+        gap = self.gaps.until(started - drafting)
+        self.gaps.ended = perf_counter()
         shared = PassTimes(
             index=next(self.passes),
             drafter=self.drafter.name,
@@ -103,10 +108,10 @@ class Stages:
             num_target_passes=out.num_passes,
             num_rows_copied=num_copied,
             num_waiting=num_waiting,
-            # Those that were drafted for together have the same seconds.
-            draft_seconds=sum({seq.draft_seconds for seq in batch}),
+            draft_seconds=drafting,
             verify_seconds=judged - started,
-            accept_seconds=perf_counter() - judged,
+            accept_seconds=self.gaps.ended - judged,
+            gap_seconds=gap,
         )
         for row in reads:
             self.report(shared.trace(row.seq_id, len(row.tokens)))

@@ -90,7 +90,9 @@ class Ledger:
                 self._looking.discard(seq_id)
                 continue
             self._withdraw(seq_id)
-            self._await(seq_id, self._running.pop(seq_id), place=0)
+            stage = self._running.pop(seq_id, None)
+            if stage is not None:  # else an interrupt came before it was started
+                self._await(seq_id, stage, place=0)
 
     def finish(self, job: Job, finished: Callable[[int], bool]) -> None:
         """Move each sequence of `job` on; `finished` is asked after its VERIFY only."""

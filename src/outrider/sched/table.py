@@ -18,7 +18,9 @@ def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
     """
     if config.schedule != "auto":
         return config.schedule
-    apart = config.drafter_home == "process" or config.drafter_device not in ("auto", config.device)
+    elsewhere = "auto" not in (config.device, config.drafter_device)
+    elsewhere = elsewhere and config.device != config.drafter_device
+    apart = config.drafter_home == "process" or elsewhere
     drafts = has_draft and config.k > 0 and config.drafter in ("auto", "model")
     return "ssd" if apart and drafts else "single"
 

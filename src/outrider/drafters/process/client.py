@@ -126,11 +126,12 @@ class ProcessDrafter:
         line = self._keeper.line
         if line is None or not rows:
             return self._unserved(len(rows))
+        num_new = sum(len(row.tokens) for row in rows if not self._knows(line, row.seq_id))
         indices = self._queue(line, rows)
         if not indices:
             return self._unserved(len(rows))
         try:
-            proposed = self._read(line, line.ask(), len(indices))
+            proposed = self._read(line, line.ask(num_new), len(indices))
         except (OSError, DrafterError) as error:
             line.drop(error)
             return self._unserved(len(rows))

@@ -30,6 +30,8 @@ from outrider.drafters.process.shared_laws import SharedLaws, anonymous_file, nu
 CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process.child")
 # How long a process that was asked to end may take before it is killed.
 GRACE_SECONDS = 2.0
+# A process may take its timeout once more for so many tokens that it must read first.
+READ_PER_TIMEOUT = 128
 _TAIL_BYTES = 4096
 
 
@@ -97,19 +99,21 @@ class Line:
         finally:
             self._sending.release()
 
-    def ask(self) -> Frame:
-        """Send what is queued, the last of which is a question; its answer.
+    def ask(self, num_new: int = 0) -> Frame:
+        """Send what is queued, the last of which is a question; its answer. It may take longer by
+        what the process reads before, `num_new` tokens of text.
 
         Raises OSError if there is none, DrafterError if it is not to be understood. The line must
         then be dropped.
         """
-        deadline = monotonic() + self._timeout
+        patience = self._timeout * (1 + num_new / READ_PER_TIMEOUT)
+        deadline = monotonic() + patience
         try:
             with self._sending:
                 self._send(self._timeout)
             return self._receive(max(deadline - monotonic(), 0.0))
         except TimeoutError as error:
-            raise TimeoutError(f"it gave no answer within {self._timeout:g} seconds") from error
+            raise TimeoutError(f"it gave no answer within {patience:g} seconds") from error
 
     def drop(self, error: Exception) -> None:
         """Kill the process, for the first error given."""

@@ -13,6 +13,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaper
 from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
 
+# More than any vocabulary has: keeps all, as larger numbers do.
+_MOST = 2**31 - 1
 _LAW = Struct("<qdidd?")
 _SHAPE = Struct("<IIdddI")
 _BIAS = Struct("<id")
@@ -33,7 +35,7 @@ class Terms:
     def frame(self, seq_id: int) -> Frame:
         params = self.params
         writer = Writer()
-        filters = (params.temperature, params.top_k, params.top_p, params.min_p)
+        filters = (params.temperature, min(params.top_k, _MOST), params.top_p, params.min_p)
         writer.put(_LAW, seq_id, *filters, self.shaper is not None)
         if self.shaper is not None:
             _put_shaper(writer, self.shaper)

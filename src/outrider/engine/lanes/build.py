@@ -23,6 +23,7 @@ from outrider.engine.lanes.threads import ThreadLanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
+from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.table import rule_for
 
 _log = logging.getLogger(__name__)
@@ -131,9 +132,10 @@ def _runner(
 ) -> LaneRunner:
     if twin is None:
         return LaneRunner(make_round(stages), stages)
+    target = StepwiseLM(twin.target) if isinstance(stages.target, StepwiseLM) else twin.target
     own = replace(
         stages,
-        target=twin.target,
+        target=target,
         argmax=twin.argmax,
         sampling=twin.sampling,
         rule=rule_for(config.sampler, config.leniency, twin.sampling),

@@ -20,18 +20,25 @@ _NOTHING = Proposals({}, {})
 @dataclass(frozen=True, slots=True)
 class Task:
     """A job, its `stages`, and its sequences: `batch` drafts, is verified or both, `chunks` are
-    read, and `ahead` are rounds to draft ahead of. `queues` is how many waited for (prefill, draft,
-    verify), and `num_free` the arena's room, when it began."""
+    read, and `ahead` are rounds to draft ahead of. `rounds` is how many each of `batch` had run,
+    `queues` how many waited for (prefill, draft, verify), and `num_free` the arena's room, when it
+    began."""
 
     job: Job
     stages: tuple[Stage, ...]
     batch: Sequence[LiveSequence]
+    rounds: Sequence[int]
     chunks: Sequence[Chunk]
     ahead: Sequence[AheadRow]
     num_waiting: int
     num_live: int
     queues: tuple[int, int, int]
     num_free: int
+
+    @property
+    def num_new_to_drafter(self) -> int:
+        """Tokens of texts that the drafter meets for the first time, and reads first."""
+        return sum(len(seq.tokens) for seq in self.batch if seq.last is None)
 
     @property
     def only_drafts(self) -> bool:

@@ -33,10 +33,11 @@ class ThreadLanes:
         clock: Clock = HOST_CLOCK,
     ) -> None:
         self._calls, self._setup, self._streams, self._clock = calls, setup, streams, clock
-        self._ended: SimpleQueue[tuple[_Lane, Done]] = SimpleQueue()
+        self._signals: SimpleQueue[None] = SimpleQueue()
         self._busy: dict[str, float] = {}
         self._lanes: dict[str, _Lane] = {}
         self._numbers = {lane: number for number, lane in enumerate(calls)}
+        self._kept: list[Done] = []
         self._close = weakref.finalize(self, _end_all, self._lanes)
 
     @property
@@ -51,13 +52,12 @@ class ThreadLanes:
         self._lanes[lane].tasks.put(task)
 
     def wait(self, seconds: float | None = None) -> list[Done]:
-        found: list[Done] = []
-        try:
-            self._take(found, seconds)
-            while not self._ended.empty():
-                self._take(found, 0)
-        except Empty:
-            pass
+        # An interrupt may lose a signal, but not what it was about.
+        while not (found := self._collected()):
+            try:
+                self._signals.get(timeout=seconds)
+            except Empty:
+                return self._collected()
         return found
 
     def abandon(self, lane: str) -> None:
@@ -65,19 +65,28 @@ class ThreadLanes:
         del self._busy[lane]
 
     def close(self) -> None:
-        """End the threads when their tasks do."""
+        """End the threads when their tasks do. Those that run are waited for, and kept for `wait`;
+        the next task starts new threads."""
+        while any(self._lanes[name].done is None for name in self._busy):
+            self._signals.get()
+        self._kept += self._collected()
         self._close()
+        self._close = weakref.finalize(self, _end_all, self._lanes)
 
-    def _take(self, found: list[Done], seconds: float | None) -> None:
-        lane, done = self._ended.get(timeout=seconds)
-        if self._lanes.get(done.lane) is lane:
-            del self._busy[done.lane]
-            found.append(done)
+    def _collected(self) -> list[Done]:
+        found, self._kept = self._kept, []
+        for name in list(self._busy):
+            lane = self._lanes.get(name)
+            if lane is not None and lane.done is not None:
+                found.append(lane.done)
+                lane.done = None
+                del self._busy[name]
+        return found
 
     def _new(self, name: str) -> _Lane:
         # Nothing here refers to the engine: a thread must not keep alive whoever would end it.
         call, number, stream = self._calls[name], self._numbers[name], self._streams.get(name)
-        lane = _Lane(name, number, call, self._setup, stream, self._ended, self._clock)
+        lane = _Lane(name, number, call, self._setup, stream, self._signals, self._clock)
         Thread(target=lane.serve, name=f"outrider-{name}", daemon=True).start()
         return lane
 
@@ -91,21 +100,26 @@ class _Lane:
     call: Call
     setup: Setup
     stream: LaneStream | None
-    ended: SimpleQueue[tuple[_Lane, Done]]
+    signals: SimpleQueue[None]
     clock: Clock
+    done: Done | None = None
+    is_ready: bool = False
     tasks: SimpleQueue[Task | None] = field(default_factory=SimpleQueue[Task | None])
 
     def serve(self) -> None:
-        self.setup(self.number)
         while (task := self.tasks.get()) is not None:
-            self.ended.put((self, self._done(task)))
+            self.done = self._run(task)
+            self.signals.put(None)
             # While it waits for the next one it must not keep these sequences alive.
             del task
 
-    def _done(self, task: Task) -> Done:
+    def _run(self, task: Task) -> Done:
         began = self.clock()
         work, error = Work(), None
         try:
+            if not self.is_ready:
+                self.setup(self.number)
+                self.is_ready = True
             work = self.call(task) if self.stream is None else self.stream.run(self.call, task)
         except BaseException as caught:  # noqa: BLE001
             # The lane goes on; the engine decides what this ends.
@@ -114,5 +128,5 @@ class _Lane:
 
 
 def _end_all(lanes: dict[str, _Lane]) -> None:
-    for lane in lanes.values():
-        lane.tasks.put(None)
+    while lanes:
+        lanes.popitem()[1].tasks.put(None)

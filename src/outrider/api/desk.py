@@ -1,0 +1,82 @@
+"""Who reads what the engine says: outcomes, traces and endings go to the readers of requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.api.memory import MemoryWatch
+from outrider.api.reader import Reader
+from outrider.core.budget import RoundTrace
+from outrider.core.draft import Outcome
+from outrider.engine.engine import Engine
+
+
+@dataclass(slots=True)
+class Desk:
+    """Readers of requests that were handed in and have not ended. `engine` is there before the
+    first of them."""
+
+    memory: MemoryWatch
+    engine: Engine | None = None
+    _readers: dict[int, Reader] = field(default_factory=dict[int, Reader])
+    _dropped: list[Reader] = field(default_factory=list[Reader])
+
+    def submit(self, reader: Reader) -> None:
+        """Raises what the engine refuses a request for."""
+        self._engine.submit(reader.seq)
+        self._readers[reader.seq.seq_id] = reader
+        reader.start()
+
+    def feed(self, *queues: deque[Reader]) -> None:
+        """Submit from `queues`, in order, as many as may wait."""
+        for queue in queues:
+            while queue and self._engine.has_place:
+                self.submit(queue.popleft())
+
+    def advance(self) -> None:
+        """One engine job; what it emitted goes to whoever reads it."""
+        while self._dropped:
+            self.retire(self._dropped.pop())
+        self._tell(self._engine.step())
+        # Failures come without an outcome.
+        for reader in [r for r in self._readers.values() if r.seq.error is not None]:
+            self._end(reader)
+
+    def retire(self, reader: Reader) -> None:
+        """End a request, if it has not ended, and free its memory."""
+        if reader.seq.seq_id in self._readers:
+            self._engine.cancel(reader.seq.seq_id)
+            self._tell(self._engine.delivered())
+        self._end(reader)
+
+    def drop(self, reader: Reader) -> None:
+        """Retire it at the next `advance`: for callers that are in another thread."""
+        self._dropped.append(reader)
+
+    def record(self, trace: RoundTrace) -> None:
+        reader = self._readers.get(trace.seq_id)
+        if reader is not None:
+            reader.traces.append(trace)
+            reader.pass_bytes.append(self.memory.during(trace.pass_index))
+
+    @property
+    def _engine(self) -> Engine:
+        assert self.engine is not None
+        return self.engine
+
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        told: list[Reader] = []
+        for outcome in outcomes:
+            reader = self._readers.get(outcome.seq_id)
+            if reader is not None:
+                reader.take(outcome)
+                told.append(reader)
+        for reader in told:
+            if reader.seq.finish is not None and not self._engine.holds(reader.seq.seq_id):
+                self._end(reader)
+
+    def _end(self, reader: Reader) -> None:
+        self._readers.pop(reader.seq.seq_id, None)
+        reader.has_ended = True

@@ -1,0 +1,158 @@
+"""What becomes of the sequences of a job that failed.
+
+What fails ends as few requests as it can. A job that fails for a reason that names no sequence is
+tried again for each of its sequences alone, and who fails alone is given up; the others never
+notice. Who fails alone for want of memory waits until others give theirs back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+
+from outrider.core.draft import Draft, Outcome
+from outrider.core.errors import CapacityError, DrafterError, SequenceError
+from outrider.core.sequence import LiveSequence
+from outrider.engine.lanes.task import Done, Task
+from outrider.engine.residents import Residents
+from outrider.sched.jobs import Job, Stage
+
+# How often a sequence may fail for want of memory while no other gets a token.
+MOST_TRIES = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Failures:
+    """`saved` are outcomes whose text was kept although their job failed afterwards; `num_emitted`
+    counts tokens of all requests, to see whether anything goes on."""
+
+    residents: Residents
+    saved: list[Outcome] = field(default_factory=list[Outcome])
+    num_emitted: int = 0
+    _alone: dict[str, deque[Job]] = field(default_factory=dict[str, deque[Job]])
+    _torn: set[int] = field(default_factory=set[int])
+    _starved: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    def next_alone(self, lane: str) -> Job | None:
+        """A sequence of a failed job, to be tried alone; it has already been started."""
+        again = self._alone.get(lane)
+        return again.popleft() if again else None
+
+    def end(self, done: Done, error: BaseException) -> int:
+        """Deal with the end of a job by `error`; how many requests it ended."""
+        task, job = done.task, done.task.job
+        if isinstance(error, SequenceError):
+            self.undo(task)
+            return self._blame(error.seq_id, error.__cause__)
+        if not isinstance(error, Exception) or task.stages == (Stage.AHEAD,):
+            self.undo(task)
+            return 0
+        if len(job.seq_ids) == 1:
+            self.undo(task)
+            return self._end_alone(job.seq_ids[0], error)
+        _log.warning("A job failed; its sequences are tried one by one.", exc_info=error)
+        return self._divide(done, error)
+
+    def undo(self, task: Task) -> None:
+        """Leave every sequence as it was before the task, so that others can go on after an error.
+        Outcomes that were kept are saved."""
+        for seq, num_rounds in zip(task.batch, task.rounds, strict=True):
+            if seq.num_rounds > num_rounds and seq.last is not None:
+                self.saved.append(seq.last)
+        self._undo(task.job)
+
+    def recall(self, seq_id: int) -> bool:
+        """Undo what was to be tried again of a sequence alone; whether there was anything."""
+        for again in self._alone.values():
+            for job in again:
+                if seq_id in job.seq_ids:
+                    again.remove(job)
+                    self._undo(job)
+                    return True
+        return False
+
+    def _divide(self, done: Done, error: Exception) -> int:
+        job, num_failed = done.task.job, 0
+        self._empty(job)
+        again = self._alone.setdefault(done.lane, deque())
+        for seq_id in job.seq_ids:
+            if self._is_torn(seq_id):
+                num_failed += self._reread(job.alone(seq_id), error)
+            else:
+                again.append(job.alone(seq_id))
+        return num_failed
+
+    def _blame(self, seq_id: int, cause: BaseException | None) -> int:
+        """A draft that cannot be judged costs a sequence its drafter, anything else its place."""
+        assert isinstance(cause, Exception)
+        if not isinstance(cause, DrafterError):
+            return self._give_up(seq_id, cause)
+        seq = self.residents.live[seq_id]
+        seq.no_drafts, seq.draft = str(cause), Draft.empty()
+        return 0
+
+    def _end_alone(self, seq_id: int, error: Exception) -> int:
+        """It failed by itself. It waits for memory so long as others go on."""
+        residents = self.residents
+        seq = residents.live.get(seq_id)
+        then, num_tries = self._starved.get(seq_id, (-1, 0))
+        num_tries = num_tries + 1 if then == self.num_emitted else 1
+        in_vain = num_tries > MOST_TRIES or len(residents.live) == 1
+        if isinstance(error, CapacityError) and seq and not in_vain:
+            self._starved[seq_id] = self.num_emitted, num_tries
+            if not residents.ledger.is_running(seq_id):
+                residents.preempt(seq)
+            return 0
+        return self._give_up(seq_id, error)
+
+    def _give_up(self, seq_id: int, error: Exception) -> int:
+        """The others of its batch go on with the next job. One that had ended is not given up."""
+        seq = self.residents.live.get(seq_id)
+        if seq is None:
+            return 0
+        seq.error = error
+        self.residents.counts.failed += 1
+        self.residents.drop(seq_id)
+        return 1
+
+    def _is_torn(self, seq_id: int) -> bool:
+        """Whether a job failed in the midst of its end: memory holds other than the ledger knows,
+        or the text has ended and nobody was told."""
+        residents = self.residents
+        seq = residents.live[seq_id]
+        known = len(seq.tokens) - residents.ledger.num_unread(seq_id)
+        return seq.finish is not None or residents.target.state.length(seq_id) != known
+
+    def _reread(self, job: Job, error: Exception) -> int:
+        """Have a torn sequence read its text again, but not for ever."""
+        self._undo(job)
+        (seq_id,) = job.seq_ids
+        if seq_id in self._torn:
+            return self._give_up(seq_id, error)
+        self._torn.add(seq_id)
+        return 0
+
+    def _empty(self, job: Job) -> None:
+        """Nothing of a pass that failed stays staged."""
+        if job.stages != (Stage.AHEAD,):
+            self.residents.target.state.commit(dict.fromkeys(job.seq_ids, ()))
+
+    def _undo(self, job: Job) -> None:
+        self._empty(job)
+        self.residents.ledger.undo(job)
+        for seq_id in job.seq_ids if job.stages != (Stage.AHEAD,) else ():
+            self._mend(self.residents.live[seq_id])
+
+    def _mend(self, seq: LiveSequence) -> None:
+        """An interrupt may fall between memory and text, or between text and the end of the job."""
+        if not self._is_torn(seq.seq_id):
+            return
+        self.residents.drop(seq.seq_id)
+        if seq.finish is not None:
+            self.residents.counts.completed += 1
+        else:
+            # Memory holds more than was said: read the text again.
+            self.residents.open(seq)
