@@ -13,6 +13,7 @@ import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
+from outrider.drafters.ahead.pace import Pace
 from outrider.engine.lanes import threads
 from outrider.metrics.timeline import timeline
 
@@ -52,17 +53,28 @@ def overlap(schedule: str) -> float:
     return found.get((first, second), found.get((second, first), 0.0))
 
 
+@pytest.fixture(autouse=True)
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting ahead goes on although here it takes longer than verifying: what is looked at is
+    whether it runs beside it."""
+
+    def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
+        del pace, seconds, window, saved
+
+    monkeypatch.setattr(Pace, "observe", learn_nothing)
+
+
 @pytest.fixture
 def locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane takes its task when no other lane has one."""
     lane: Any = threads._Lane  # pyright: ignore[reportPrivateUsage]
-    lock, done = threading.Lock(), lane._done
+    lock, run = threading.Lock(), lane._run
 
     def one_at_a_time(self: Any, task: Any) -> Any:
         with lock:
-            return done(self, task)
+            return run(self, task)
 
-    monkeypatch.setattr(lane, "_done", one_at_a_time)
+    monkeypatch.setattr(lane, "_run", one_at_a_time)
 
 
 @pytest.mark.slow
