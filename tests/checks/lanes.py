@@ -12,7 +12,7 @@ from checks.machine import Machine
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.schedules import SCHEDULES
 from outrider.sched.jobs import Stage
-from outrider.sched.prefill_draft_verify import LaneSizes
+from outrider.sched.works import LaneSizes
 
 
 def check_histories(name: str, *, percent: int) -> None:

@@ -26,7 +26,7 @@ from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
 from outrider.sched.jobs import Job, Stage
 from outrider.sched.ledger import Ledger
-from outrider.sched.prefill_draft_verify import LaneSizes
+from outrider.sched.works import LaneSizes
 
 VOCAB = 4
 MOST_LIVE = 5

@@ -20,7 +20,7 @@ from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.residents import Residents
 from outrider.sched.admission import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.prefill_draft_verify import LaneSizes
+from outrider.sched.works import LaneSizes
 
 SPARE = 4
 PAGE_SIZE = 2

@@ -7,9 +7,8 @@ has the time of a verification.
 
 from __future__ import annotations
 
-from outrider.sched.jobs import Job, Pool, Stage, Work
-from outrider.sched.prefill_draft_verify import DECODE, PREFILL, VERIFY, LaneSizes
-from outrider.sched.works import chunks, job_of
+from outrider.sched.jobs import Job, Pool
+from outrider.sched.works import DECODE, PREFILL, VERIFY, LaneSizes, beside, job_of
 
 
 class DraftAheadLanes:
@@ -20,14 +19,6 @@ class DraftAheadLanes:
 
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
         del num_live
-        sizes = self._sizes
-        match lane:
-            case "prefill":
-                return job_of(chunks(pool, sizes.chunk, sizes.prefill))
-            case "verify":
-                return job_of(pool.verify[: sizes.verify])
-            case _:
-                waiting = pool.draft[: sizes.decode]
-                if waiting:
-                    return job_of([Work(w.seq_id, Stage.DRAFT, w.num_tokens) for w in waiting])
-                return job_of(pool.ahead)
+        if lane != DECODE:
+            return beside(lane, pool, self._sizes)
+        return job_of(pool.draft[: self._sizes.decode] or pool.ahead)

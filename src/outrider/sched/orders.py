@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from math import ceil, isqrt
 
 from outrider.core.budget import JobTrace
+from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
 from outrider.sched.jobs import LaneOrder, Pool
-from outrider.sched.prefill_draft_verify import DECODE, PREFILL, VERIFY
+from outrider.sched.works import DECODE, PREFILL, VERIFY
 
 DRAFTS_FIRST = (DECODE, VERIFY)
 VERDICTS_FIRST = (VERIFY, DECODE)
-NAMES = ("depth", "fixed", "slo", "learned")
 
 
 def arranged(lanes: Sequence[str], first: Sequence[str]) -> tuple[str, ...]:
@@ -193,5 +193,5 @@ def order_named(name: str, *, margin: int = 2, target_ms: float = 50.0) -> LaneO
             )
         case _:
             raise ConfigError(
-                f"there is no lane order {name!r}.", hint=f"choose from {', '.join(NAMES)}"
+                f"there is no lane order {name!r}.", hint=f"choose from {', '.join(LANE_ORDERS)}"
             )

@@ -6,9 +6,7 @@ A long prompt holds nobody up, and the two share the machine instead of a pass.
 from __future__ import annotations
 
 from outrider.sched.jobs import Job, Pool
-from outrider.sched.works import chunks, job_of, rounds
-
-PREFILL, DECODE = "prefill", "decode"
+from outrider.sched.works import DECODE, PREFILL, chunks, job_of, rounds
 
 
 class PrefillDecode:

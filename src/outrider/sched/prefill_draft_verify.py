@@ -7,24 +7,11 @@ with some hysteresis, at every job, so it may change in the middle of a request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from outrider.sched.jobs import Job, Pool
+from outrider.sched.works import DECODE, PREFILL, VERIFY, LaneSizes, beside, job_of, rounds
 
-from outrider.sched.jobs import Job, Pool, Stage, Work
-from outrider.sched.works import chunks, job_of, rounds
-
-PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
 # Requests fewer than the threshold at which the lanes are joined again.
 HYSTERESIS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSizes:
-    """Most prompt tokens in a pass, and most sequences in a job of each lane."""
-
-    chunk: int
-    prefill: int = 1024
-    decode: int = 1024
-    verify: int = 1024
 
 
 class PrefillDraftVerify:
@@ -39,17 +26,10 @@ class PrefillDraftVerify:
 
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
         self._separate = self._is_separate(num_live)
-        sizes = self._sizes
-        match lane:
-            case "prefill":
-                return job_of(chunks(pool, sizes.chunk, sizes.prefill))
-            case "verify":
-                return job_of(pool.verify[: sizes.verify])
-            case _:
-                waiting = pool.draft[: sizes.decode]
-                if not self._separate:
-                    return job_of(rounds(waiting))
-                return job_of([Work(w.seq_id, Stage.DRAFT, w.num_tokens) for w in waiting])
+        if lane != DECODE:
+            return beside(lane, pool, self._sizes)
+        waiting = pool.draft[: self._sizes.decode]
+        return job_of(waiting if self._separate else rounds(waiting))
 
     def _is_separate(self, num_live: int) -> bool:
         if num_live > self._threshold:

@@ -6,8 +6,9 @@ from outrider.core.config import EngineConfig
 from outrider.sched.draft_ahead import DraftAheadLanes
 from outrider.sched.jobs import Schedule
 from outrider.sched.prefill_decode import PrefillDecode
-from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
+from outrider.sched.prefill_draft_verify import PrefillDraftVerify
 from outrider.sched.single import SingleLane
+from outrider.sched.works import LaneSizes
 
 
 def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:

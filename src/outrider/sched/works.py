@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.sched.jobs import Job, Pool, Stage, Work
+
+# The names of lanes that schedules have in common.
+PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSizes:
+    """Most prompt tokens in a pass, and most sequences in a job of each lane."""
+
+    chunk: int
+    prefill: int = 1024
+    decode: int = 1024
+    verify: int = 1024
 
 
 def job_of(works: Sequence[Work]) -> Job | None:
@@ -53,3 +67,10 @@ def chunks(pool: Pool, room: int, most: int) -> list[Work]:
         for work, count in zip(given, counts, strict=True)
         if count > 0
     ]
+
+
+def beside(lane: str, pool: Pool, sizes: LaneSizes) -> Job | None:
+    """What a lane takes that only reads prompts, or only verifies drafts that are there."""
+    if lane == PREFILL:
+        return job_of(chunks(pool, sizes.chunk, sizes.prefill))
+    return job_of(pool.verify[: sizes.verify])

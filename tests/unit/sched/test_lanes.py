@@ -10,7 +10,8 @@ from doubles.lanes import Arrival, Lanes, Ran
 from outrider.sched.draft_ahead import DraftAheadLanes
 from outrider.sched.jobs import Job, Pool, Schedule, Stage, Work
 from outrider.sched.prefill_decode import PrefillDecode
-from outrider.sched.prefill_draft_verify import LaneSizes, PrefillDraftVerify
+from outrider.sched.prefill_draft_verify import PrefillDraftVerify
+from outrider.sched.works import LaneSizes
 
 DRAFTS = tuple(Work(i, Stage.DRAFT, 1) for i in (1, 2))
 VERIFIES = (Work(3, Stage.VERIFY, 1), Work(4, Stage.VERIFY, 6))

@@ -14,7 +14,7 @@ from checks.lanes import check_long_prompt, check_short_prompts
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.schedules import SCHEDULES
 from outrider.sched.jobs import Job, Stage
-from outrider.sched.prefill_draft_verify import LaneSizes
+from outrider.sched.works import LaneSizes
 
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)
 arrivals = st.lists(

@@ -24,12 +24,14 @@ from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
+from outrider.sched.single import SingleLane
+from outrider.sched.works import DECODE, PREFILL, VERIFY
 from outrider.verify.table import rule_for
 
 _log = logging.getLogger(__name__)
 
 # The lane that may use the buffers of the target that was loaded; others have their own.
-MAIN_LANES = ("main", "decode")
+MAIN_LANES = (*SingleLane.lanes, DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def _runner(
         sampling=twin.sampling,
         rule=rule_for(config.sampler, config.leniency, twin.sampling),
     )
-    if lane != "verify" or not config.fused_round:
+    if lane != VERIFY or not config.fused_round:
         return LaneRunner(own, own)
     native = native_round(
         own,
@@ -159,5 +161,5 @@ def _num_threads(config: EngineConfig, lane: str, cores: int) -> int:
     only does less of the team's work."""
     if config.lane_threads:
         return config.lane_threads
-    beside = lane == "prefill" or (config.schedule == "ssd" and lane == "decode")
+    beside = lane == PREFILL or (config.schedule == "ssd" and lane == DECODE)
     return max(cores // 2, 1) if beside else cores
