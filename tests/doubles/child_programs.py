@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
 
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.process.frames import Frame, Kind, Writer, receive, send
-from outrider.drafters.process.options import AheadChoices, ChildOptions
+from outrider.drafters.process.options import ChildOptions
 
 TESTS = str(Path(__file__).parents[1])
 TOY = "toy_child:toy"

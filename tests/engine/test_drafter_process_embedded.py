@@ -22,9 +22,10 @@ from outrider.core.noise import KeyedNoise, Pick
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.shaping import Shaper
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.options import AheadChoices, ChildOptions
+from outrider.drafters.process.options import ChildOptions
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 

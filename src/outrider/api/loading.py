@@ -11,7 +11,6 @@ import torch
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
-from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import VocabularyError
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.build import resolve_window
@@ -19,7 +18,14 @@ from outrider.engine.drafters import ahead_choices, ahead_room, resolve_drafter
 from outrider.engine.lanes.build import LaneTarget, Machine
 from outrider.models.decoder import Decoder, Room
 from outrider.models.hf_config import DecoderConfig, read_config
-from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
+from outrider.models.loading import (
+    DTYPES,
+    LoadOptions,
+    load_model,
+    pick_device,
+    prepare_torch,
+    resolve,
+)
 from outrider.pairs.catalog import draft_of
 from outrider.sched.table import resolve_schedule
 from outrider.state.capacity import arena_slots
@@ -54,12 +60,7 @@ class LoadedPair:
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
     """Everything is checked before weights are read: names, window, vocabulary."""
-    if config.deterministic:
-        make_cublas_deterministic()
-        torch.backends.cudnn.deterministic = True
-        torch.use_deterministic_algorithms(True)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     draft = draft or draft_of(model)
     drafter = resolve_drafter(config, has_draft=draft is not None)

@@ -10,22 +10,21 @@ from torch import Tensor
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.noise import DrawNode, pick_node, race_node
+from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.sampling import Sampling
-from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
+from outrider.drafters.ahead import build
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.ahead.fallback import Kind
 from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.room import AheadRoom, room_needed
-from outrider.drafters.ahead.saguaro import Saguaro
 from outrider.drafters.ahead.tree import Drawing
 from outrider.drafters.bridge import BridgeDrafter, Translator
-from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.options import AheadChoices, ChildOptions
+from outrider.drafters.process.options import ChildOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,6 @@ def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
     return config.drafter
 
 
-def drawing_of(config: EngineConfig) -> DrawNode:
-    # Drafts agree most with the coupled rule's draws when both race with the same numbers.
-    return race_node if config.sampler == "coupled" else pick_node
-
-
 def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
     """What the draft model's memory needs besides, nothing if it does not draft `ahead`."""
     if not ahead:
@@ -78,7 +72,7 @@ def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
 
 
 def ahead_choices(config: EngineConfig) -> AheadChoices:
-    """For a process that drafts ahead."""
+    """What the settings decide about drafting ahead."""
     return AheadChoices(
         k=config.k,
         fan_out=config.fan_out,
@@ -114,36 +108,18 @@ def build_drafter(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Dr
         case "prediction":
             return PredictionDrafter()
         case "ngram":
-            return _ngram(config)
+            return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
         case _:
             return NoDrafter()
 
 
 def _with_model(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Drafter:
     assert parts.model is not None
-    change = None
-    if ahead and config.saguaro < 1:
-        change = Saguaro.planned(config.saguaro, budget=config.fan_out, depth=config.k)
-    drawing = Drawing(parts.argmax, drawing_of(config), parts.sampling, change)
-    drafter = ModelDrafter(
-        parts.model,
-        parts.argmax,
-        chunk=config.prefill_chunk,
-        draw=drawing.draw,
-        sampling=parts.sampling,
-        change=change,
-    )
+    # Drafts agree most with the coupled rule's draws when both race with the same numbers.
+    draw = race_node if config.sampler == "coupled" else pick_node
+    drawing = Drawing(parts.argmax, draw, parts.sampling)
     if not ahead:
-        return drafter
-    options = AheadOptions(
-        room=ahead_room(config, ahead=True),
-        fan_out=config.fan_out,
-        policy=cast("Policy", config.fan_policy),
-        fallback=cast("Kind", config.fallback),
-        force_hits=config.force_hits,
-    )
-    return AheadDrafter(parts.model, drafter, drawing, options, fast=_ngram(config))
-
-
-def _ngram(config: EngineConfig) -> NgramDrafter:
-    return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
+        return build.in_turns(parts.model, drawing, chunk=config.prefill_chunk)
+    room = ahead_room(config, ahead=True)
+    choices = ahead_choices(config)
+    return build.ahead(parts.model, drawing, choices, room, chunk=config.prefill_chunk)

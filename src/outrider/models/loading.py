@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from outrider.core.comm import Comm
+from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.nearest import did_you_mean
 from outrider.kernels.registry import choose
@@ -48,6 +49,16 @@ class LoadOptions:
     force_reference: bool = False
     threads: int = 0
     quantise: str = "none"
+
+
+def prepare_torch(*, deterministic: bool, threads: int) -> None:
+    """Settings of this process that models are loaded under; 0 threads leave PyTorch's own."""
+    if deterministic:
+        make_cublas_deterministic()
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True)
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def load_model(

@@ -23,6 +23,7 @@ from outrider.core.noise import KeyedNoise, inverse_cdf
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.shaping import Shaper
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
 from outrider.drafters.process.inner import Inner
 from outrider.drafters.process.messages import (
@@ -39,7 +40,7 @@ from outrider.drafters.process.messages import (
     read_asking,
     read_failure,
 )
-from outrider.drafters.process.options import AheadChoices, ChildOptions
+from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.process.serving import Server
 from outrider.drafters.process.shared_laws import SharedLaws, anonymous_file, num_bytes
 from outrider.drafters.process.terms import Terms, read_terms

@@ -8,26 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from outrider.drafters.ahead.fallback import Kind as Fallback
-    from outrider.drafters.ahead.forecast import Policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AheadChoices:
-    """What drafting ahead is told besides its room, as in `drafters/ahead/`. A `saguaro` of 1
-    leaves laws as they are, a `force_hits` of -1 hits."""
-
-    k: int
-    fan_out: int = 16
-    policy: Policy = "top"
-    fallback: Fallback = "jit"
-    saguaro: float = 1.0
-    force_hits: float = -1.0
-    max_ngram: int = 3
-    min_ngram: int = 2
+from outrider.drafters.ahead.choices import AheadChoices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
