@@ -14,7 +14,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
-from outrider.engine.build import Parts, build_engine
+from outrider.engine.build import build_engine
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.capture import EagerLauncher, launcher_for
 from outrider.engine.captured.passes import PageTables, StaticPass
@@ -22,6 +22,7 @@ from outrider.engine.captured.round import CapturedRound
 from outrider.engine.captured.table import MakeLaws
 from outrider.engine.engine import Engine
 from outrider.engine.lanes.inline import InlineLanes
+from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
 

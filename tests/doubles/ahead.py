@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch import Tensor
 
 from doubles.rig import Request, first_maximum, live
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.noise import Noise
 from outrider.core.protocols import (
     AcceptanceRule,
-    AheadRow,
     CausalLM,
     Controller,
     DraftAhead,
@@ -29,6 +26,7 @@ from outrider.drafters.ahead.room import room_needed
 from outrider.drafters.ahead.tree import Drawing
 from outrider.drafters.model import ChangeLaws, ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.drafting import ahead_row
 from outrider.engine.stages import Stages
 from outrider.verify.block import BlockRule
 
@@ -117,20 +115,3 @@ class AheadRig:
 def draft_ahead(drafter: Drafter | DraftAhead, batch: Sequence[LiveSequence]) -> None:
     if isinstance(drafter, AheadDrafter):
         drafter.propose_after([ahead_row(seq) for seq in batch])
-
-
-def ahead_row(seq: LiveSequence) -> AheadRow:
-    start = len(seq.tokens)
-    return AheadRow(
-        seq_id=seq.seq_id,
-        start=start,
-        pending=seq.tokens[-1],
-        draft=seq.draft,
-        budget=seq.budget,
-        params=seq.params,
-        noise_after=partial(_noise_after, seq, start),
-    )
-
-
-def _noise_after(seq: LiveSequence, start: int, count: int) -> Noise:
-    return seq.noise_at(start + count)

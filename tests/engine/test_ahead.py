@@ -22,7 +22,7 @@ from checks.ahead import (
 from checks.drafters import row
 from checks.effort import examples
 from checks.engine import greedy
-from doubles.ahead import AheadRig, Ways, ahead_drafter, ahead_row
+from doubles.ahead import AheadRig, Ways, ahead_drafter
 from doubles.counting import CountingLM, CyclingController
 from doubles.kinds import scripted
 from doubles.rig import Request, live, model_drafter
@@ -36,6 +36,7 @@ from outrider.core.shaping import Shaper
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.engine.drafting import ahead_row
 from outrider.verify.block import BlockRule
 from outrider.verify.token import TokenRule
 

@@ -18,9 +18,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaper
-from outrider.engine.build import Parts, build_engine
+from outrider.engine.build import build_engine
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
+from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
 

@@ -19,11 +19,12 @@ from outrider.core.config import EngineConfig
 from outrider.core.host import host_floats, host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.engine.build import Parts, build_engine
+from outrider.engine.build import build_engine
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.capture import EagerLauncher
 from outrider.engine.captured.round import CapturedRound
 from outrider.engine.captured.table import RoundTable, bucket_of
+from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room

@@ -35,20 +35,24 @@ class Desk:
             while queue and self._engine.has_place:
                 self.submit(queue.popleft())
 
-    def advance(self) -> None:
-        """One engine job; what it emitted goes to whoever reads it."""
+    def advance(self) -> list[Reader]:
+        """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
         while self._dropped:
             self.retire(self._dropped.pop())
-        self._tell(self._engine.step())
+        ended = self._tell(self._engine.step())
         # Failures come without an outcome.
-        for reader in [r for r in self._readers.values() if r.seq.error is not None]:
+        failed = [self._readers.get(seq.seq_id) for seq in self._engine.given_up()]
+        ended += [reader for reader in failed if reader is not None]
+        for reader in ended:
             self._end(reader)
+        return ended
 
     def retire(self, reader: Reader) -> None:
         """End a request, if it has not ended, and free its memory."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
-            self._tell(self._engine.delivered())
+            for ended in self._tell(self._engine.delivered()):
+                self._end(ended)
         self._end(reader)
 
     def drop(self, reader: Reader) -> None:
@@ -66,16 +70,16 @@ class Desk:
         assert self.engine is not None
         return self.engine
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+    def _tell(self, outcomes: Sequence[Outcome]) -> list[Reader]:
+        """Pass outcomes on; the readers that heard their last."""
         told: list[Reader] = []
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
             if reader is not None:
                 reader.take(outcome)
                 told.append(reader)
-        for reader in told:
-            if reader.seq.finish is not None and not self._engine.holds(reader.seq.seq_id):
-                self._end(reader)
+        holds = self._engine.holds
+        return [r for r in told if r.seq.finish is not None and not holds(r.seq.seq_id)]
 
     def _end(self, reader: Reader) -> None:
         self._readers.pop(reader.seq.seq_id, None)

@@ -29,7 +29,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.shaping import AllowedTokens
 from outrider.core.spec import ModelSpec
-from outrider.engine.build import Parts, build_engine
+from outrider.engine.build import build_engine
+from outrider.engine.parts import Parts
 from outrider.engine.residents import Counts
 from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
@@ -170,20 +171,20 @@ class LLM:
     def _run(self, groups: Sequence[Sequence[Reader]]) -> None:
         """All readers to their end. The others of a group start when its first one has read the
         prompt, so that they find its pages."""
-        readers = [reader for group in groups for reader in group]
+        left = {reader.seq.seq_id: reader for group in groups for reader in group}
         first = deque(group[0] for group in groups)
-        others = deque(group[1:] for group in groups)
+        others = deque(group for group in groups if len(group) > 1)
         ready: deque[Reader] = deque()
         try:
-            while not all(reader.has_ended for reader in readers):
-                while others and len(others) > len(first) and _has_read(groups[-len(others)][0]):
-                    ready += others.popleft()
+            while left:
+                while others and _has_read(others[0][0]):
+                    ready += others.popleft()[1:]
                 self._desk.feed(ready, first)
-                self._desk.advance()
-                for reader in readers:
-                    reader.check()
+                for reader in self._desk.advance():
+                    if left.pop(reader.seq.seq_id, None) is not None:
+                        reader.check()
         finally:
-            for reader in readers:
+            for reader in left.values():
                 self._desk.retire(reader)
 
     def submit(

@@ -14,6 +14,13 @@ class Clock(Protocol):
 
 
 HOST_CLOCK: Clock = perf_counter
+# Whoever is timed may take the whole timeout once more for so many tokens that it must read first.
+READ_PER_TIMEOUT = 128
+
+
+def patience(timeout: float, num_new: int) -> float:
+    """Seconds that an answer may take before which `num_new` tokens of text are read."""
+    return timeout * (1 + num_new / READ_PER_TIMEOUT)
 
 
 @dataclass(slots=True)

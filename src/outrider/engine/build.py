@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from torch import Tensor
+from dataclasses import replace
 
 from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
@@ -15,17 +13,15 @@ from outrider.control.slo import SloController
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.protocols import CausalLM, Controller, DraftAhead
-from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.bridge import Translator
-from outrider.drafters.process.options import ChildOptions
+from outrider.core.protocols import Controller, DraftAhead, Drafter
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
-from outrider.engine.drafters import DraftParts, build_drafter
+from outrider.engine.drafters import build_drafter
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.build import Machine, build_lanes
+from outrider.engine.lanes.build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
+from outrider.engine.parts import Parts
 from outrider.engine.residents import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
@@ -42,22 +38,6 @@ from outrider.verify.table import rule_for
 DRAFT_CONTEXT = 4096
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What loading provides. `argmax` is the greedy choice: the first maximum wins. `translator` is
-    for a draft model with a vocabulary of its own. `sampling` makes laws and judges by them; what
-    draws from them comes with each sequence. Without a `machine` lanes take turns. With `child` a
-    process of its own loads the draft model."""
-
-    target: CausalLM
-    draft: CausalLM | None
-    argmax: Callable[[Tensor], list[int]]
-    translator: Translator | None = None
-    sampling: Sampling = PLAIN
-    machine: Machine | None = None
-    child: ChildOptions | None = None
 
 
 def resolve_window(
@@ -93,60 +73,68 @@ def build_engine(
     jobs: Callable[[JobTrace], None] | None = None,
 ) -> Engine:
     """Wire models, drafter, rule, controller and schedule together."""
-    name = resolve_schedule(config, has_draft=parts.draft is not None or parts.child is not None)
-    device = "cpu" if parts.machine is None else str(parts.machine.device)
-    drafter = build_drafter(
-        config,
-        DraftParts(
-            parts.draft, parts.argmax, parts.sampling, parts.translator, parts.child, device
-        ),
-        ahead=name == "ssd",
-    )
-    k = 0 if drafter.name == "none" else config.k
-    target = parts.target if config.batched_verify else StepwiseLM(parts.target)
+    name = resolve_schedule(config, has_draft=parts.has_draft)
+    config = replace(config, schedule=name)
+    drafter = build_drafter(config, parts, ahead=name == "ssd")
     limit = None
     if config.adaptive_batch:
         limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
-    stages = Stages(
-        target=target,
-        drafter=drafter,
-        rule=rule_for(config.sampler, config.leniency, parts.sampling),
-        controller=_controller(config, k),
-        argmax=parts.argmax,
-        sink=_observed(sink, limit),
-        sampling=parts.sampling,
-    )
-    schedule = schedule_for(config, name)
-    ahead = name == "ssd" and isinstance(drafter, DraftAhead)
+    stages = _stages(config, parts, drafter, _observed(sink, limit))
+    schedule = schedule_for(config)
     lanes = build_lanes(
-        replace(config, schedule=name),
+        config,
         schedule.lanes,
         stages,
         lambda own: _round(config, parts, own),
         parts.machine,
     )
-    residents = Residents(
-        target=target,
-        drafting=Drafting(drafter, ahead=ahead, timeout=config.drafter_timeout),
-        ledger=Ledger(drafts_ahead=ahead),
-        limits=Limits(
-            config.batch_size,
-            num_slots,
-            page_size=config.page_size,
-            spare=k + 1,
-            reserve=config.reserve,
-            max_waiting=config.max_waiting,
-        ),
-        batch_limit=limit,
-    )
     return Engine(
-        residents=residents,
+        residents=_residents(config, stages, limit, num_slots=num_slots),
         executor=lanes.executor,
         schedule=schedule,
         order=_order(config, schedule),
         deliver=lanes.deliver,
         jobs=jobs,
     )
+
+
+def _stages(
+    config: EngineConfig, parts: Parts, drafter: Drafter, sink: Callable[[RoundTrace], None]
+) -> Stages:
+    return Stages(
+        target=parts.target if config.batched_verify else StepwiseLM(parts.target),
+        drafter=drafter,
+        rule=rule_for(config.sampler, config.leniency, parts.sampling),
+        controller=_controller(config, _longest_draft(config, drafter)),
+        argmax=parts.argmax,
+        sink=sink,
+        sampling=parts.sampling,
+    )
+
+
+def _residents(
+    config: EngineConfig, stages: Stages, limit: BatchLimit | None, *, num_slots: int
+) -> Residents:
+    drafter = stages.drafter
+    ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
+    return Residents(
+        target=stages.target,
+        drafting=Drafting(drafter, ahead=ahead, timeout=config.drafter_timeout),
+        ledger=Ledger(drafts_ahead=ahead),
+        limits=Limits(
+            config.batch_size,
+            num_slots,
+            page_size=config.page_size,
+            spare=_longest_draft(config, drafter) + 1,
+            reserve=config.reserve,
+            max_waiting=config.max_waiting,
+        ),
+        batch_limit=limit,
+    )
+
+
+def _longest_draft(config: EngineConfig, drafter: Drafter) -> int:
+    return 0 if drafter.name == "none" else config.k
 
 
 def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
@@ -196,7 +184,7 @@ def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
 def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
     """As loading resolved it, from the models that were loaded."""
     draft_tokens = None if parts.draft is None else parts.draft.spec.max_tokens
-    k = 0 if stages.drafter.name == "none" else config.k
+    k = _longest_draft(config, stages.drafter)
     return resolve_window(config, parts.target.spec.max_tokens, draft_tokens, k=k)
 
 

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
-
-from torch import Tensor
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.noise import pick_node, race_node
-from outrider.core.protocols import CausalLM, Drafter
-from outrider.core.sampling import Sampling
+from outrider.core.protocols import Drafter
 from outrider.drafters.ahead import build
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.ahead.fallback import Kind
 from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.room import AheadRoom, room_needed
 from outrider.drafters.ahead.tree import Drawing
-from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.options import ChildOptions
-
-
-@dataclass(frozen=True, slots=True)
-class DraftParts:
-    """The draft model with its operators, or how another process is to load it; `translator` is for
-    one with a vocabulary of its own. `laws_device` is where the target's laws are."""
-
-    model: CausalLM | None
-    argmax: Callable[[Tensor], list[int]]
-    sampling: Sampling
-    translator: Translator | None = None
-    child: ChildOptions | None = None
-    laws_device: str = "cpu"
-
-    @property
-    def exists(self) -> bool:
-        return self.model is not None or self.child is not None
+from outrider.engine.parts import Parts
 
 
 def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
@@ -85,9 +63,9 @@ def ahead_choices(config: EngineConfig) -> AheadChoices:
     )
 
 
-def build_drafter(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Drafter:
+def build_drafter(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
     """With `ahead` a draft model prepares for verdicts; other drafters have no use for that."""
-    match resolve_drafter(config, has_draft=parts.exists):
+    match resolve_drafter(config, has_draft=parts.has_draft):
         case "model" if parts.child is not None:
             home = Home(timeout=config.drafter_timeout, laws_device=parts.laws_device)
             drafter = ProcessDrafter(parts.child, home)
@@ -96,10 +74,10 @@ def build_drafter(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Dr
         case "model":
             return _with_model(config, parts, ahead=ahead)
         case "bridge":
-            assert parts.model is not None
+            assert parts.draft is not None
             assert parts.translator is not None
             return BridgeDrafter(
-                parts.model,
+                parts.draft,
                 parts.argmax,
                 parts.translator,
                 chunk=config.prefill_chunk,
@@ -113,13 +91,13 @@ def build_drafter(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Dr
             return NoDrafter()
 
 
-def _with_model(config: EngineConfig, parts: DraftParts, *, ahead: bool) -> Drafter:
-    assert parts.model is not None
+def _with_model(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
+    assert parts.draft is not None
     # Drafts agree most with the coupled rule's draws when both race with the same numbers.
     draw = race_node if config.sampler == "coupled" else pick_node
     drawing = Drawing(parts.argmax, draw, parts.sampling)
     if not ahead:
-        return build.in_turns(parts.model, drawing, chunk=config.prefill_chunk)
+        return build.in_turns(parts.draft, drawing, chunk=config.prefill_chunk)
     room = ahead_room(config, ahead=True)
     choices = ahead_choices(config)
-    return build.ahead(parts.model, drawing, choices, room, chunk=config.prefill_chunk)
+    return build.ahead(parts.draft, drawing, choices, room, chunk=config.prefill_chunk)

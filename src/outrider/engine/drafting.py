@@ -10,13 +10,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.clock import HOST_CLOCK, Clock, patience
 from outrider.core.protocols import AheadRow, Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
-
-# A drafter may take its timeout once more for so many tokens that it must read first.
-READ_PER_TIMEOUT = 128
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +78,7 @@ class Drafting:
         for seq in batch:
             self._rounds.pop(seq.seq_id, None)
             if seq.budget.depth > 0 and seq.shaper is None and not seq.no_drafts:
-                self._rounds[seq.seq_id] = _round_of(seq, self._window)
+                self._rounds[seq.seq_id] = ahead_row(seq, self._window)
 
     def verified(self, seconds: float) -> None:
         """A verification beside which drafts may be made took so long."""
@@ -92,7 +89,7 @@ class Drafting:
 
     def allowance(self, num_new: int) -> float:
         """Seconds for a draft before which `num_new` tokens of text are read."""
-        return self.timeout * (1 + num_new / READ_PER_TIMEOUT)
+        return patience(self.timeout, num_new)
 
     def overdue(self, deadlines: Mapping[str, float]) -> list[str]:
         """Which of the lanes that draft are past their time."""
@@ -120,7 +117,9 @@ class Drafting:
         _log.error("Speculation is off: %s", self.hung)
 
 
-def _round_of(seq: LiveSequence, window: float) -> AheadRow:
+def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
+    """What a drafter needs to draft what follows the draft of `seq`, in `window` seconds if that is
+    known."""
     start = len(seq.tokens)
     return AheadRow(
         seq_id=seq.seq_id,

@@ -74,11 +74,16 @@ class Engine:
         outcomes, self._undelivered = self._undelivered, []
         return outcomes
 
+    def given_up(self) -> list[LiveSequence]:
+        """Requests that failed since the last call; `error` of each says why."""
+        failed, self.failures.given_up = self.failures.given_up, []
+        return failed
+
     def holds(self, seq_id: int) -> bool:
-        """Whether a request may still be told of tokens. Lanes end texts before they are told."""
-        waits = any(seq.seq_id == seq_id for seq in self.residents.waiting)
+        """Whether a request whose text has ended may still be told of tokens: lanes end texts
+        before they are told."""
         told = all(outcome.seq_id != seq_id for outcome in self._undelivered)
-        return waits or seq_id in self.residents.live or not told
+        return seq_id in self.residents.live or not told
 
     def cancel(self, seq_id: int) -> None:
         """Stop a request, waiting or live, and free its memory; unknown ids are ignored. Waits for
@@ -135,6 +140,8 @@ class Engine:
 
     def _undo_lost(self) -> None:
         """An interrupt may fall between the ledger and the executor."""
+        if not self._running:
+            return
         known = {*self.executor.busy, *(done.lane for done in self._ended)}
         for lane in [lane for lane in self._running if lane not in known]:
             self.failures.undo(self._running.pop(lane))

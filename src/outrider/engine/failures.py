@@ -26,11 +26,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Failures:
-    """`saved` are outcomes whose text was kept although their job failed afterwards; `num_emitted`
-    counts tokens of all requests, to see whether anything goes on."""
+    """`saved` are outcomes whose text was kept although their job failed afterwards, `given_up` the
+    requests that failed, until somebody asks; `num_emitted` counts tokens of all requests, to see
+    whether anything goes on."""
 
     residents: Residents
     saved: list[Outcome] = field(default_factory=list[Outcome])
+    given_up: list[LiveSequence] = field(default_factory=list[LiveSequence])
     num_emitted: int = 0
     _alone: dict[str, deque[Job]] = field(default_factory=dict[str, deque[Job]])
     _torn: set[int] = field(default_factory=set[int])
@@ -114,6 +116,7 @@ class Failures:
         if seq is None:
             return 0
         seq.error = error
+        self.given_up.append(seq)
         self.residents.counts.failed += 1
         self.residents.drop(seq_id)
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, QueueFullError
@@ -71,9 +72,10 @@ class Residents:
             limits = replace(
                 limits, num_sequences=min(limits.num_sequences, self.batch_limit.limit)
             )
-        if not self.waiting or len(self.live) >= limits.num_sequences:
+        places = limits.num_sequences - len(self.live)
+        if not self.waiting or places <= 0:
             return
-        waiting = [self._expected(seq) for seq in self.waiting]
+        waiting = [self._expected(seq) for seq in islice(self.waiting, places)]
         running = [self._expected(seq) for seq in self.live.values()]
         for _ in range(num_admissible(waiting, running, limits)):
             self.open(self.waiting[0])

@@ -14,7 +14,8 @@ from itertools import product
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.engine.build import Parts, build_engine
+from outrider.engine.build import build_engine
+from outrider.engine.parts import Parts
 from outrider.kernels.pointwise.torch import argmax
 from outrider.models.fake import Script, ScriptedLM
 from outrider.proof.cases import Text

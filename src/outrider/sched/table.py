@@ -26,8 +26,8 @@ def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
     return "ssd" if apart and drafts else "single"
 
 
-def schedule_for(config: EngineConfig, name: str) -> Schedule:
-    """`name` is one of SCHEDULES, but for auto."""
+def schedule_for(config: EngineConfig) -> Schedule:
+    """That of a configuration whose schedule is resolved."""
     batch = config.batch_size
     sizes = LaneSizes(
         chunk=config.prefill_chunk,
@@ -35,7 +35,7 @@ def schedule_for(config: EngineConfig, name: str) -> Schedule:
         decode=config.decode_batch or batch,
         verify=config.verify_batch or batch,
     )
-    match name:
+    match config.schedule:
         case "pd":
             return PrefillDecode(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
         case "pdv":

@@ -15,12 +15,12 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.engine.build import (
     DRAFT_CONTEXT,
-    Parts,
     build_engine,
     resolve_window,
 )
 from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
+from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.match import MatchRule

@@ -20,6 +20,7 @@ from threading import Lock
 from time import monotonic
 from typing import BinaryIO
 
+from outrider.core.clock import patience
 from outrider.core.errors import DrafterError
 from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
 from outrider.drafters.process.messages import Hello, read_failure
@@ -30,8 +31,6 @@ from outrider.drafters.process.shared_laws import SharedLaws, anonymous_file, nu
 CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process.child")
 # How long a process that was asked to end may take before it is killed.
 GRACE_SECONDS = 2.0
-# A process may take its timeout once more for so many tokens that it must read first.
-READ_PER_TIMEOUT = 128
 _TAIL_BYTES = 4096
 
 
@@ -106,14 +105,14 @@ class Line:
         Raises OSError if there is none, DrafterError if it is not to be understood. The line must
         then be dropped.
         """
-        patience = self._timeout * (1 + num_new / READ_PER_TIMEOUT)
-        deadline = monotonic() + patience
+        seconds = patience(self._timeout, num_new)
+        deadline = monotonic() + seconds
         try:
             with self._sending:
                 self._send(self._timeout)
             return self._receive(max(deadline - monotonic(), 0.0))
         except TimeoutError as error:
-            raise TimeoutError(f"it gave no answer within {patience:g} seconds") from error
+            raise TimeoutError(f"it gave no answer within {seconds:g} seconds") from error
 
     def drop(self, error: Exception) -> None:
         """Kill the process, for the first error given."""

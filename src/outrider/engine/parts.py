@@ -1,0 +1,39 @@
+"""What loading hands to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.core.protocols import CausalLM
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.bridge import Translator
+from outrider.drafters.process.options import ChildOptions
+from outrider.engine.lanes.build import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Models and their operators. `argmax` is the greedy choice: the first maximum wins.
+    `translator` is for a draft model with a vocabulary of its own. `sampling` makes laws and judges
+    by them; what draws from them comes with each sequence. Without a `machine` lanes take turns.
+    With `child` a process of its own loads the draft model."""
+
+    target: CausalLM
+    draft: CausalLM | None
+    argmax: Callable[[Tensor], list[int]]
+    translator: Translator | None = None
+    sampling: Sampling = PLAIN
+    machine: Machine | None = None
+    child: ChildOptions | None = None
+
+    @property
+    def has_draft(self) -> bool:
+        return self.draft is not None or self.child is not None
+
+    @property
+    def laws_device(self) -> str:
+        """Where the target's laws are."""
+        return "cpu" if self.machine is None else str(self.machine.device)
