@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outrider.control.acceptance import MOST_SEQUENCES, Acceptance
-from outrider.control.allocation import Allotment, allotted, best_allotment
+from outrider.control.allocation import Allotment, RoundSeconds, allotted, best_allotment
 from outrider.control.exploration import Probes, Sweep, sweep_depths
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.cost import CostTable
@@ -63,7 +64,7 @@ class GoodputController:
         self._acceptance = Acceptance(k)
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
-        self._seconds: dict[tuple[int, int, int], float] = {}
+        self._seconds: dict[tuple[int, int, int, int], float] = {}
         self._sweep = Sweep(sweep_depths(k) if costs is None else ())
         self._probes = Probes()
         self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
@@ -110,7 +111,7 @@ class GoodputController:
         if self._sweep.depth is not None:
             return [self._sweep.depth] * len(seq_ids)
         prefixes = self._prefixes(seq_ids)
-        best = best_allotment(prefixes, self._round_seconds)
+        best = best_allotment(prefixes, self._seconds_of(prefixes))
         return self._probing(best, prefixes) if self._probes.is_on else best.depths
 
     def _probing(self, best: Allotment, prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
@@ -167,7 +168,7 @@ class GoodputController:
         if not is_done:
             return
         prefixes = self._prefixes([trace.seq_id for trace in rounds])
-        least = PROMISING * best_allotment(prefixes, self._round_seconds).goodput
+        least = PROMISING * best_allotment(prefixes, self._seconds_of(prefixes)).goodput
         while sweep.depth and self._uniform(prefixes, sweep.depth).goodput < least:
             sweep.skip()
 
@@ -181,7 +182,7 @@ class GoodputController:
             probes.advance(is_plain=False)
             return
         prefixes = self._prefixes([trace.seq_id for trace in rounds])
-        best = best_allotment(prefixes, self._round_seconds)
+        best = best_allotment(prefixes, self._seconds_of(prefixes))
         if telling:
             # Reading a prompt is no cost of a look.
             due = sum(trace.num_emitted for trace in rounds) / best.goodput
@@ -192,7 +193,7 @@ class GoodputController:
             probes.begin(is_plain=best.is_plain)
 
     def _uniform(self, prefixes: Sequence[Sequence[float]], depth: int) -> Allotment:
-        return allotted(prefixes, [depth] * len(prefixes), self._round_seconds)
+        return allotted(prefixes, [depth] * len(prefixes), self._seconds_of(prefixes))
 
     def _prefixes(self, seq_ids: Sequence[int]) -> list[list[float]]:
         return [
@@ -200,8 +201,13 @@ class GoodputController:
             for seq_id in seq_ids
         ]
 
-    def _round_seconds(self, num_rows: int, depth: int, num_drafting: int) -> float:
-        key = (num_rows, depth, num_drafting)
+    def _seconds_of(self, prefixes: Sequence[Sequence[float]]) -> RoundSeconds:
+        return partial(self._round_seconds, len(prefixes))
+
+    def _round_seconds(
+        self, num_sequences: int, num_rows: int, depth: int, num_drafting: int
+    ) -> float:
+        key = (num_sequences, num_rows, depth, num_drafting)
         seconds = self._seconds.get(key)
         if seconds is None:
             seconds = self._seconds[key] = self._costs.round_seconds(*key)

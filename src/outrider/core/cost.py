@@ -2,11 +2,12 @@
 
 A round of b sequences with drafts of K_1 to K_b tokens takes
 
-    T = overhead + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
+    T = overhead + host b + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
 
-The target reads its weights once for all rows of a pass, so its seconds go by rows, acceptance
-included, whoever they belong to. A drafter that is a model runs once a token for all sequences that
-still draft, so its seconds go by depth, for each number of sequences.
+The target reads its weights once for all rows of a pass, so its seconds go by rows, whoever they
+belong to. What the host does after a pass (text, memory, records) goes by sequences. A drafter that
+is a model runs once a token for all sequences that still draft, so its seconds go by depth, for
+each number of sequences.
 
 Between measured points a cost is interpolated, and it never falls as rows or depth grow: where
 noise says otherwise, points are pooled to their common mean. Below the first point it is that of
@@ -70,18 +71,20 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class CostTable:
     """`target` is seconds by rows of a pass; `drafts` has seconds by depth for each number of
-    sequences that was measured, in growing order. `overhead` is what a round takes besides."""
+    sequences that was measured, in growing order. `overhead` is what a round takes besides, and
+    `host` what each of its sequences does."""
 
     target: Curve
     drafts: tuple[tuple[int, Curve], ...]
     overhead: float = 0.0
+    host: float = 0.0
 
     def __post_init__(self) -> None:
         counts = [count for count, _ in self.drafts]
         if not counts or counts[0] < 1 or any(a >= b for a, b in pairwise(counts)):
             raise ConfigError("a table of costs needs drafts, by growing batch.", hint=_HINT)
-        if not _are_costs((self.overhead,)):
-            raise ConfigError("a table of costs needs an overhead from 0 up.", hint=_HINT)
+        if not _are_costs((self.overhead, self.host)):
+            raise ConfigError("a table of costs needs overheads from 0 up.", hint=_HINT)
 
     def target_seconds(self, num_rows: int) -> float:
         return self.target.at(num_rows)
@@ -93,10 +96,13 @@ class CostTable:
         near = min(self.drafts, key=lambda entry: abs(math.log(entry[0] / num_sequences)))
         return near[1].at(depth)
 
-    def round_seconds(self, num_rows: int, depth: int, num_drafting: int) -> float:
-        """T of a pass over `num_rows` after drafts of at most `depth` for `num_drafting`."""
+    def round_seconds(
+        self, num_sequences: int, num_rows: int, depth: int, num_drafting: int
+    ) -> float:
+        """T of a pass over `num_rows` of so many sequences, after drafts of at most `depth` for
+        `num_drafting` of them."""
         drafting = self.draft_seconds(depth, num_drafting) if depth else 0.0
-        return self.overhead + self.target.at(num_rows) + drafting
+        return self.overhead + self.host * num_sequences + self.target.at(num_rows) + drafting
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -107,7 +113,8 @@ class CostTable:
         try:
             record = json.loads(text)
             drafts = [(int(count), _curve(curve)) for count, curve in record["drafts"]]
-            return cls(_curve(record["target"]), tuple(drafts), float(record["overhead"]))
+            shared = float(record["overhead"]), float(record["host"])
+            return cls(_curve(record["target"]), tuple(drafts), *shared)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no table of costs: {error}.", hint=_HINT) from error
 

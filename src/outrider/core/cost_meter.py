@@ -79,8 +79,8 @@ class CostMeter:
         self._drafts: dict[tuple[int, int], _Times] = {}
         self._levels = _Times(LEVEL_WINDOW)
         self._scatter = _Times()
-        self._overhead = 0.0
-        self._gaps = _Times(LEVEL_WINDOW)
+        self._overhead = self._host = 0.0
+        self._gaps, self._hosts = _Times(LEVEL_WINDOW), _Times(LEVEL_WINDOW)
         if start is not None:
             self._recall(start)
 
@@ -95,7 +95,7 @@ class CostMeter:
         if not rounds or any(trace.num_prompt_tokens for trace in traces):
             return
         shared = rounds[0]
-        seconds = shared.verify_seconds + shared.accept_seconds
+        seconds = shared.verify_seconds
         num_rows = sum(1 + trace.num_drafted for trace in rounds)
         times = self._target.setdefault(_rows_bucket(num_rows), _Times())
         level = self.level
@@ -107,6 +107,8 @@ class CostMeter:
         # What the host does between passes costs every round alike; the median leaves idling out.
         self._gaps.add(shared.gap_seconds)
         self._overhead = self._gaps.median
+        self._hosts.add(shared.accept_seconds / len(rounds))
+        self._host = self._hosts.median
         depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
         if depths and caught_up:
             key = (_count_bucket(len(depths)), max(depths))
@@ -122,7 +124,7 @@ class CostMeter:
             by_count.setdefault(count, {})[depth] = times
         drafts = tuple((count, self._from_nothing(by_count[count])) for count in sorted(by_count))
         guess = Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT * target.points[0][1])))
-        return CostTable(target, drafts or ((1, guess),), self._overhead)
+        return CostTable(target, drafts or ((1, guess),), self._overhead, self._host)
 
     def _from_nothing(self, points: dict[int, _Times]) -> Curve:
         """Through the point that needs no measurement as well: no draft takes no time."""
@@ -139,7 +141,7 @@ class CostMeter:
         )
 
     def _recall(self, table: CostTable) -> None:
-        self._overhead = table.overhead
+        self._overhead, self._host = table.overhead, table.host
         for rows, seconds in table.target.points:
             times = self._target.setdefault(_rows_bucket(round(rows)), _Times())
             for _ in range(_TRUST):

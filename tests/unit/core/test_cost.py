@@ -21,6 +21,7 @@ TABLE = CostTable(
     target=Curve(((1.0, 10.0), (9.0, 12.0))),
     drafts=((1, Curve(((0.0, 0.0), (4.0, 2.0)))), (8, Curve(((0.0, 0.0), (4.0, 6.0))))),
     overhead=0.5,
+    host=0.25,
 )
 
 
@@ -62,23 +63,23 @@ def test_pools_weigh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "drafting", "wanted"),
+    ("count", "rows", "depth", "drafting", "wanted"),
     [
-        (1, 0, 0, 10.5),  # nothing is drafted
-        (5, 4, 1, 0.5 + 11.0 + 2.0),
-        (5, 2, 1, 0.5 + 11.0 + 1.0),
-        (9, 4, 8, 0.5 + 12.0 + 6.0),
-        (9, 4, 2, 0.5 + 12.0 + 2.0),  # two is nearer to one than to eight, by ratio
-        (9, 4, 3, 0.5 + 12.0 + 6.0),
-        (17, 8, 1, 0.5 + 14.0 + 4.0),
+        (1, 1, 0, 0, 0.75 + 10.0),  # nothing is drafted
+        (1, 5, 4, 1, 0.75 + 11.0 + 2.0),
+        (1, 5, 2, 1, 0.75 + 11.0 + 1.0),
+        (8, 9, 4, 8, 2.5 + 12.0 + 6.0),
+        (2, 9, 4, 2, 1.0 + 12.0 + 2.0),  # two is nearer to one than to eight, by ratio
+        (4, 9, 4, 3, 1.5 + 12.0 + 6.0),
+        (1, 17, 8, 1, 0.75 + 14.0 + 4.0),
     ],
 )
 def test_a_round_is_the_sum_of_its_parts(
-    rows: int, depth: int, drafting: int, wanted: float
+    count: int, rows: int, depth: int, drafting: int, wanted: float
 ) -> None:
-    assert TABLE.round_seconds(rows, depth, drafting) == pytest.approx(wanted)
+    assert TABLE.round_seconds(count, rows, depth, drafting) == pytest.approx(wanted)
     parts = TABLE.target_seconds(rows) + TABLE.draft_seconds(depth, max(drafting, 1))
-    assert TABLE.overhead + parts == pytest.approx(wanted)
+    assert TABLE.overhead + TABLE.host * count + parts == pytest.approx(wanted)
 
 
 def test_a_table_survives_being_written() -> None:
@@ -99,7 +100,8 @@ def test_a_table_survives_being_written() -> None:
         TABLE.to_json().replace('[[1, {"points"', '[[0, {"points"'),
         TABLE.to_json().replace("0.5", "Infinity"),
         TABLE.to_json().replace("10.0", '"a"'),
-        '{"target": {"points": []}, "drafts": [], "overhead": 0}',
+        '{"target": {"points": []}, "drafts": [], "overhead": 0, "host": 0}',
+        TABLE.to_json().replace("0.25", "-1"),
     ],
 )
 def test_what_is_no_table_is_refused(text: str) -> None:

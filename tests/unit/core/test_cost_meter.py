@@ -45,7 +45,9 @@ def test_rows_are_those_of_the_whole_pass() -> None:
     meter.observe(passed([0, 0], target=1.0), caught_up=True)
     meter.observe(passed([3, 1], target=2.0, draft=0.6, accept=0.5), caught_up=True)
     found = table(meter)
-    assert found.target.points == ((2, 1.0), (6, 2.5))
+    assert found.target.points == ((2, 1.0), (6, 2.0))
+    # What is not the pass goes by sequences: nothing once, a quarter of a second each once.
+    assert found.host == pytest.approx(0.125)
     assert found.drafts[0][0] == 2
     assert found.draft_seconds(3, 2) == pytest.approx(0.6)
     assert found.draft_seconds(1, 2) == pytest.approx(0.2)  # no draft takes no time
