@@ -15,13 +15,16 @@ LANES = (
     "--no-concurrent-lanes --prefill-batch --reserve --saguaro --schedule --tensor-parallel "
     "--verify-batch --verify-margin"
 )
+STATES = "--state-checkpoints --state-history --state-rollback"
 ENGINE = (
-    f"{LANES} --arena-tokens --batch-size --batched-verify --context --controller "
+    f"{LANES} {STATES} --arena-tokens --batch-size --batched-verify --context --controller "
     "--deterministic --device --drafter --dtype --force-reference --fused-round --k --leniency "
     "--max-ngram --min-k "
     "--min-ngram --no-batched-verify --no-deterministic --no-force-reference --no-fused-round "
     "--no-profile --page-size "
-    "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads"
+    "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads "
+    "--head-init --least-confidence --lite-heads --tree-nodes --tree-shape "
+    "--suffix-corpus --suffix-tokens --watchdog"
 )
 SAMPLING = (
     "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p "
@@ -45,9 +48,19 @@ NOT_OF_ENGINES = {"--schedule", "--n", "--top-logprobs"} | {
     f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
 }
 OF_ENGINES = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_ENGINES)
+# A comparison of drafters sets these for each of them; --max-tokens is an option of its own.
+NOT_OF_DRAFTERS = {"--drafter", "--tree-nodes", "--n", "--top-logprobs"} | {
+    f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
+}
+OF_DRAFTERS = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_DRAFTERS)
 OF_TRACES = " ".join(
     flag for flag in ALL.split() if flag == "--schedule" or flag not in NOT_OF_ENGINES
 )
+OF_TRAINING = (
+    "--batch --device --field --fresh --held-out --json --learning-rate --measure-seconds "
+    "--minutes --save-seconds --seed --steps --threads --tokens --warmup --window"
+)
+OF_DRAFTERS_TRAINING = f"{OF_TRAINING} --exam-prompts --prompts --target"
 
 FLAGS: dict[tuple[str, ...], str] = {
     ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
@@ -60,15 +73,25 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("models", "ollama"): "--host --json --max-tokens --model --prompt",
     ("models", "ping"): "--json --max-tokens --model --prompt --retries --timeout --url",
     ("pairs",): "--json",
-    ("draft", "check"): "--json",
+    ("draft", "suggest"): "--json",
+    ("draft", "check"): "--json --k --max-tokens --measure --prompts",
     ("verify",): f"{ALL} --deep --json --output",
     ("bench", "k"): f"{K_SWEEP} --json",
     ("bench", "comm"): "--device --json --largest-mb --model --output --ranks",
+    ("bench", "drafters"): f"{OF_DRAFTERS} --csv --domains --drafters --json --no-plots "
+    "--output-dir --prompts --repeats",
     ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
     "--output-dir --pairs --prompts --repeats --requests --warmup",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
     ("trace",): f"{OF_TRACES} --figure --figure-seconds --json --output",
+    ("train", "draft"): f"{OF_DRAFTERS_TRAINING} --dtype --hidden --layers --on-policy --reverse "
+    "--start --temperature",
+    ("train", "eagle"): f"{OF_DRAFTERS_TRAINING} --draft-vocab --dtype --ffn --turns",
+    ("train", "medusa"): f"{OF_DRAFTERS_TRAINING} --dtype --heads --init --layers",
+    ("train", "mtp"): f"{OF_DRAFTERS_TRAINING} --blocks --dtype --turns",
+    ("train", "pretrain"): f"{OF_TRAINING} --dtype --hidden --layers --tokenizer",
+    ("train", "tokenizer"): "--field --json --size --tokens",
     ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
     ("doctor",): f"{PROGRAM} {ENGINE} --json --measure",
     ("config",): f"{ALL} --json",

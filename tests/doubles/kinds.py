@@ -13,6 +13,7 @@ from torch import Tensor
 
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.tiny_checkpoints import variant, write_checkpoint
+from doubles.tiny_hybrids import hybrid_kind
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
 from outrider.models.decoder import Room
@@ -61,6 +62,9 @@ KINDS: Mapping[str, Kind] = {
     "qwen3": loaded("qwen3"),
     "phi3": loaded("phi3_partial"),
     "gpt2": loaded("gpt2"),
+    "qwen hybrid, ring": hybrid_kind("qwen3_5", "ring"),
+    "qwen hybrid, replay": hybrid_kind("qwen3_5", "replay"),
+    "qwen mixture": hybrid_kind("qwen3_next", "replay"),
 }
 # float64 doubles agree to the last few bits, float32 models to their own rounding.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}

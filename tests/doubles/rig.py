@@ -20,6 +20,7 @@ from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.core.shaping import Shaper
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.lanes.inline import InlineLanes
@@ -85,6 +86,7 @@ class Rig:
     spare: int = 8
     reserve: float = 1.0
     controller: Controller | None = None
+    compaction: Compaction | None = None
     honest: bool = True
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
@@ -98,6 +100,7 @@ class Rig:
             controller=self.controller or FixedController(Budget(self.k)),
             argmax=first_maximum,
             sink=self.traces.append,
+            compaction=self.compaction,
         )
 
     def engine(self) -> Engine:
@@ -172,7 +175,7 @@ def engine_of(
     limits: Limits,
 ) -> Engine:
     """An engine with one lane."""
-    residents = Residents(target, Drafting(drafter), Ledger(), limits)
+    residents = Residents(target, Drafting(drafter), Ledger(), limits, compaction=stages.compaction)
     return Engine(
         residents=residents,
         executor=InlineLanes({"main": LaneRunner(a_round, stages)}),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import ahead, drafters, fourteen, memory, noise, rounds, rules, sched
+from mutants import ahead, drafters, fourteen, lookups, memory, noise, rounds, rules, sched
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
@@ -21,6 +21,7 @@ MUTANTS = (
     *sched.MUTANTS,
     *rounds.MUTANTS,
     *drafters.MUTANTS,
+    *lookups.MUTANTS,
     *ahead.MUTANTS,
 )
 CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)

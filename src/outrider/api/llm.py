@@ -72,6 +72,9 @@ class LLM:
             kernels.sampling,
             machine_of(pair.target, self.device),
             pair.child,
+            pair.heads,
+            pair.own,
+            pair.corpus,
         )
         self._engine = build_engine(
             self.config, parts, num_slots=self._pair.num_slots, sink=self._desk.record, jobs=on_job

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import torch
 
+from outrider.api.corpus import Texts, read_corpus
+from outrider.api.sources import hidden_layers, room_of, source_of, states_of, whole_pages
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
 from outrider.drafters.process.options import ChildOptions
-from outrider.engine.build import resolve_window
-from outrider.engine.drafters import ahead_choices, ahead_room, resolve_drafter
+from outrider.engine.build import draft_size, resolve_window
+from outrider.engine.drafters import ahead_choices, ahead_room
+from outrider.engine.history import history_note
 from outrider.engine.lanes.build import LaneTarget, Machine
+from outrider.engine.own_drafter import own_copy
+from outrider.models.cheaper import Cheaper
 from outrider.models.decoder import Decoder, Room
+from outrider.models.heads import Heads
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import (
     DTYPES,
@@ -31,8 +37,6 @@ from outrider.sched.table import resolve_schedule
 from outrider.state.capacity import arena_slots
 from outrider.verify.table import rule_for
 
-_WITH_MODEL = ("model", "bridge")
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
@@ -41,7 +45,8 @@ class LoadedPair:
     `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
     drafted; `num_slots` is the arena's size in tokens. `translator` is there when the draft has a
     vocabulary of its own, `child` when a process of its own loads the draft model, `end` when other
-    processes have a share of the target: it ends them, for good.
+    processes have a share of the target: it ends them, for good. `heads`, and `own`, a cheaper
+    copy of the target, are loaded with the drafter. `corpus` has texts for the suffix drafter.
     """
 
     target: Decoder
@@ -56,16 +61,19 @@ class LoadedPair:
     translator: TextTranslator | None = None
     child: ChildOptions | None = None
     end: Callable[[], object] | None = None
+    heads: Heads | None = None
+    own: Cheaper | None = None
+    corpus: Texts = ()
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
     """Everything is checked before weights are read: names, window, vocabulary."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
-    draft = draft or draft_of(model)
-    drafter = resolve_drafter(config, has_draft=draft is not None)
     folder = resolve(model)
-    draft_folder = resolve(draft) if draft is not None and drafter in _WITH_MODEL else None
+    draft = draft or draft_of(model, config.drafter)
+    source = source_of(folder, draft, config)
+    drafter, draft_folder = source.drafter, source.model
     tokenizer = Tokenizer.load(folder)
     translator = None
     if draft_folder is not None and drafter == "bridge":
@@ -78,13 +86,17 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         _check_sizes(target_config.vocab_size, draft_config.vocab_size)
     target_tokens = target_config.max_tokens
     draft_tokens = draft_config.max_tokens if draft_config else None
+    own = own_copy(config, drafter, folder, target_config)
     k = 0 if drafter == "none" else config.k
     window = resolve_window(config, target_tokens, draft_tokens, k=k)
     # Whole pages: that is what the arena allocates and what a sequence is charged for.
     wanted = config.arena_tokens or _default_slots(target_config, config, window)
-    num_slots = _whole_pages(wanted, config.page_size)
-    rows = config.batch_size * (k + 1)
-    room = _room(config, num_slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
+    num_slots = whole_pages(wanted, config.page_size)
+    heads = source.sized(config, target_config, num_slots)
+    rows = config.batch_size * (draft_size(config, drafter) + 1)
+    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
+    room = room_of(config, num_slots, max_rows=most, max_logits=rows)
+    room = replace(room, hidden_layers=hidden_layers(heads, drafter, target_config))
     options = replace(_options(config, room), quantise=config.quantise)
     target, end = _load_target(folder, options, config.tensor_parallel, name=model)
     draft_model = child = None
@@ -108,23 +120,41 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         f"context {config.context or 'auto'}",
         k=k,
         num_slots=num_slots,
-        notes=(*_notes(target, config), *_idle(config, drafter)),
+        notes=(*_notes(target, config), *_idle(config, drafter), *_cut(config, drafter, target)),
         translator=translator,
         child=child,
         end=end,
+        heads=heads,
+        own=own,
+        corpus=_corpus(config, drafter, tokenizer, target_config.vocab_size),
     )
+
+
+def _corpus(config: EngineConfig, drafter: str, tokenizer: Tokenizer, vocab_size: int) -> Texts:
+    """What the suffix drafter reads first, for those that it is among."""
+    if drafter not in ("suffix", "lookup", "portfolio"):
+        return ()
+
+    def encode(text: str) -> list[int]:
+        ids = tokenizer.encode(text, add_special=False)
+        return [token for token in ids if token < vocab_size]
+
+    return read_corpus(config.suffix_corpus, encode, num_tokens=config.suffix_tokens)
 
 
 def _draft_options(config: EngineConfig, num_slots: int) -> LoadOptions:
     """With room for the foreseen verdicts of a draft model that drafts ahead."""
     more = ahead_room(config, ahead=resolve_schedule(config, has_draft=True) == "ssd")
-    num_slots += config.batch_size * _whole_pages(more.num_slots, config.page_size)
-    room = _room(
+    num_slots += config.batch_size * whole_pages(more.num_slots, config.page_size)
+    room = room_of(
         config,
         num_slots,
         max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
         max_logits=max(config.batch_size, more.num_logits),
     )
+    # A model that drafts ahead stages all its branches.
+    history = max(room.states.history, more.num_slots)
+    room = replace(room, states=replace(room.states, history=history))
     options = _options(config, room)
     home = config.drafter_device
     return options if home == "auto" else replace(options, device=home)
@@ -199,16 +229,6 @@ def _check_sizes(target: int, draft: int) -> None:
         )
 
 
-def _whole_pages(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size) * page_size
-
-
-def _room(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:
-    return Room(
-        num_slots=num_slots, page_size=config.page_size, max_rows=max_rows, max_logits=max_logits
-    )
-
-
 def _options(config: EngineConfig, room: Room) -> LoadOptions:
     return LoadOptions(
         room=room,
@@ -222,9 +242,13 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
 def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> int:
     size = DTYPES.get(config.dtype, torch.float32).itemsize
     spec = model.spec("", bytes_per_weight=size, bytes_per_kv=size)
-    room = _whole_pages(window, config.page_size)
+    room = whole_pages(window, config.page_size)
     return arena_slots(
-        spec, sequences=config.batch_size, window=room, device=pick_device(config.device)
+        spec,
+        sequences=config.batch_size,
+        window=room,
+        device=pick_device(config.device),
+        states=states_of(config),
     )
 
 
@@ -247,6 +271,12 @@ def _idle(config: EngineConfig, drafter: str) -> tuple[str, ...]:
     if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
         notes.append("saguaro and force_hits have an effect with --schedule ssd only")
     return tuple(notes)
+
+
+def _cut(config: EngineConfig, drafter: str, target: Decoder) -> tuple[str, ...]:
+    """What a recurrent memory does not hold of the drafts that were asked for."""
+    note = None if drafter == "none" else history_note(config, target)
+    return () if note is None else (note,)
 
 
 def machine_of(target: Decoder, device: torch.device) -> Machine:

@@ -100,6 +100,8 @@ class Reader:
         seq, found = self.seq, list[str]()
         if seq.no_drafts:
             found.append(f"speculation was turned off: {seq.no_drafts}")
+        if seq.rested:
+            found.append(f"speculation rested: {seq.rested}")
         if self.was_cancelled:
             found.append("cancelled before its end")
         if seq.num_preempted:

@@ -12,6 +12,10 @@ from outrider.core.nearest import did_you_mean
 
 WORKLOADS = ("humaneval", "gsm8k")
 DOMAINS = ("code", "maths", "conversation", "summarization")
+# For drafters that copy from the text: prompts that begin a copy of themselves, and prompts whose
+# words come once. They are asked for by name, and are no part of any mixture.
+ECHO, ADVERSARIAL = "echo", "adversarial"
+EXTREMES = (ECHO, ADVERSARIAL)
 SUMMARIZE = "\n\nSummarize the above article:"
 
 _FILES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -19,6 +23,8 @@ _FILES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "maths": ("gsm8k", lambda row: f"Question: {row['question']}\nAnswer:"),
     "conversation": ("conversation", lambda row: row["instruction"]),
     "summarization": ("summarization", lambda row: row["article"] + SUMMARIZE),
+    ECHO: ("echo", lambda row: row["prompt"]),
+    ADVERSARIAL: ("adversarial", lambda row: row["prompt"]),
 }
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 from cyclopts import App, Parameter
 
 from outrider.cli.page import CONFIG_TEXT
-from outrider.cli.verbs import VERBS, Argument, Verb, setting_flags
+from outrider.cli.verb import Argument, Verb, setting_flags
+from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
 from outrider.core.errors import ConfigError

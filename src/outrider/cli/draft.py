@@ -1,74 +1,80 @@
-"""`outrider draft check`: may this draft model draft for this target?"""
+"""`outrider draft`: what can draft for a target, and whether a certain draft fits it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
-from outrider.api.tokenizer import Difference, Tokenizer, first_differences
+from outrider.bench.drafters.table import available
 from outrider.cli.call import Call, needed
-from outrider.cli.options import JsonOption
+from outrider.cli.draft_fit import Fit, compare
+from outrider.cli.draft_measure import Measured, measure
+from outrider.cli.draft_suggest import suggestions
+from outrider.cli.drafter_options import DraftCheckOptions, DraftSuggestOptions
 from outrider.cli.output import json_line, table
-from outrider.core.errors import CheckpointError
-from outrider.models.json_object import JsonObject
-from outrider.models.loading import ALIASES, resolve
-
-# Enough to compare vocabularies; weights stay where they are.
-_SMALL_FILES = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
+from outrider.core.config import EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One model: tokens in its tokenizer, and ids that its law is over."""
-
-    name: str
-    num_tokens: int
-    num_ids: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """`shared` is the share of the draft's tokens that the target spells alike, under any id."""
-
-    target: Side
-    draft: Side
-    differences: tuple[Difference, ...]
-    shared: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether a drafted id means the same to the target."""
-        return not self.differences and self.target.num_ids == self.draft.num_ids
-
-    @property
-    def advice(self) -> str:
-        flags = f"--target {self.target.name} --draft {self.draft.name}"
-        if self.fits:
-            return f"it fits: outrider generate {flags} PROMPT"
-        if self.differences:
-            reason = "ids mean different tokens"
-        else:
-            reason = f"laws over {self.target.num_ids} and {self.draft.num_ids} ids do not compare"
-        return (
-            f"it does not fit as it is ({reason}). Either spell drafts anew, with {flags} "
-            "--drafter bridge; or choose a draft of the target's family (outrider pairs); or "
-            "draft without a model, with --drafter ngram."
-        )
+def suggest(call: Call[DraftSuggestOptions]) -> int:
+    """What fits TARGET, the most promising first, each with its reason and its command."""
+    target = needed(call, "TARGET")
+    found = suggestions(target)
+    ready = [one.contestant for one in found if one.ready and one.drafter in available()]
+    command = f"outrider bench drafters --target {target} --drafters {','.join(ready)}"
+    if call.options.json:
+        print(json_line({"suggestions": [asdict(one) for one in found], "measure": command}))
+        return 0
+    rows = [
+        (one.drafter, one.draft or "", "here" if one.ready else "to be made or fetched", one.reason)
+        for one in found
+    ]
+    print(table(rows, header=("drafter", "draft", "", "why")))
+    print("\nTry them:")
+    for one in found:
+        print(f"  {one.command}")
+    print(f"\nMeasure those that are here:\n  {command}")
+    return 0
 
 
-def check(call: Call[JsonOption]) -> int:
-    """Compare the vocabularies of TARGET and DRAFT. Exit code 1 if they are not one."""
+def check(call: Call[DraftCheckOptions]) -> int:
+    """Compare TARGET and DRAFT. Exit code 1 if they do not fit, or if nothing is accepted."""
     target, draft = needed(call, "TARGET"), needed(call, "DRAFT", position=1)
     fit = compare(target, draft)
+    measured = _measured(call.options, fit) if call.options.measure and not fit.wrong else None
+    dead = measured is not None and measured.dead
     if call.options.json:
-        print(json_line(asdict(fit) | {"fits": fit.fits, "advice": fit.advice}))
-        return 0 if fit.fits else 1
-    sides = [("target", fit.target), ("draft", fit.draft)]
+        record = asdict(fit) | {"fits": fit.fits, "advice": fit.advice}
+        if measured is not None:
+            derived = ("tokens_per_round", "first_high", "dead", "text")
+            record["measured"] = asdict(measured) | {n: getattr(measured, n) for n in derived}
+        print(json_line(record))
+        return 0 if fit.fits and not dead else 1
+    _show(fit)
+    if measured is not None:
+        print(measured.text)
+        for note in measured.notes:
+            print(f"note: {note}")
+    if dead:
+        print(
+            "dead acceptance: next to nothing that this draft proposes is kept, although ids and "
+            "sizes agree. Was it trained for this target?"
+        )
+    return 0 if fit.fits and not dead else 1
+
+
+def _measured(options: DraftCheckOptions, fit: Fit) -> Measured:
+    drafter = "auto" if fit.same_ids else "bridge"
+    config = EngineConfig(drafter=drafter, k=options.k, profile=True)
+    return measure(
+        fit.target.name,
+        fit.draft.name,
+        config,
+        num_prompts=options.prompts,
+        max_tokens=options.max_tokens,
+    )
+
+
+def _show(fit: Fit) -> None:
+    sides = [("target", fit.target), ("draft" if fit.kind == "model" else fit.kind, fit.draft)]
     rows = [(role, side.name, side.num_tokens, side.num_ids) for role, side in sides]
     print(table(rows, header=("", "model", "tokens", "ids in its law")))
     if fit.differences:
@@ -76,47 +82,9 @@ def check(call: Call[JsonOption]) -> int:
         print("The first ids that differ:")
         differing = [(d.token_id, _shown(d.first), _shown(d.second)) for d in fit.differences]
         print(table(differing, header=("id", "target", "draft")))
+    for remark in fit.remarks:
+        print(f"{'wrong' if remark.wrong else 'caution'}: {remark.text}")
     print(f"\n{fit.advice}")
-    return 0 if fit.fits else 1
-
-
-def compare(target: str, draft: str) -> Fit:
-    """Reads configs and tokenizers only. Raises CheckpointError."""
-    folders = (small_files(target), small_files(draft))
-    first, second = (Tokenizer.load(folder) for folder in folders)
-    sizes = [JsonObject.read(folder / "config.json").integer("vocab_size") for folder in folders]
-    known, tokens = (set(map(_plain, t.vocabulary.values())) for t in (first, second))
-    return Fit(
-        target=Side(target, len(first.vocabulary), sizes[0]),
-        draft=Side(draft, len(second.vocabulary), sizes[1]),
-        differences=tuple(first_differences(first, second)),
-        shared=len(tokens & known) / max(len(tokens), 1),
-    )
-
-
-def small_files(name: str) -> Path:
-    """The folder of a model; of a hub model that is not cached, no weights are downloaded."""
-    if name in ALIASES or "/" not in name or Path(name).exists():
-        return resolve(name)
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import HFValidationError
-
-    repo, _, revision = name.partition("@")
-    try:
-        found = snapshot_download(repo, revision=revision or None, allow_patterns=_SMALL_FILES)
-    except (OSError, HFValidationError) as error:
-        reason = (str(error) or "no reason given").splitlines()[0]
-        raise CheckpointError(
-            f"no model {name!r}: no such folder, and its tokenizer is not to be had from the hub "
-            f"({reason})",
-            hint="`outrider models list` shows what is on this machine",
-        ) from None
-    return Path(found)
-
-
-def _plain(token: str) -> str:
-    """Tokenizers mark a space in two ways."""
-    return token.replace("\u2581", " ").replace("\u0120", " ")
 
 
 def _shown(token: str | None) -> str:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from outrider.core.draft import Origin
 
 # Drafters that have no use for a draft model.
-MODELLESS = ("none", "ngram", "prediction")
+MODELLESS = ("none", "ngram", "prediction", "suffix", "recycling", "lookup", "eagle-lite")
+# Drafters that read a folder which --draft names.
+WITH_FOLDER = ("model", "bridge", "eagle", "medusa", "block")
 
 
 def open_llm(
@@ -69,12 +71,13 @@ def _check_flags(resolved: Resolved) -> None:
 
 def _without_draft(engine: EngineConfig) -> EngineConfig:
     """No draft model: plain decoding, unless another drafter was asked for by name."""
-    if engine.drafter in ("model", "bridge"):
+    if engine.drafter in WITH_FOLDER:
         raise ConfigError(
-            f"--drafter {engine.drafter} needs a draft model, and --draft is none.",
-            hint="name a model with --draft, or use --drafter ngram",
+            f"--drafter {engine.drafter} needs a draft model or heads, and --draft is none.",
+            hint="name a folder with --draft, or use --drafter ngram",
         )
-    return replace(engine, drafter="none") if engine.drafter == "auto" else engine
+    without = {"auto": "none", "portfolio": "lookup"}
+    return replace(engine, drafter=without.get(engine.drafter, engine.drafter))
 
 
 @dataclass(slots=True)

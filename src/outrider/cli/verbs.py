@@ -7,9 +7,8 @@ costs little more than a bare Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from outrider.cli.drafter_verbs import BENCH_DRAFTERS, DRAFT
 from outrider.cli.options import (
     ChatOptions,
     CommOptions,
@@ -22,17 +21,14 @@ from outrider.cli.options import (
     KSweepOptions,
     LoadOptions,
     LoadTestOptions,
-    NoOptions,
     OllamaOptions,
     PingOptions,
     PromptsOptions,
     TraceOptions,
     VerifyOptions,
 )
-from outrider.core.settings import SETTINGS, Setting, describe
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from outrider.cli.train_verbs import TRAIN
+from outrider.cli.verb import Argument, Verb
 
 ALL_SETTINGS = ("program", "engine", "sampling")
 # Settings that a sweep sets for each cell, or that have an option with another default.
@@ -49,58 +45,6 @@ DECIDED_BY_SWEEPS = (
 DECIDED_BY_TRACES = ("profile", "n", "logprobs", "top_logprobs")
 # Those that a comparison of engines sets for each of them.
 DECIDED_BY_ENGINES = ("schedule", "profile", "max_tokens", "n", "logprobs", "top_logprobs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """A word that a verb may take without a flag; the last one of a verb may be `many` words."""
-
-    name: str
-    text: str
-    choices: tuple[str, ...] = ()
-    many: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
-    """`target` ("module:function") takes a `Call`; a verb with `parts` is only their common name.
-
-    `settings` are the groups of settings whose flags it takes, save those that it decides itself
-    (`without`); `options` is a dataclass of its own.
-    `example` is a line that a user can paste.
-    """
-
-    name: str
-    text: str
-    example: str
-    target: str = ""
-    alias: str | None = None
-    arguments: tuple[Argument, ...] = ()
-    options: type[DataclassInstance] = NoOptions
-    settings: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    parts: tuple[Verb, ...] = ()
-
-    def own_options(self) -> list[Setting]:
-        return list(describe(self.options, group="").values())
-
-    def offered_settings(self) -> list[Setting]:
-        return [
-            item
-            for item in SETTINGS.values()
-            if item.group in self.settings and item.name not in self.without
-        ]
-
-    def flags(self) -> list[str]:
-        """Every flag it takes."""
-        own = [item.flag for item in self.own_options()]
-        offered = [name for item in self.offered_settings() for name in setting_flags(item)]
-        return [*own, *offered, *(["--config"] if self.settings else []), "--help"]
-
-
-def setting_flags(item: Setting) -> list[str]:
-    """A switch among the settings may be on by default, so it has a flag for either side."""
-    return [item.flag, f"--no-{item.flag[2:]}"] if item.kind is bool else [item.flag]
 
 
 MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
@@ -206,24 +150,7 @@ VERBS = (
         arguments=(Argument(name="NAME", text="Show this pair's models, memory and command."),),
         options=JsonOption,
     ),
-    Verb(
-        name="draft",
-        text="Choose a draft model.",
-        example="outrider draft check outrider/embedded outrider/embedded-draft",
-        parts=(
-            Verb(
-                name="check",
-                target="outrider.cli.draft:check",
-                text="Compare two vocabularies: may DRAFT draft for TARGET?",
-                example="outrider draft check outrider/embedded outrider/embedded-draft",
-                arguments=(
-                    Argument(name="TARGET", text="An alias, a folder or a hub id."),
-                    Argument(name="DRAFT", text="The same."),
-                ),
-                options=JsonOption,
-            ),
-        ),
-    ),
+    DRAFT,
     Verb(
         name="bench",
         text="Measure what speculation gains, each time beside plain decoding.",
@@ -245,6 +172,7 @@ VERBS = (
                 example="outrider bench comm --largest-mb 1",
                 options=CommOptions,
             ),
+            BENCH_DRAFTERS,
             Verb(
                 name="engines",
                 target="outrider.cli.bench_engines:engines",
@@ -292,6 +220,7 @@ VERBS = (
         example="outrider prompts --tiny-output tiny.json",
         options=PromptsOptions,
     ),
+    TRAIN,
     Verb(
         name="verify",
         target="outrider.cli.verify:verify",

@@ -7,14 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most `depth` draft tokens along any path (K of a chain); 0 means do not speculate.
+    """At most `depth` draft tokens along any path (K of a chain); 0 means do not speculate. At most
+    `num_nodes` of them in all, where that is more: then a drafter that can may branch.
 
     `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
-    law that it drew from, so the output keeps its law; only acceptance changes.
+    law that it drew from, so the output keeps its law; only acceptance changes. `why` says what a
+    depth was set to 0 for, if drafting was found dead.
     """
 
     depth: int
     temperature: float = 1.0
+    num_nodes: int = 0
+    why: str = ""
+
+    @property
+    def size(self) -> int:
+        """Draft tokens in all."""
+        return max(self.depth, self.num_nodes) if self.depth else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from outrider.core.fields import check_fields, setting
 
-DRAFTERS = ("auto", "none", "model", "bridge", "ngram", "prediction")
+DRAFTERS = (
+    "auto", "none", "model", "bridge", "ngram", "prediction",
+    "suffix", "recycling", "lookup", "portfolio",
+    "eagle", "eagle-lite",
+    "medusa", "medusa-lite", "block", "mtp",
+    "quantised-self", "layer-skip",
+)  # fmt: skip
+WATCHDOGS = ("request", "engine", "off")
+TREE_SHAPES = ("confident", "calibrated")
+HEAD_INITS = ("tie", "copy", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 QUANTISE = ("none", "int8", "int4")
@@ -21,6 +30,7 @@ SCHEDULES = ("single", "pd", "pdv", "ssd", "auto")
 LANE_ORDERS = ("depth", "fixed", "slo", "learned")
 FALLBACKS = ("jit", "ngram", "none", "auto")
 FAN_OUTS = ("optimal", "geometric", "uniform", "top")
+ROLLBACKS = ("replay", "ring")
 DRAFTER_HOMES = ("thread", "process")
 
 
@@ -30,10 +40,37 @@ class EngineConfig:
 
     drafter: str = setting(
         "auto",
-        "What proposes tokens; auto takes the draft model if there is one, else ngram.",
+        "What proposes tokens; auto takes the draft model or heads if there are any, else ngram.",
         choices=DRAFTERS,
     )
     k: int = setting(4, "Draft at most this many tokens a round.", minimum=0, maximum=64)
+    tree_nodes: int = setting(
+        0,
+        "Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains.",
+        minimum=0,
+        maximum=256,
+    )
+    tree_shape: str = setting(
+        "confident",
+        "What shapes a greedy tree of Medusa heads: confident goes by the heads' own laws, "
+        "calibrated by counts that came with them.",
+        choices=TREE_SHAPES,
+    )
+    least_confidence: float = setting(
+        0.2,
+        "With drafter block, a draft ends where it is less likely to be right than that.",
+        minimum=0,
+        maximum=1,
+    )
+    lite_heads: int = setting(
+        2, "With drafter medusa-lite, how many heads guess.", minimum=1, maximum=16
+    )
+    head_init: str = setting(
+        "tie",
+        "What medusa-lite's heads are: tie is the target's own output matrix, copy the same until "
+        "it is trained, random shows what junk costs.",
+        choices=HEAD_INITS,
+    )
     sampler: str = setting(
         "block",
         "Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. "
@@ -68,6 +105,16 @@ class EngineConfig:
         "none",
         "Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text.",
         choices=QUANTISE,
+    )
+    self_quantise: str = setting(
+        "int8",
+        "With drafter quantised-self, how the copy of the target that drafts is held.",
+        choices=QUANTISE[1:],
+    )
+    skip_layers: str = setting(
+        "",
+        "With drafter layer-skip, the layers of the target that drafting leaves out, as in 2,5-7; "
+        "none named are some of the middle.",
     )
     device: str = setting(
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES
@@ -180,8 +227,54 @@ class EngineConfig:
     arena_tokens: int = setting(
         0, "KV positions to allocate; 0 fits batch_size sequences of the window.", minimum=0
     )
+    kv_budget: int = setting(
+        0,
+        "Keep this many keys of a longer prompt, those that its end attends to most: less memory, "
+        "another model's text; 0 keeps all.",
+        minimum=0,
+    )
+    kv_window: int = setting(
+        16,
+        "With kv_budget, tokens of the prompt's end that choose, and are kept.",
+        minimum=1,
+        maximum=1024,
+    )
+    state_rollback: str = setting(
+        "replay",
+        "How a hybrid's recurrent states return to where a draft was refused: ring keeps a state "
+        "after each token, replay what each token changed, which is less.",
+        choices=ROLLBACKS,
+    )
+    state_history: int = setting(
+        0,
+        "Draft tokens that recurrent states can return to; longer drafts are cut. 0 is as many as "
+        "are drafted.",
+        minimum=0,
+        maximum=256,
+    )
+    state_checkpoints: int = setting(
+        8,
+        "Recurrent states kept at ends of pages, for texts that begin alike; 0 shares none.",
+        minimum=0,
+        maximum=4096,
+    )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
+    suffix_corpus: str = setting(
+        "", "Text file, or folder of them, that the suffix drafter reads before the first request."
+    )
+    suffix_tokens: int = setting(
+        65536,
+        "Tokens of the corpus, and twice as many of requests, that the suffix drafter remembers.",
+        minimum=256,
+        maximum=10_000_000,
+    )
+    watchdog: str = setting(
+        "request",
+        "Where hardly a draft is kept, draft nothing and look again later: of a request, of the "
+        "whole engine as well, or never. Controller goodput sees to that by itself.",
+        choices=WATCHDOGS,
+    )
     threads: int = setting(
         0,
         "CPU threads; 0 takes the physical cores, or more where that was faster.",

@@ -25,13 +25,15 @@ class Draft:
 
     A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the law node i was drawn
     from, given its earlier siblings; None says every node was chosen deterministically. `hit` says
-    whether it was made ahead of the verdict that it follows, None where nobody drafts ahead.
+    whether it was made ahead of the verdict that it follows, None where nobody drafts ahead. `by`
+    names who proposed it, where the engine's drafter is several.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probs_NV: Tensor | None = None
     hit: bool | None = None
+    by: str = ""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
@@ -112,13 +114,16 @@ class Verdict:
 class Outcome:
     """One sequence's round: what was drafted and what became of it.
 
-    `logprobs` has an entry for each of `tokens` when the request asked for them.
+    `logprobs` has an entry for each of `tokens` when the request asked for them. `likely` has the
+    target's likeliest tokens, best first, after the root and after each draft node, when the
+    drafter asked for them.
     """
 
     seq_id: int
     draft: Draft
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...] = ()
+    likely: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:

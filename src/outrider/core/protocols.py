@@ -23,9 +23,17 @@ from outrider.core.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """What a drafter asks of the target pass; the engine reads this instead of its class."""
+    """What a drafter asks of the target pass; the engine reads this instead of its class.
+
+    `hidden_layers` are kept of every token: i is the residual after i layers, 0 to L. `num_likely`
+    is how many of the likeliest tokens `Outcome.likely` names after each one that was verified.
+    `shares_memory` says that it drafts in the target's own memory, and so may never be left behind
+    in the midst of a draft.
+    """
 
     hidden_layers: tuple[int, ...] = ()
+    num_likely: int = 0
+    shares_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,16 @@ class StateStore(Protocol):
     def num_free_tokens(self) -> int: ...
 
 
+@runtime_checkable
+class HiddenStore(StateStore, Protocol):
+    """A memory that also keeps the hidden states that a drafter asked for."""
+
+    def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
+        """Those of committed tokens `start` to `stop`, hidden_PKD, in the order of the layers that
+        were asked for; a copy, in the memory's dtype."""
+        ...
+
+
 class CausalLM(Protocol):
     """A decoder over packed token trees (models/). Prefill, decode and verify are one call."""
 
@@ -122,7 +140,8 @@ class DraftRow:
     `tokens` is everything emitted so far, prompt included; the last one is pending (not yet in
     the target's memory). `last` is the outcome of the round before, None in a first round.
     `prediction` is the caller's own guess of the text after the prompt. A drafter that shapes its
-    logits as the target's are (`shaper`, None: not at all) is accepted more often.
+    logits as the target's are (`shaper`, None: not at all) is accepted more often. `hidden` reads
+    the states that it asked for; None if it asked for none.
     """
 
     seq_id: int
@@ -133,6 +152,16 @@ class DraftRow:
     noise: Noise
     prediction: tuple[int, ...] = ()
     shaper: Shaper | None = None
+    hidden: HiddenStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Of one sequence: `read(start, stop)` gives hidden_PKD of those tokens, up to `length` of
+    them. The target may not have read all that was emitted when a text is new."""
+
+    length: int
+    read: Callable[[int, int], Tensor]
 
 
 class Drafter(Protocol):

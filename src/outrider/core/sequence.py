@@ -25,8 +25,8 @@ class LiveSequence:
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
     `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
     draws with. `budget` is that of its next draft. `no_drafts` says why nothing is drafted for it
-    any more, if so. `error` is why the engine gave it up, if it did; it is then neither live nor
-    finished.
+    any more, if so; `rested` says why nothing was for a while. `error` is why the engine gave it
+    up, if it did; it is then neither live nor finished.
     """
 
     seq_id: int
@@ -46,6 +46,7 @@ class LiveSequence:
     num_rounds: int = 0
     num_preempted: int = 0
     no_drafts: str = ""
+    rested: str = ""
     draft_seconds: float = 0.0
     finish: FinishReason | None = None
     error: Exception | None = None

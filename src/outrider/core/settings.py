@@ -50,7 +50,8 @@ class ProgramConfig:
         "outrider/embedded", "Model whose text you get: a folder or a hub id, or the embedded one."
     )
     draft: str = setting(
-        "auto", "Model that proposes: auto is the target's known partner, none does without."
+        "auto",
+        "Model or heads that propose: auto is the target's known partner, none does without.",
     )
     color: str = setting(
         "auto", "Colour tokens by origin; auto does so on a terminal.", choices=COLORS

@@ -14,7 +14,9 @@ class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
-    them. Every parameter counts once, though a tied output head is held apart from the table.
+    them. Every parameter counts once, though a tied output head is held apart from the table. Of a
+    hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and what
+    one token does to them `input_bytes`.
     """
 
     name: str
@@ -32,10 +34,14 @@ class ModelSpec:
     bytes_per_kv: int
     stop_ids: tuple[int, ...] = ()
     quantise: str = "none"
+    num_kv_layers: int | None = None
+    state_bytes: int = 0
+    input_bytes: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_kv
+        num_layers = self.num_layers if self.num_kv_layers is None else self.num_kv_layers
+        return 2 * num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_kv
 
     @property
     def weight_bytes(self) -> int:

@@ -24,6 +24,8 @@ from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import PLAIN, Sampling
 
+# The pending token, and the last of a draft that was kept whole: it was never fed.
+LEAST_SHARE = 2
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0
 # (laws_NV, node): change the laws of a chain's node `node` in place; what comes out is reported.
@@ -122,16 +124,23 @@ class ModelDrafter:
         self._model.state.close(seq_id)
         del self._staged[seq_id]
 
-    def begin(self, seq_id: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Commit what was rightly drafted of the text `tokens`, read all but a token or two of the
-        rest; what is left to read is returned. For a round that runs the model by itself."""
+    def share(self, num_rows: int) -> int:
+        """Unread tokens of each of so many rows that one pass takes."""
+        return max(self._chunk // num_rows, LEAST_SHARE)
+
+    def begin(
+        self, seq_id: int, tokens: Sequence[int], *, most: int = LEAST_SHARE
+    ) -> Sequence[int]:
+        """Commit what was rightly drafted of the text `tokens`. If more than `most` of it are left
+        to read, read all but the last; what is left to read then is returned. For a round that runs
+        the model by itself."""
         state = self._model.state
         length = state.length(seq_id)
         kept = _num_common(self._staged[seq_id], tokens[length:-1])
         state.commit({seq_id: range(kept)})
         self._staged[seq_id] = []
         start, end = length + kept, len(tokens) - 1
-        if end - start > 1:
+        if end - start >= most:
             for at in range(start, end, self._chunk):
                 self._feed(seq_id, tokens[at : min(at + self._chunk, end)])
             start = end
@@ -143,7 +152,9 @@ class ModelDrafter:
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Read up to each row's last token, which stays staged; the logits that follow it."""
-        feeds = [StepRow.chain(row.seq_id, self.begin(row.seq_id, row.tokens)) for row in rows]
+        most = self.share(len(rows))
+        texts = [self.begin(row.seq_id, row.tokens, most=most) for row in rows]
+        feeds = [StepRow.chain(row.seq_id, text) for row, text in zip(rows, texts, strict=True)]
         feeds = [replace(feed, logits_from=len(feed.tokens) - 1) for feed in feeds]
         logits_MV = self._model.step(feeds, self.needs).logits_MV
         for feed in feeds:

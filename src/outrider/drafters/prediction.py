@@ -25,6 +25,8 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 
 _SIZES = (8, 4, 2, 1)
 _NEAR = 32
+# Drafters for which a guess is no mistake.
+READERS = ("prediction", "lookup", "portfolio", "none")
 
 
 def check_prediction(prediction: str, *, drafter: str) -> None:
@@ -37,7 +39,7 @@ def check_prediction(prediction: str, *, drafter: str) -> None:
             "drafter 'prediction' needs a guess of the text, and the request has none.",
             hint="--drafter prediction needs --prediction TEXT",
         )
-    if drafter not in ("prediction", "none") and prediction:
+    if drafter not in READERS and prediction:
         raise ConfigError(
             f"drafter {drafter!r} does not read the request's prediction.",
             hint="--drafter prediction",

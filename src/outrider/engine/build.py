@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,15 +11,18 @@ from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
+from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import Controller, DraftAhead, Drafter
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
+from outrider.engine.compaction import compaction_of
 from outrider.engine.drafters import build_drafter
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
+from outrider.engine.history import within_history
 from outrider.engine.lanes.build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.parts import Parts
@@ -73,8 +77,9 @@ def build_engine(
     jobs: Callable[[JobTrace], None] | None = None,
 ) -> Engine:
     """Wire models, drafter, rule, controller and schedule together."""
+    config = within_history(config, parts.target)
     name = resolve_schedule(config, has_draft=parts.has_draft)
-    config = replace(config, schedule=name)
+    config = replace(config, schedule=name, controller=config.resolved_controller)
     drafter = build_drafter(config, parts, ahead=name == "ssd")
     limit = None
     if config.adaptive_batch:
@@ -105,10 +110,11 @@ def _stages(
         target=parts.target if config.batched_verify else StepwiseLM(parts.target),
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, parts.sampling),
-        controller=_controller(config, _longest_draft(config, drafter)),
+        controller=_watched(config, _controller(config, _longest_draft(config, drafter))),
         argmax=parts.argmax,
         sink=sink,
         sampling=parts.sampling,
+        compaction=compaction_of(config, parts.target, drafter),
     )
 
 
@@ -117,20 +123,27 @@ def _residents(
 ) -> Residents:
     drafter = stages.drafter
     ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
+    timeout = math.inf if drafter.needs.shares_memory else config.drafter_timeout
     return Residents(
         target=stages.target,
-        drafting=Drafting(drafter, ahead=ahead, timeout=config.drafter_timeout),
+        drafting=Drafting(drafter, ahead=ahead, timeout=timeout),
         ledger=Ledger(drafts_ahead=ahead),
         limits=Limits(
             config.batch_size,
             num_slots,
             page_size=config.page_size,
-            spare=_longest_draft(config, drafter) + 1,
+            spare=draft_size(config, drafter.name) + 1,
             reserve=config.reserve,
             max_waiting=config.max_waiting,
         ),
         batch_limit=limit,
+        compaction=stages.compaction,
     )
+
+
+def draft_size(config: EngineConfig, drafter: str) -> int:
+    """Draft tokens of one sequence and round at most."""
+    return 0 if drafter == "none" else max(config.k, config.tree_nodes)
 
 
 def _longest_draft(config: EngineConfig, drafter: Drafter) -> int:
@@ -188,11 +201,18 @@ def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
     return resolve_window(config, parts.target.spec.max_tokens, draft_tokens, k=k)
 
 
+def _watched(config: EngineConfig, controller: Controller) -> Controller:
+    """Goodput leaves out by itself what does not pay."""
+    if config.watchdog == "off" or config.resolved_controller == "goodput" or config.k == 0:
+        return controller
+    return Watchdog(controller, shared=config.watchdog == "engine")
+
+
 def _controller(config: EngineConfig, k: int) -> Controller:
     """Raises ConfigError when the shortest draft is longer than the longest, `k`."""
-    name = config.resolved_controller
+    name = config.controller
     if k == 0 or name == "fixed":
-        return FixedController(Budget(k))
+        return FixedController(Budget(k, num_nodes=config.tree_nodes))
     if name == "goodput":
         return GoodputController(k=k)
     if config.min_k > k:

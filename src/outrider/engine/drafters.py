@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import cast
 
 from outrider.core.config import EngineConfig
@@ -15,25 +17,33 @@ from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.room import AheadRoom, room_needed
 from outrider.drafters.ahead.tree import Drawing
 from outrider.drafters.bridge import BridgeDrafter
+from outrider.drafters.model_tree import ModelTreeDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
+from outrider.drafters.trees import pick_in_tree, race_in_tree
+from outrider.engine.head_drafters import build_with_heads, build_without_weights
+from outrider.engine.lookup_drafters import build_portfolio, build_recycling, build_suffix
+from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED, build_own
 from outrider.engine.parts import Parts
+from outrider.models.heads import HEAD_KINDS, MAX_WIDTH, DraftKind
 
 
-def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
-    """The drafter that `config` means. Raises ConfigError if it needs a draft model, or cannot live
-    in a process."""
+def resolve_drafter(config: EngineConfig, *, has_draft: bool, kind: DraftKind = "model") -> str:
+    """The drafter that `config` means, where a draft is a model or heads of this `kind`.
+
+    Raises ConfigError if it needs a draft model or heads of another kind, or cannot live in a
+    process."""
     if config.k == 0:
         return "none"
     if config.drafter == "auto":
-        return "model" if has_draft else "ngram"
-    if config.drafter in ("model", "bridge") and not has_draft:
-        raise ConfigError(
-            f"drafter {config.drafter!r} needs a draft model, and none was given.",
-            hint="name one with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
-        )
+        return kind if has_draft else "ngram"
+    if config.drafter == "portfolio":
+        return _portfolio_name(config, has_draft=has_draft)
+    wanted = "model" if config.drafter == "bridge" else config.drafter
+    if wanted in ("model", *HEAD_KINDS) and not (has_draft and wanted == kind):
+        raise _no_source(config.drafter, wanted, kind if has_draft else None)
     if config.drafter == "bridge" and config.drafter_home == "process":
         raise ConfigError(
             "a draft model with another vocabulary cannot live in a process of its own.",
@@ -42,11 +52,44 @@ def resolve_drafter(config: EngineConfig, *, has_draft: bool) -> str:
     return config.drafter
 
 
+def _portfolio_name(config: EngineConfig, *, has_draft: bool) -> str:
+    """Without a draft a portfolio is its lookups."""
+    if has_draft and config.drafter_home == "process":
+        raise ConfigError(
+            "the draft model of a portfolio cannot live in a process of its own.",
+            hint="leave --drafter-home at thread",
+        )
+    return "portfolio" if has_draft else "lookup"
+
+
+def _no_source(drafter: str, wanted: str, given: DraftKind | None) -> ConfigError:
+    """What a drafter reads is missing, or --draft names something else."""
+    names = {"model": "a draft model", "mtp": "an MTP block"}
+    needed = names.get(wanted, f"{wanted} heads")
+    if given is None:
+        return ConfigError(
+            f"drafter {drafter!r} needs {needed}, and none was given.",
+            hint="name a folder with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
+        )
+    return ConfigError(
+        f"drafter {drafter!r} needs {needed}, and --draft names {names.get(given, given)}.",
+        hint="leave --drafter at auto, which follows --draft, or name another folder",
+    )
+
+
 def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
-    """What the draft model's memory needs besides, nothing if it does not draft `ahead`."""
+    """What the draft model's memory needs besides, for drafting `ahead` or for trees."""
+    if not ahead and branches(config):
+        rows = config.batch_size * MAX_WIDTH
+        return AheadRoom(rows, rows, config.k * MAX_WIDTH)
     if not ahead:
         return AheadRoom(0, 0, 0)
     return room_needed(config.k, config.fan_out, config.batch_size)
+
+
+def branches(config: EngineConfig) -> bool:
+    """Whether drafts are trees, where the drafter can branch."""
+    return config.tree_nodes > config.k
 
 
 def ahead_choices(config: EngineConfig) -> AheadChoices:
@@ -65,30 +108,55 @@ def ahead_choices(config: EngineConfig) -> AheadChoices:
 
 def build_drafter(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
     """With `ahead` a draft model prepares for verdicts; other drafters have no use for that."""
-    match resolve_drafter(config, has_draft=parts.has_draft):
-        case "model" if parts.child is not None:
-            home = Home(timeout=config.drafter_timeout, laws_device=parts.laws_device)
-            drafter = ProcessDrafter(parts.child, home)
-            drafter.wait_ready()
-            return drafter
-        case "model":
-            return _with_model(config, parts, ahead=ahead)
-        case "bridge":
-            assert parts.draft is not None
-            assert parts.translator is not None
-            return BridgeDrafter(
-                parts.draft,
-                parts.argmax,
-                parts.translator,
-                chunk=config.prefill_chunk,
-                page_size=config.page_size,
-            )
-        case "prediction":
-            return PredictionDrafter()
-        case "ngram":
-            return NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
-        case _:
-            return NoDrafter()
+    name = _resolved(config, parts)
+    if name == "portfolio":
+        neural = build_drafter(replace(config, drafter="auto"), parts, ahead=False)
+        return build_portfolio(config, parts, neural)
+    if parts.heads is not None:
+        return build_with_heads(config, parts)
+    if name == "model" and parts.child is not None:
+        home = Home(timeout=config.drafter_timeout, laws_device=parts.laws_device)
+        drafter = ProcessDrafter(parts.child, home)
+        drafter.wait_ready()
+        return drafter
+    if name == "model":
+        return _with_model(config, parts, ahead=ahead)
+    return _other(name, config, parts)
+
+
+def _other(name: str, config: EngineConfig, parts: Parts) -> Drafter:
+    """Each is made by a function here."""
+    makers: Mapping[str, Callable[[], Drafter]] = {
+        "bridge": lambda: _bridge(config, parts),
+        "eagle-lite": lambda: build_without_weights(config, parts),
+        "medusa-lite": lambda: build_without_weights(config, parts),
+        "lookup": lambda: build_portfolio(config, parts, None),
+        "ngram": lambda: NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram),
+        "none": NoDrafter,
+        **dict.fromkeys((QUANTISED, FEWER_LAYERS), lambda: build_own(config, parts)),
+        "prediction": PredictionDrafter,
+        "recycling": lambda: build_recycling(parts),
+        "suffix": lambda: build_suffix(config, parts),
+    }
+    return makers[name]()
+
+
+def _bridge(config: EngineConfig, parts: Parts) -> Drafter:
+    assert parts.draft is not None
+    assert parts.translator is not None
+    return BridgeDrafter(
+        parts.draft,
+        parts.argmax,
+        parts.translator,
+        chunk=config.prefill_chunk,
+        page_size=config.page_size,
+    )
+
+
+def _resolved(config: EngineConfig, parts: Parts) -> str:
+    if parts.heads is not None:
+        return resolve_drafter(config, has_draft=True, kind=parts.heads.kind)
+    return resolve_drafter(config, has_draft=parts.has_draft)
 
 
 def _with_model(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
@@ -96,6 +164,11 @@ def _with_model(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
     # Drafts agree most with the coupled rule's draws when both race with the same numbers.
     draw = race_node if config.sampler == "coupled" else pick_node
     drawing = Drawing(parts.argmax, draw, parts.sampling)
+    if not ahead and branches(config):
+        in_tree = race_in_tree if config.sampler == "coupled" else pick_in_tree
+        return ModelTreeDrafter(
+            parts.draft, chunk=config.prefill_chunk, draw=in_tree, sampling=parts.sampling
+        )
     if not ahead:
         return build.in_turns(parts.draft, drawing, chunk=config.prefill_chunk)
     room = ahead_room(config, ahead=True)

@@ -7,6 +7,7 @@ never called again: the thread that it hangs in still owns it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Drafting:
-    """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take."""
+    """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take. That
+    is no limit where it drafts in the target's memory, which it could still write when given up."""
 
     drafter: Drafter
     ahead: bool = False
@@ -97,10 +99,9 @@ class Drafting:
         return [lane for lane, deadline in deadlines.items() if now > deadline]
 
     def patience(self, deadlines: Mapping[str, float]) -> float | None:
-        """Seconds until one of them is; None where nothing is drafted."""
-        if not deadlines:
-            return None
-        return max(min(deadlines.values()) - self.clock(), 0.0) + 0.001
+        """Seconds until one of them is; None where nothing is drafted, or none ever is."""
+        soonest = min(deadlines.values(), default=math.inf)
+        return None if soonest == math.inf else max(soonest - self.clock(), 0.0) + 0.001
 
     @property
     def notes(self) -> tuple[str, ...]:

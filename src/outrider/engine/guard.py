@@ -80,7 +80,8 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
 
 
 def check_draft(name: str, row: DraftRow, draft: Draft, vocab_size: int) -> None:
-    """Raises DrafterError for an over-long draft, a foreign id or laws that are none."""
+    """Raises DrafterError for a draft that is too long or too large, a foreign id or laws that are
+    none."""
     if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
         raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
     laws_NV = draft.probs_NV
@@ -92,6 +93,11 @@ def check_draft(name: str, row: DraftRow, draft: Draft, vocab_size: int) -> None
         raise DrafterError(
             f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
             f"where {row.budget.depth} were asked for."
+        )
+    if len(draft) > row.budget.size:
+        raise DrafterError(
+            f"drafter {name!r} proposed a tree of {len(draft)} tokens "
+            f"where {row.budget.size} were asked for."
         )
 
 

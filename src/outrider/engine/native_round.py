@@ -1,8 +1,9 @@
 """Whole rounds as one native call, for what most requests ask; the stages do the rest.
 
 A round takes part if its drafts are chains, drawn by a draft model within the call or chosen by a
-drafter that draws nothing, and if no request of its batch shapes logits or asks for
-log-probabilities. Both ways give the same tokens, so a request may change between them.
+drafter that draws nothing, and if no request of its batch shapes logits, asks for log-probabilities
+or has lost keys of its prompt. Both ways give the same tokens, so a request may change between
+them.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class NativeRound:
         started = perf_counter()
         drafting = sum({seq.draft_seconds for seq in batch})
         if self.draft is None and not chunks and self._takes(batch):
-            rows = [self._row(seq) for seq in batch if _is_chosen_chain(seq.draft)]
+            rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
             if len(rows) == len(batch) and self.call.fits(rows):
                 decided = self.call(rows)
                 if decided is not None:
@@ -91,6 +92,8 @@ class NativeRound:
 
     def _takes(self, batch: Sequence[LiveSequence]) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
+        if self.stages.drops_keys(batch):
+            return False
         return all(model.forward() is not None for model in models) and all(
             seq.shaper is None and seq.pick == self.pick and not seq.params.logprobs
             for seq in batch
@@ -99,12 +102,12 @@ class NativeRound:
     def _drafting_rows(self, batch: Sequence[LiveSequence]) -> list[RoundRow] | None:
         """None if the draft model fails; the stages then find out for whom."""
         try:
-            return [self._row(seq) for seq in batch]
+            return [self._row(seq, len(batch)) for seq in batch]
         except Exception:  # noqa: BLE001
             _log.warning("The draft model failed before a round.", exc_info=True)
             return None
 
-    def _row(self, seq: LiveSequence) -> RoundRow:
+    def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
         """What the call is told of `seq`. Reads the prompt with the draft model if need be."""
         drafted: Sequence[int] = ()
         depth = 0
@@ -125,14 +128,15 @@ class NativeRound:
             min_p=seq.params.min_p,
             target=_feed(self.target, seq.seq_id, unread, depth + len(drafted)),
             drafted=drafted,
-            draft=self._draft_feed(seq, depth) if depth else None,
+            draft=self._draft_feed(seq, depth, batch_size) if depth else None,
             depth=depth,
         )
 
-    def _draft_feed(self, seq: LiveSequence, depth: int) -> Feed:
+    def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> Feed:
         assert self.draft is not None
         assert self.drafter is not None
-        unread = self.drafter.begin(seq.seq_id, seq.tokens)
+        most = self.drafter.share(batch_size)
+        unread = self.drafter.begin(seq.seq_id, seq.tokens, most=most)
         return _feed(self.draft, seq.seq_id, unread, depth - 1)
 
     def _settle(
@@ -203,8 +207,8 @@ def native_round(
     target, drafter = stages.target, stages.drafter
     if rule not in RULES:
         return f"acceptance rule {rule!r} is judged in Python"
-    if drafter.needs.hidden_layers:
-        return f"drafter {drafter.name!r} reads hidden states"
+    if drafter.needs.num_likely:
+        return f"drafter {drafter.name!r} reads what the target finds likely"
     if not _is_native(target):
         return "the target has no native pass"
     if drafted or not isinstance(drafter, ModelDrafter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +12,8 @@ from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import Translator
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.lanes.build import Machine
+from outrider.models.cheaper import Cheaper
+from outrider.models.heads import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,9 @@ class Parts:
     """Models and their operators. `argmax` is the greedy choice: the first maximum wins.
     `translator` is for a draft model with a vocabulary of its own. `sampling` makes laws and judges
     by them; what draws from them comes with each sequence. Without a `machine` lanes take turns.
-    With `child` a process of its own loads the draft model."""
+    With `child` a process of its own loads the draft model. `heads` are loaded when the drafter is
+    built, for they share tables with the target; so is `own`, with which the target drafts for
+    itself. `corpus` has texts, as tokens, for the suffix drafter."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -28,6 +32,9 @@ class Parts:
     sampling: Sampling = PLAIN
     machine: Machine | None = None
     child: ChildOptions | None = None
+    heads: Heads | None = None
+    own: Cheaper | None = None
+    corpus: Sequence[Sequence[int]] = ()
 
     @property
     def has_draft(self) -> bool:

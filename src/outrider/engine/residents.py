@@ -15,6 +15,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, QueueFullError
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
+from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
 from outrider.sched.admission import Limits, num_admissible
 from outrider.sched.batch import BatchLimit
@@ -45,6 +46,7 @@ class Residents:
     ledger: Ledger
     limits: Limits
     batch_limit: BatchLimit | None = None
+    compaction: Compaction | None = None
     counts: Counts = field(default_factory=Counts)
     waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
@@ -82,7 +84,8 @@ class Residents:
             self.waiting.popleft()
 
     def open(self, seq: LiveSequence) -> None:
-        reused = self.target.state.open(seq.seq_id, seq.tokens[:-1])
+        known = seq.tokens[:-1] if self.compaction is None else self.compaction.shared(seq)
+        reused = self.target.state.open(seq.seq_id, known)
         try:
             self.drafting.open(seq)
         except BaseException:  # an interrupt
@@ -130,7 +133,10 @@ class Residents:
     def _expected(self, seq: LiveSequence) -> int:
         # A lane may append to it between the two: then it counts for more than it will hold.
         room = seq.room
-        return self.limits.expected(len(seq.tokens), room)
+        num_tokens = len(seq.tokens)
+        if self.compaction is not None and seq.seq_id in self.live:
+            num_tokens -= self.compaction.num_dropped(self.target, seq.seq_id)
+        return self.limits.expected(num_tokens, room)
 
     def _youngest(self) -> LiveSequence | None:
         """Of those that no job is about; ids grow with age."""

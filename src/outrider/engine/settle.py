@@ -72,7 +72,7 @@ class PassTimes:
         return RoundTrace(
             seq_id=seq_id,
             pass_index=self.index,
-            drafter=self.drafter,
+            drafter=(outcome.draft.by if outcome else "") or self.drafter,
             batch_size=self.batch_size,
             num_target_passes=self.num_target_passes,
             num_prompt_tokens=num_prompt_tokens,

@@ -10,15 +10,17 @@ Shapes:  M = packed logits rows, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from time import perf_counter
 
 from torch import Tensor
 
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import RoundTrace
 from outrider.core.draft import Outcome, Verdict
 from outrider.core.errors import NumericsError, blaming
+from outrider.core.host import host_rows
 from outrider.core.noise import ROOT
 from outrider.core.protocols import (
     AcceptanceRule,
@@ -26,11 +28,14 @@ from outrider.core.protocols import (
     Controller,
     Drafter,
     DraftRow,
+    HiddenStates,
+    HiddenStore,
     StepRow,
 )
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp
+from outrider.engine.compaction import Compaction
 from outrider.engine.guard import Proposals, check_numbers, guarded_drafts
 from outrider.engine.reading import Reading, read_pass
 from outrider.engine.round import Chunk
@@ -50,6 +55,7 @@ class Stages:
     argmax: Callable[[Tensor], list[int]]
     sink: Callable[[RoundTrace], None]
     sampling: Sampling = PLAIN
+    compaction: Compaction | None = None
     passes: Iterator[int] = field(default_factory=count)
     gaps: Gaps = field(default_factory=Gaps)
 
@@ -69,9 +75,18 @@ class Stages:
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
         for seq, budget in zip(batch, budgets, strict=True):
             seq.budget = budget
+            seq.rested = budget.why or seq.rested
 
     def draft(self, batch: Sequence[LiveSequence]) -> None:
-        """Give each sequence its next draft."""
+        """Give each sequence its next draft.
+
+        A drafter in the target's memory needs texts that are read to their pending tokens. They
+        are read here, so that what is drafted depends on the text alone."""
+        if self.drafter.needs.shares_memory:
+            length = self.target.state.length
+            counts = [len(seq.tokens) - 1 - length(seq.seq_id) for seq in batch]
+            unread = zip(batch, counts, strict=True)
+            self.verify([], [Chunk(seq, count) for seq, count in unread if count])
         self.propose(batch).give(batch)
 
     def propose(self, batch: Sequence[LiveSequence]) -> Proposals:
@@ -85,16 +100,29 @@ class Stages:
     def verify(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
-        """One target pass over drafts and prompt chunks; then accept, clamp, commit, append."""
+        """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
+
+        Prompts that lose keys have a pass before it."""
+        if self.compaction is not None:
+            read = partial(self._pass, [], num_waiting=num_waiting)
+            chunks = self.compaction.before(self.target, batch, chunks, read)
+        return self._pass(batch, chunks, num_waiting=num_waiting)
+
+    def _pass(
+        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int
+    ) -> list[Outcome]:
+        if not batch and not chunks:
+            return []
         started = perf_counter()
         offers = [self._offer(seq) for seq in batch]
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
+        likely = _likely(out.logits_MV, self.drafter.needs.num_likely)
         readings = read_pass(
             batch, out.logits_MV, self.argmax, exact=self.rule.exact, sampling=self.sampling
         )
         judged = perf_counter()
-        settled = self._settled(batch, offers, readings)
+        settled = self._settled(batch, offers, readings, likely)
         chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
         num_copied = settle(self.target.state, settled, chunk_paths)
         # Those that were drafted for together have the same seconds.
@@ -119,6 +147,11 @@ class Stages:
             self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))
         return [one.outcome for one in settled]
 
+    def drops_keys(self, batch: Sequence[LiveSequence]) -> bool:
+        """Whether some of `batch` has fewer rows in memory than tokens, or will have."""
+        gate = self.compaction
+        return gate is not None and any(gate.drops(self.target, seq) for seq in batch)
+
     def depth(self, seq: LiveSequence) -> int:
         """How many tokens may be drafted for `seq` now."""
         return 0 if seq.no_drafts else min(seq.budget.depth, seq.room - 1)
@@ -132,13 +165,19 @@ class Stages:
         batch: Sequence[LiveSequence],
         offers: Sequence[StepRow],
         readings: Sequence[Reading],
+        likely: Sequence[tuple[int, ...]],
     ) -> list[Settled]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
         verdicts = self._judge(batch, readings)
         settled: list[Settled] = []
+        start = 0
         for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
             told = reading.tell(outcome, seq.params.top_logprobs)
+            end = start + 1 + len(seq.draft)
+            if likely:
+                told = replace(told, likely=tuple(likely[start:end]))
+            start = end
             settled.append(Settled(seq, row.logits_from + 1, told, reason))
         return settled
 
@@ -161,12 +200,19 @@ class Stages:
             seq.seq_id,
             seq.tokens,
             seq.last,
-            Budget(depth, seq.budget.temperature),
+            replace(seq.budget, depth=depth),
             seq.params,
             seq.noise,
             prediction=seq.prediction,
             shaper=seq.shaper,
+            hidden=self._hidden(seq.seq_id),
         )
+
+    def _hidden(self, seq_id: int) -> HiddenStates | None:
+        state = self.target.state
+        if not self.drafter.needs.hidden_layers or not isinstance(state, HiddenStore):
+            return None
+        return HiddenStates(state.length(seq_id), partial(state.hidden, seq_id))
 
     def _offer(self, seq: LiveSequence) -> StepRow:
         """What the target has not read, ending with the pending token, and the draft below it."""
@@ -184,3 +230,10 @@ class Stages:
         start = self.target.state.length(chunk.seq.seq_id)
         tokens = chunk.seq.tokens[start : start + chunk.num_tokens]
         return StepRow.chain(chunk.seq.seq_id, tokens, logits_from=len(tokens))
+
+
+def _likely(logits_MV: Tensor, count: int) -> list[tuple[int, ...]]:
+    """The `count` likeliest tokens after each row, best first; nothing if nobody asked."""
+    if not count:
+        return []
+    return [tuple(row) for row in host_rows(logits_MV.topk(count).indices)]

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.engine.compaction import CompactingLM
+from outrider.state.compaction import Keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +35,33 @@ class StepwiseLM:
     def state(self) -> StateStore:
         return self.model.state
 
+    def compact(self, seq_id: int, keep: Keep) -> None:
+        """If the model can."""
+        assert isinstance(self.model, CompactingLM)
+        self.model.compact(seq_id, keep)
+
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        assert not needs.hidden_layers, "hidden states come from batched passes only"
         logits: list[list[Tensor]] = [[] for _ in rows]
         heads = [_part(row, 0, row.logits_from + 1) for row in rows]
-        self._pass(list(enumerate(heads)), logits)
+        self._pass(list(enumerate(heads)), logits, needs)
         for at in range(1, max((row.num_logits for row in rows), default=0)):
             parts = [
                 (index, _part(row, row.logits_from + at, row.logits_from + at + 1))
                 for index, row in enumerate(rows)
                 if at < row.num_logits
             ]
-            self._pass(parts, logits)
+            self._pass(parts, logits, needs)
         num_passes = max([1, *(row.num_logits for row in rows)])
         flat = [row_V for row_logits in logits for row_V in row_logits]
         if not flat:
             return StepOutput(torch.empty(0, self.spec.vocab_size), num_passes=num_passes)
         return StepOutput(torch.stack(flat), num_passes=num_passes)
 
-    def _pass(self, parts: Sequence[tuple[int, StepRow]], logits: list[list[Tensor]]) -> None:
-        out = self.model.step([part for _, part in parts], DraftNeeds())
+    def _pass(
+        self, parts: Sequence[tuple[int, StepRow]], logits: list[list[Tensor]], needs: DraftNeeds
+    ) -> None:
+        out = self.model.step([part for _, part in parts], needs)
+        assert out.hidden_NKD is None, "hidden states are to be kept in memory"
         wanted = [index for index, part in parts if part.num_logits]
         for index, row_V in zip(wanted, out.logits_MV.clone(), strict=True):
             logits[index].append(row_V)

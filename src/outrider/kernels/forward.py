@@ -4,7 +4,8 @@ See csrc/forward.cpp: the operators, their order and their buffers are those of 
 layers, so the bits are the same.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
-         S = slots, M = logits rows, E = fused q, k and v, F = FFN size; others as in decoder.py.
+         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers; others
+         as in decoder.py.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class ForwardBuffers:
 
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
-    """What a decoder is made of. The tensors must live, unmoved, as long as the forward does."""
+    """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
+    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the embedding's dtype."""
 
     embedding_VD: Tensor
     final_norm_D: Tensor
@@ -67,6 +69,8 @@ class ForwardParts:
     eps: float
     scale: float
     ffn_size: int
+    hidden_SKD: Tensor
+    hidden_layers: Sequence[int] = ()
 
 
 class Forward(Protocol):
@@ -114,6 +118,8 @@ class _Decoder(Structure):
         ("attended", c_void_p),
         ("up", c_void_p),
         ("activated", c_void_p),
+        ("hidden", c_void_p),
+        ("captured", c_void_p),
         ("eps", c_float),
         ("scale", c_float),
         ("num_layers", c_int32),
@@ -121,7 +127,7 @@ class _Decoder(Structure):
         ("ffn_size", c_int32),
         ("vocab_size", c_int32),
         ("embedding_bytes", c_int32),
-        ("unused", c_int32),
+        ("num_captured", c_int32),
     ]
 
 
@@ -134,6 +140,8 @@ class NativeForward:
         layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers, parts.kv))
         self._layers = layers
         vocab_size, hidden_size = parts.embedding_VD.shape
+        assert parts.hidden_SKD.dtype == parts.embedding_VD.dtype
+        self._captured = (c_int32 * len(parts.hidden_layers))(*parts.hidden_layers)
         self._decoder = _Decoder(
             ops.team,
             *ops.functions(),
@@ -144,6 +152,8 @@ class NativeForward:
             parts.sin_TH.data_ptr(),
             ctypes.addressof(layers),
             *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
+            parts.hidden_SKD.data_ptr(),
+            ctypes.addressof(self._captured),
             parts.eps,
             parts.scale,
             len(parts.layers),
@@ -151,7 +161,7 @@ class NativeForward:
             parts.ffn_size,
             vocab_size,
             parts.embedding_VD.itemsize,
-            0,
+            len(parts.hidden_layers),
         )
         self.address = ctypes.addressof(self._decoder)
         self._run = library.outrider_forward

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import torch
@@ -28,6 +28,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.weight_reader import Placement
 from outrider.state.paged_kv import PagedKV
+from outrider.state.room import StateRoom
 
 
 class Decoder(CausalLM, Protocol):
@@ -48,13 +49,16 @@ class Decoder(CausalLM, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much one model may hold: `num_slots` KV positions in all; in one step, `max_rows`
-    packed tokens and `max_logits` rows of logits."""
+    """How much one model may hold: `num_slots` KV positions in all, with the states of
+    `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
+    has room for recurrent `states` besides."""
 
     num_slots: int
     page_size: int = 32
     max_rows: int = 256
     max_logits: int = 256
+    hidden_layers: tuple[int, ...] = ()
+    states: StateRoom = field(default_factory=StateRoom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class Passes:
             device=place.device,
             num_slots=room.num_slots,
             page_size=room.page_size,
+            num_hidden=len(room.hidden_layers),
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (
@@ -125,18 +130,35 @@ class Passes:
         other.scratch, other.logits_MV = self._make_buffers()
         return other
 
+    def for_drafts(self) -> Passes:
+        """The same, for a model that drafts in this one's memory: it keeps no hidden states."""
+        other = self.twin()
+        other._room = replace(self._room, hidden_layers=())
+        return other
+
+    def view(self, num_rows: int) -> Scratch:
+        """The first `num_rows` rows of the buffers, at most `max_rows` of them."""
+        assert num_rows <= self._room.max_rows
+        return self._view(num_rows)
+
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
+        """At most `max_rows` tokens. The states of the room's layers are kept in the arena; those
+        that `needs` names besides come with the output."""
         assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
+        kept = self._room.hidden_layers
+        told = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
             plan = self.kv.plan(rows)
             forward = stack.forward()
-            if forward is not None and not needs.hidden_layers:
+            if forward is not None and not told:
                 wanted_M, logits_MV = self._place(rows)
                 forward(plan, wanted_M, logits_MV)
                 return StepOutput(logits_MV, None)
             scratch = self._view(plan.num_tokens)
-            hidden_NKD = self._forward(stack, plan, scratch, needs.hidden_layers)
+            hidden_NKD = self._forward(stack, plan, scratch, told or kept)
+            if kept and not told and hidden_NKD is not None:
+                self.kv.keep_hidden(plan.slots_N, hidden_NKD)
+                hidden_NKD = None
             return StepOutput(self._logits(stack, scratch, rows), hidden_NKD)
 
     def _forward(

@@ -21,11 +21,13 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
+from outrider.models.compacting import compact
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.gpt2_config import GPT2Config
 from outrider.models.gpt2_weights import MASKS, GPT2Reader, Layer, Linear, Norm
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
+from outrider.state.compaction import Keep
 from outrider.state.paged_kv import PagedKV
 
 
@@ -73,6 +75,10 @@ class GPT2Model:
         other = copy(self)
         other.kernels, other._passes = self.kernels.twin(), self._passes.twin()
         return other
+
+    def compact(self, seq_id: int, keep: Keep) -> None:
+        """Drop keys of the text that `seq_id` has committed (compacting.py)."""
+        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""

@@ -1,7 +1,7 @@
 """A Hugging Face `config.json`, read by the family that its `model_type` names. No tensors.
 
-Each family has a config of its own (llama_config.py, gpt2_config.py); whoever only plans memory or
-reports limits needs no more of it than `DecoderConfig`.
+Each family has a config of its own (llama_config.py, gpt2_config.py, qwen_hybrid_config.py);
+whoever only plans memory or reports limits needs no more of it than `DecoderConfig`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from outrider.core.spec import ModelSpec
 from outrider.models.gpt2_config import GPT2Config, parse_gpt2
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
+from outrider.models.qwen_hybrid_config import (
+    HYBRID_FAMILIES,
+    QwenHybridConfig,
+    parse_qwen_hybrid,
+)
 
-NativeConfig = LlamaConfig | GPT2Config
+NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
 
 _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] = {
     **dict.fromkeys(LLAMA_FAMILIES, parse_llama),
     "gpt2": parse_gpt2,
+    **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
 }
 FAMILIES = tuple(sorted(_PARSERS))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,18 +24,32 @@ from outrider.core.comm import Alone, Comm
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
+from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
+from outrider.models.compacting import compact
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.llama_config import LlamaConfig
-from outrider.models.llama_weights import read_layer, read_tables
+from outrider.models.llama_weights import Tables, leave_mtp, read_layer, read_tables
 from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
+from outrider.state.compaction import Keep
 from outrider.state.paged_kv import PagedKV
 
 ALONE = Alone()
+
+
+@dataclass(frozen=True, slots=True)
+class CheaperParts:
+    """What a cheaper model has of its own: operators, matrices, and which layers it runs. `layers`
+    has an entry for every layer; those that are not run are never read."""
+
+    kernels: Kernels
+    head: PackedLinear
+    layers: Sequence[LayerWeights]
+    depths: Sequence[int]
 
 
 class LlamaModel:
@@ -63,12 +78,15 @@ class LlamaModel:
         self._layers = [
             read_layer(reader, config, index, share) for index in range(config.num_layers)
         ]
+        leave_mtp(weights, config)
         weights.check_all_taken()
+        self._depths = frozenset(range(config.num_layers))
         tables = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)
         )
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._scale = config.head_dim**-0.5
+        self._hidden_layers = room.hidden_layers
         self._passes = Passes(
             place.spec(self._part), up_size=2 * self._part.ffn_size, place=place, room=room
         )
@@ -100,6 +118,18 @@ class LlamaModel:
         packed += [p for w in self._layers for p in (w.qkv, w.out, w.gate_up, w.down)]
         return tuple(one.data for one in packed)
 
+    def cheaper(self, parts: CheaperParts) -> LlamaModel:
+        """A model over this one's memory that drafts for it, with other matrices or fewer layers,
+        and buffers of its own. It keeps no hidden states. A layer that it leaves out has nothing in
+        memory of what is fed to it."""
+        other = copy(self)
+        other.kernels = other._made_by = parts.kernels
+        other._tables = replace(self._tables, head=parts.head)
+        other._layers, other._depths = list(parts.layers), frozenset(parts.depths)
+        other._hidden_layers, other._passes = (), self._passes.for_drafts()
+        other._forward = other._make_forward()
+        return other
+
     def twin(self) -> LlamaModel | None:
         if self.kernels.twin is None:
             return None
@@ -109,9 +139,23 @@ class LlamaModel:
         other._forward = other._make_forward()
         return other
 
+    def compact(self, seq_id: int, keep: Keep) -> None:
+        """Drop keys of the text that `seq_id` has committed (compacting.py)."""
+        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
+
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
         return self._passes.step(self, rows, needs)
+
+    @property
+    def tables(self) -> Tables:
+        """Embedding, last norm and output head, for drafters that share them."""
+        return self._tables
+
+    @property
+    def layers(self) -> Sequence[LayerWeights]:
+        """Of every layer, for a model that drafts with some of them."""
+        return self._layers
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         torch.index_select(self._tables.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
@@ -120,8 +164,9 @@ class LlamaModel:
     def layer(
         self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
-        self._attend(self._layers[depth], plan, scratch, kv)
-        self._feed(self._layers[depth], scratch)
+        if depth in self._depths:
+            self._attend(self._layers[depth], plan, scratch, kv)
+            self._feed(self._layers[depth], scratch)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         self.kernels.rms_norm(x_MD, self._tables.norm_D, self.config.rms_norm_eps, norm_MD)
@@ -137,7 +182,7 @@ class LlamaModel:
     def _make_forward(self) -> Forward | None:
         if self.kernels.forward is None or self._comm.size > 1:
             return None
-        config, tables = self.config, self._tables
+        config, tables, depths = self.config, self._tables, sorted(self._depths)
         return self.kernels.forward(
             ForwardParts(
                 embedding_VD=tables.embedding_VD,
@@ -145,12 +190,14 @@ class LlamaModel:
                 head=tables.head,
                 cos_TH=self._cos_TH,
                 sin_TH=self._sin_TH,
-                layers=self._layers,
-                kv=self._passes.kv.layers,
+                layers=[self._layers[depth] for depth in depths],
+                kv=[self._passes.kv.layers[depth] for depth in depths],
                 buffers=self._buffers(),
                 eps=config.rms_norm_eps,
                 scale=self._scale,
                 ffn_size=config.ffn_size,
+                hidden_SKD=self._passes.kv.hidden_SKD,
+                hidden_layers=self._hidden_layers,
             )
         )
 

@@ -19,6 +19,7 @@ from outrider.models.llama_config import LlamaConfig
 from outrider.models.parallel.shard import WHOLE, Share
 from outrider.models.rope import turning_order
 from outrider.models.weight_reader import WeightReader
+from outrider.models.weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -39,6 +40,14 @@ def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE)
             embedding_VD, tied=config.tie_word_embeddings, rows=share.cut(config.vocab_size)
         ),
     )
+
+
+def leave_mtp(weights: Weights, config: LlamaConfig) -> None:
+    """A block for multi-token prediction may lie behind the last layer; a drafter reads it."""
+    index = config.num_layers
+    while f"model.layers.{index}.enorm.weight" in weights:
+        weights.leave(f"model.layers.{index}.")
+        index += 1
 
 
 def read_layer(

@@ -26,10 +26,18 @@ from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, r
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.parallel.shard import check_split
+from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
-ALIASES = {"outrider/embedded": "target", "outrider/embedded-draft": "draft"}
+ALIASES = {
+    "outrider/embedded": "target",
+    "outrider/embedded-draft": "draft",
+    "outrider/embedded-eagle": "eagle",
+    "outrider/embedded-medusa": "medusa",
+    "outrider/embedded-mtp": "mtp",
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -97,6 +105,10 @@ def load_model(
         match config:
             case GPT2Config():
                 return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)
+            case QwenHybridConfig():
+                return QwenHybridModel(
+                    config, weights, kernels=kernels, place=place, room=options.room
+                )
             case _:
                 if comm.size > 2:
                     # Two summands have one sum; the order of more may depend on the row's place.

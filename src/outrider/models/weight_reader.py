@@ -23,7 +23,12 @@ from outrider.models.weights import Weights
 
 HEAD = "lm_head.weight"
 # Names of the table of tokens in all families' files.
-EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+EMBEDDINGS = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "wte.weight",
+)
 EVERYTHING = slice(None)
 
 
@@ -84,6 +89,11 @@ class WeightReader:
             for name, num_out in outputs.items()
         ]
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
+
+    def stacked(self, name: str, count: int, num_out: int, num_in: int) -> list[PackedLinear]:
+        """The matrices of one tensor that holds `count` of them."""
+        stack = self._weights.take(name, count, num_out, num_in)
+        return [self._packed(weight_OI) for weight_OI in stack]
 
     def conv(self, name: str, num_in: int, num_out: int) -> PackedLinear:
         """A Conv1D of GPT-2, which is a linear stored as inputs by outputs."""

@@ -11,6 +11,7 @@ ignoring a weight would change the model without a word.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
@@ -24,6 +25,8 @@ from outrider.models.json_object import JsonObject
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Medusa heads are published under this name.
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
@@ -67,6 +70,26 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
+        tensor = self._taken(name, shape)
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self._file_of[name]}: {name} has type {tensor.dtype}; quantised weights are not "
+                "supported.",
+                hint="use the unquantised checkpoint",
+            )
+        return tensor
+
+    def take_integers(self, name: str, *shape: int) -> Tensor:
+        """The same of a tensor of whole numbers: a table of ids, no weight."""
+        tensor = self._taken(name, shape)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise CheckpointError(
+                f"{self._file_of[name]}: {name} has type {tensor.dtype}, not whole numbers.",
+                hint="does the file belong to this format of heads?",
+            )
+        return tensor.long()
+
+    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(
@@ -80,24 +103,40 @@ class Weights:
                 f"{list(shape)}.",
                 hint="config.json and the weights belong to different models",
             )
-        if tensor.dtype not in _FLOATS:
-            raise CheckpointError(
-                f"{path}: {name} has type {tensor.dtype}; quantised weights are not supported.",
-                hint="use the unquantised checkpoint",
-            )
         self._untaken.discard(name)
         return tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of every tensor in the files."""
+        return tuple(self._file_of)
+
+    def each(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by name, whoever takes it; one is read when its turn comes."""
+        for name, path in self._file_of.items():
+            yield name, self._read(path, name)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         path = self._file_of.get(name)
         return torch.float32 if path is None else self._read(path, name).dtype
 
-    def check_all_taken(self, *, ignored: tuple[str, ...] = DERIVED) -> None:
+    def leave(self, prefix: str) -> None:
+        """Say that tensors whose names begin so are somebody else's to read."""
+        self._untaken = {name for name in self._untaken if not name.startswith(prefix)}
+
+    def check_all_taken(
+        self, *, ignored: tuple[str, ...] = DERIVED, beside: tuple[str, ...] = ()
+    ) -> None:
         """Raise CheckpointError if the folder holds a tensor that nobody asked for.
 
-        Names that end in one of `ignored` hold nothing that config.json does not determine.
+        Names that end in one of `ignored` hold nothing that config.json does not determine; those
+        that begin with one of `beside` belong to other models in the same files.
         """
-        left = sorted(name for name in self._untaken if not name.endswith(ignored))
+        left = sorted(
+            name
+            for name in self._untaken
+            if not name.endswith(ignored) and not name.startswith(beside)
+        )
         if left:
             raise CheckpointError(
                 f"{self.folder}: {left[0]} has no place in this model "
@@ -149,8 +188,9 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files of `folder`, or an error that says what is there instead."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
+    for name in (WEIGHTS, MEDUSA_WEIGHTS):
+        if (folder / name).is_file():
+            return [folder / name]
     if (folder / INDEX).is_file():
         return _shards(folder)
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)

@@ -15,6 +15,12 @@ from outrider.core.nearest import did_you_mean
 
 EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"
+# By the drafter that reads them.
+EMBEDDED_HEADS: Mapping[str, str] = {
+    "eagle": "outrider/embedded-eagle",
+    "medusa": "outrider/embedded-medusa",
+    "mtp": "outrider/embedded-mtp",
+}
 # What the memory estimate counts in each model's KV.
 ESTIMATE_TOKENS = 4096
 
@@ -213,6 +219,9 @@ def get_pair(name: str) -> ModelPair:
     return PAIRS[name]
 
 
-def draft_of(target: str) -> str | None:
-    """The draft that comes with `target` without asking: the embedded one's only."""
-    return EMBEDDED_DRAFT if target == EMBEDDED_TARGET else None
+def draft_of(target: str, drafter: str = "auto") -> str | None:
+    """What comes with `target` without asking, for this drafter: the embedded one's draft model,
+    and its heads."""
+    if target != EMBEDDED_TARGET:
+        return None
+    return EMBEDDED_HEADS.get(drafter, EMBEDDED_DRAFT)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.llm import LLM
+from outrider.api.sources import source_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.drafters.prediction import check_prediction
-from outrider.engine.drafters import resolve_drafter
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -34,7 +34,7 @@ class Subject:
     @property
     def drafter(self) -> str:
         """What proposes under these settings; "none" is no speculation at all."""
-        return resolve_drafter(self.config, has_draft=self.draft is not None)
+        return source_of(resolve(self.target), self.draft, self.config).drafter
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingPa
     """`draft` may be auto or none. Raises ConfigError for what there is nothing to certify of."""
     if draft == "none" and config.drafter == "auto":
         config = replace(config, drafter="ngram")
-    named = {"auto": draft_of(target), "none": None}.get(draft, draft)
+    named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
     found = Subject(target, named, config, params)
     if found.drafter == "none":
         raise ConfigError(

@@ -6,7 +6,9 @@ import os
 
 import torch
 
+from outrider.core.errors import CapacityError
 from outrider.core.spec import ModelSpec
+from outrider.state.room import StateRoom
 
 # Weights, activations and other programs need the rest.
 ARENA_SHARE = 0.25
@@ -28,10 +30,27 @@ def total_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def arena_slots(spec: ModelSpec, *, sequences: int, window: int, device: torch.device) -> int:
-    """Slots for `sequences` full windows, or for as many as a quarter of the memory holds.
+def arena_slots(
+    spec: ModelSpec,
+    *,
+    sequences: int,
+    window: int,
+    device: torch.device,
+    states: StateRoom | None = None,
+) -> int:
+    """Slots for `sequences` full windows, or for as many as a quarter of the memory holds once it
+    holds the recurrent `states`, if the model has any.
 
-    On a CPU, memory of slots that were never written is not resident.
+    On a CPU, memory of slots that were never written is not resident. Raises CapacityError where
+    the states leave no room.
     """
-    affordable = int(total_bytes(device) * ARENA_SHARE) // spec.kv_bytes_per_token
+    share = int(total_bytes(device) * ARENA_SHARE)
+    taken = 0 if states is None else states.num_bytes(spec)
+    affordable = (share - taken) // spec.kv_bytes_per_token
+    if affordable < 1:
+        raise CapacityError(
+            f"the recurrent states take {taken / 2**20:.0f} MiB, and a quarter of the memory of "
+            f"{device}, which arenas get, is {share / 2**20:.0f} MiB.",
+            hint="lower --batch-size or --state-history, or use --state-rollback replay",
+        )
     return min(sequences * window, affordable)

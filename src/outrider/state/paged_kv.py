@@ -6,11 +6,18 @@ looks like. Committing a chain therefore changes integers only. Committing anoth
 the accepted rows that are out of place, inside the arena, and says how many. Rejected rows are dead
 space: no plan names their slots, and later nodes overwrite them.
 
+A drafter may ask for hidden states of the target (`hidden_SKD`). They lie in the slots of their
+tokens, so whatever shares, copies or drops a token's keys does so with what the drafter reads too.
+
+Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: what comes
+later follows the rows that are left, at the positions of the text.
+
 Lanes may call for different sequences at once: what sequences share, the accounts of pages, is
 behind a lock that no forward pass and no copy of rows holds. Of one sequence there is one caller.
 
 Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
-         P = page-table columns, E = extra keys.
+         P = page-table columns, E = extra keys, K = captured layers (then D is the hidden size),
+         M = rows that are left of a prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +35,8 @@ from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
+from outrider.state.columns import Columns, PageTable
 from outrider.state.pages import PagePool
-
-_Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,9 @@ _NOTHING_SEEN = _Seen()
 class _Sequence:
     """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
     since the last commit; what is behind them was rolled back, and is written over. `seen` says
-    what the first of them see; it is only made where something branches off."""
+    what the first of them see; it is only made where something branches off.
+
+    `num_dropped` of the tokens that were committed first have no rows any more."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
@@ -68,6 +75,7 @@ class _Sequence:
     parents: list[int] = field(default_factory=list[int])
     seen: list[_Seen] = field(default_factory=list[_Seen])
     num_staged: int = 0
+    num_dropped: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
 
@@ -91,12 +99,19 @@ class _Sequence:
         self.num_staged = len(self.staged)
 
     @property
+    def num_rows(self) -> int:
+        """Committed rows: the physical length, where `tokens` has the logical one."""
+        return len(self.tokens) - self.num_dropped
+
+    @property
     def staged_is_chain(self) -> bool:
         return self.parents == list(range(ROOT, len(self.parents) - 1))
 
 
 class PagedKV:
-    """StateStore over one arena tensor of shape [L, 2, G, S, D], allocated and written once."""
+    """HiddenStore over one arena tensor of shape [L, 2, G, S, D], allocated and written once.
+
+    Of each token `num_hidden` hidden states are kept."""
 
     def __init__(
         self,
@@ -106,11 +121,14 @@ class PagedKV:
         device: torch.device,
         num_slots: int,
         page_size: int,
+        num_hidden: int = 0,
     ) -> None:
         num_pages = -(-num_slots // page_size)
         shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, spec.head_dim)
         self.arena = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = tuple((layer[0], layer[1]) for layer in self.arena)
+        hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
+        self.hidden_SKD = torch.zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
         self._device = device
@@ -131,14 +149,15 @@ class PagedKV:
         assert new not in self._sequences
         old = self._sequences[source]
         assert length is None or 0 <= length <= len(old.tokens)
-        tokens = old.tokens[:length]
-        whole, rest = divmod(len(tokens), self._page_size)
+        tokens, num_dropped = old.tokens[:length], old.num_dropped
+        assert not num_dropped or len(tokens) == len(old.tokens), "some of its beginning is gone"
+        whole, rest = divmod(len(tokens) - num_dropped, self._page_size)
         with self._lock:
             self._pool.require(int(rest > 0))
             pages = old.pages[:whole]
             for page in pages:
                 self._pool.share(page)
-            self._sequences[new] = _Sequence(pages, tokens)
+            self._sequences[new] = _Sequence(pages, tokens, num_dropped=num_dropped)
             if rest:
                 pages.append(self._pool.take())
         if rest:
@@ -165,10 +184,52 @@ class PagedKV:
             self._pool.release(self._sequences.pop(seq_id).pages)
 
     def read(self, seq_id: int) -> Tensor:
-        """A copy of the committed keys and values, of shape [L, 2, G, tokens, D]."""
+        """A copy of the committed keys and values, of shape [L, 2, G, rows, D]."""
+        return self.arena[:, :, :, self.slots(seq_id)]
+
+    def tokens(self, seq_id: int) -> Sequence[int]:
+        """The committed tokens; not to be written."""
+        return self._sequences[seq_id].tokens
+
+    def slots(self, seq_id: int) -> Tensor:
+        """Where the committed rows lie, in order, int64."""
         seq = self._sequences[seq_id]
-        slots = self._slots(seq, 0, len(seq.tokens))
-        return self.arena[:, :, :, torch.tensor(slots, dtype=torch.int64, device=self._device)]
+        slots = self._slots(seq, 0, seq.num_rows)
+        return torch.tensor(slots, dtype=torch.int64, device=self._device)
+
+    def num_dropped(self, seq_id: int) -> int:
+        """Committed tokens without rows of their own: logical length less physical length."""
+        return self._sequences[seq_id].num_dropped
+
+    def replace(self, seq_id: int, rows_L2GMD: Tensor) -> None:
+        """Hold M rows in place of all committed ones, M of them at most, on pages of its own.
+
+        Rows of one place need not be of one token: each head may keep others. What was shared stays
+        as it was for others, and findable; this sequence's pages are found by nobody any more.
+        Nothing may be staged. Raises CapacityError, with nothing changed, where there is no room.
+        """
+        seq, num_rows = self._sequences[seq_id], rows_L2GMD.shape[3]
+        assert not seq.num_staged
+        assert num_rows <= seq.num_rows
+        if rows_L2GMD.is_cuda:
+            # They are still being read from pages that another stream may be given.
+            torch.cuda.current_stream(self._device).synchronize()
+        with self._lock:
+            pages = self._pool.exchange(seq.pages, -(-num_rows // self._page_size))
+            other = _Sequence(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
+            self._sequences[seq_id] = other
+        self.arena.index_copy_(3, self.slots(seq_id), rows_L2GMD)
+
+    def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
+        seq = self._sequences[seq_id]
+        assert 0 <= start <= stop <= len(seq.tokens)
+        assert not seq.num_dropped, "hidden states go with the rows of their tokens"
+        slots = self._slots(seq, start, stop - start)
+        return self.hidden_SKD[torch.tensor(slots, dtype=torch.int64, device=self._device)]
+
+    def keep_hidden(self, slots_N: Tensor, hidden_NKD: Tensor) -> None:
+        """Write the states of a pass whose tokens lie in `slots_N` (int32)."""
+        self.hidden_SKD.index_copy_(0, slots_N.long(), hidden_NKD.to(self.hidden_SKD.dtype))
 
     def live_slots(self) -> Tensor:
         """Slots that hold committed rows of open sequences, int64.
@@ -176,7 +237,7 @@ class PagedKV:
         The rest is dead space, but for free pages whose beginning `open` may still find.
         """
         with self._lock:
-            live = [self._slots(seq, 0, len(seq.tokens)) for seq in self._sequences.values()]
+            live = [self._slots(seq, 0, seq.num_rows) for seq in self._sequences.values()]
         return torch.tensor(sorted({slot for slots in live for slot in slots}), dtype=torch.int64)
 
     def check(self) -> None:
@@ -218,27 +279,26 @@ class PagedKV:
         Raises CapacityError, with nothing staged, when the free pages do not suffice.
         """
         self.reserve({row.seq_id: len(row.tokens) for row in rows})
-        columns = _Columns()
+        columns = Columns()
         for index, row in enumerate(rows):
             self._stage(columns, index, row)
         return columns.plan(self._tables(rows), self._page_size, self._device)
 
     def _missing(self, seq_id: int, count: int) -> int:
         seq = self._sequences[seq_id]
-        end = len(seq.tokens) + seq.num_staged + count
+        end = seq.num_rows + seq.num_staged + count
         return max(-(-end // self._page_size) - len(seq.pages), 0)
 
-    def _stage(self, columns: _Columns, index: int, row: StepRow) -> None:
+    def _stage(self, columns: Columns, index: int, row: StepRow) -> None:
         seq = self._sequences[row.seq_id]
-        base, first = len(seq.tokens), seq.num_staged
+        base, first, dropped = seq.num_rows, seq.num_staged, seq.num_dropped
         seq.stage(row.tokens, row.parents)
         slots = self._slots(seq, base + first, len(row.tokens))
         columns.tokens += row.tokens
         columns.slots += slots
         columns.seq += [index] * len(row.tokens)
         if seq.staged_is_chain:
-            positions = range(base + first, base + seq.num_staged)
-            columns.add_chain(positions)
+            columns.add_chain(range(base + first, base + seq.num_staged), dropped)
             return
         # A chain that came before is looked at only now that something branches off.
         start = len(seq.seen)
@@ -248,15 +308,14 @@ class PagedKV:
             seen = (_NOTHING_SEEN if parent == ROOT else seq.seen[parent]).followed_by(node, slot)
             seq.seen.append(seen)
             if node >= first:
-                columns.add_node(
-                    position=base + seen.num_nodes - 1, visible=base + seen.run, extra=seen.extra
-                )
+                position = base + seen.num_nodes - 1 + dropped
+                columns.add_node(position=position, visible=base + seen.run, extra=seen.extra)
 
     def _slots(self, seq: _Sequence, start: int, count: int) -> list[int]:
         size, pages = self._page_size, seq.pages
         return [pages[t // size] * size + t % size for t in range(start, start + count)]
 
-    def _tables(self, rows: Sequence[StepRow]) -> _Table:
+    def _tables(self, rows: Sequence[StepRow]) -> PageTable:
         tables = [self._sequences[row.seq_id].table for row in rows]
         if len(tables) == 1:
             return tables[0][None]
@@ -267,13 +326,15 @@ class PagedKV:
 
     def _commit(self, seq: _Sequence, path: Sequence[int]) -> int:
         moved = [(node, place) for place, node in enumerate(path) if node != place]
-        base, filled = len(seq.tokens), len(seq.tokens) // self._page_size
+        base, filled = seq.num_rows, seq.num_rows // self._page_size
         if moved:
             source = [self._slots(seq, base + node, 1)[0] for node, _ in moved]
             target = [self._slots(seq, base + place, 1)[0] for _, place in moved]
             self._copy(source, target)
         seq.tokens += [seq.staged[node] for node in path]
         seq.num_staged = 0
+        if seq.num_dropped:
+            return len(moved)  # its rows are no other text's
         with self._lock:
             for index in range(filled, len(seq.tokens) // self._page_size):
                 self._pool.remember(seq.pages, seq.tokens, index)
@@ -283,52 +344,5 @@ class PagedKV:
         into = torch.tensor(target, device=self._device)
         rows = self.arena[:, :, :, torch.tensor(source, device=self._device)]
         self.arena.index_copy_(3, into, rows)
-
-
-class _Columns:
-    """The growing columns of a plan, one entry a packed token."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.slots: list[int] = []
-        self.seq: list[int] = []
-        self.visible: list[int] = []
-        self.extra: list[Sequence[int]] = []
-
-    def add_chain(self, positions: range) -> None:
-        self.positions += positions
-        self.visible += range(positions.start + 1, positions.stop + 1)
-        self.extra += [()] * len(positions)
-
-    def add_node(self, *, position: int, visible: int, extra: Sequence[int]) -> None:
-        self.positions.append(position)
-        self.visible.append(visible)
-        self.extra.append(extra)
-
-    def plan(self, pages_BP: _Table, page_size: int, device: torch.device) -> PackedPlan:
-        columns = [self.tokens, self.positions, self.slots, self.seq, self.visible]
-        packed_5N = _tensor(np.array(columns, dtype=np.int32), device)
-        tokens_N, positions_N, slots_N, seq_N, visible_N = packed_5N.unbind(0)
-        offsets_N1, extra_E = None, None
-        if any(self.extra):
-            ends = np.cumsum([0, *map(len, self.extra)], dtype=np.int32)
-            flat = [slot for slots in self.extra for slot in slots]
-            offsets_N1 = _tensor(ends, device)
-            extra_E = _tensor(np.array(flat, dtype=np.int32), device)
-        return PackedPlan(
-            page_size=page_size,
-            tokens_N=tokens_N,
-            positions_N=positions_N,
-            slots_N=slots_N,
-            seq_N=seq_N,
-            visible_N=visible_N,
-            pages_BP=_tensor(pages_BP, device),
-            extra_offsets_N1=offsets_N1,
-            extra_slots_E=extra_E,
-        )
-
-
-def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) -> Tensor:
-    tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
-    return tensor.to(device)
+        if self.hidden_SKD.shape[1]:
+            self.hidden_SKD.index_copy_(0, into, self.hidden_SKD[source])

@@ -66,6 +66,14 @@ class PagePool:
             if self._holders[page] == 0:
                 self._free[page] = None
 
+    def exchange(self, pages: Sequence[int], num_pages: int) -> list[int]:
+        """Give up `pages` of one sequence for `num_pages` that are its alone. Raises CapacityError,
+        with nothing changed, where those are not free and will not be."""
+        alone = sum(self._holders[page] == 1 for page in pages)
+        self.require(num_pages - alone)
+        self.release(pages)
+        return [self.take() for _ in range(num_pages)]
+
     def remember(self, pages: Sequence[int], tokens: Sequence[int], index: int) -> None:
         """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds."""
         page = pages[index]

@@ -10,6 +10,9 @@ from checks.engine import PROMPT, greedy, plain
 from checks.state import VOCAB
 from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
+from outrider.control.band import BandController
+from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
@@ -20,6 +23,7 @@ from outrider.engine.build import (
 )
 from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
+from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
@@ -99,3 +103,20 @@ def test_a_window_without_room_for_a_round_is_refused() -> None:
     assert resolve_window(EngineConfig(), 7, None, k=4) == 7
     with pytest.raises(ConfigError, match="k=4"):
         resolve_window(EngineConfig(), 6, None, k=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (EngineConfig(watchdog="off"), FixedController),
+        (EngineConfig(schedule="auto"), GoodputController),
+        (EngineConfig(schedule="auto", controller="band", watchdog="off"), BandController),
+        (EngineConfig(controller="goodput"), GoodputController),
+        (EngineConfig(schedule="auto", k=0), FixedController),
+    ],
+)
+def test_the_controller_a_configuration_means(config: EngineConfig, kind: type[object]) -> None:
+    executor = built(config)[0].executor
+    assert isinstance(executor, InlineLanes)
+    controllers = [runner.stages.controller for runner in executor.runners.values()]
+    assert all(isinstance(controller, kind) for controller in controllers)

@@ -42,8 +42,3 @@ def test_a_pass_that_only_reads_stays_one_pass() -> None:
     out = stepwise.step([StepRow.chain(0, (1, 2), logits_from=2)], NEEDS)
     assert out.logits_MV.shape == torch.Size([0, stepwise.spec.vocab_size])
     assert out.num_passes == len(inner.steps) == 1
-
-
-def test_hidden_states_come_from_batched_passes_only() -> None:
-    with pytest.raises(AssertionError):
-        StepwiseLM(KINDS["attention"]()).step([], DraftNeeds(hidden_layers=(1,)))

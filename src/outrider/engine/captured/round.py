@@ -96,6 +96,8 @@ class CapturedRound:
         """Why this batch needs rounds of another kind; None when it does not."""
         if self._failed is not None:
             return self._failed
+        if self.stages.drops_keys(batch):
+            return "keys of a prompt were dropped"
         return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
 
     def _tell(self, refusal: str) -> None:

@@ -61,8 +61,10 @@ struct Decoder {
     const float *cos, *sin;
     const Layer* layers;
     float *x, *norm, *qkv, *attended, *up, *activated;
+    void* hidden;             // [slots][num_captured][hidden_size], of the embedding's type
+    const int32_t* captured;  // after how many layers the residual is kept
     float eps, scale;
-    int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, unused;
+    int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, num_captured;
 };
 
 void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
@@ -77,6 +79,25 @@ void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
         const auto* row = static_cast<const BFloat16*>(d.embedding) + from;
         for (int i = 0; i < size; ++i)
             to[i] = cast<float>(static_cast<uint32_t>(row[i].bits) << 16);
+    }
+}
+
+// Keeps the residual after `depth` layers in the tokens' slots, if anybody reads it.
+void capture(const Decoder& d, const Pass& pass, int depth) {
+    const int size = d.hidden_size;
+    for (int k = 0; k < d.num_captured; ++k) {
+        if (d.captured[k] != depth) continue;
+        for (int n = 0; n < pass.num_tokens; ++n) {
+            const float* from = d.x + static_cast<int64_t>(n) * size;
+            const int64_t to = (static_cast<int64_t>(pass.slots[n]) * d.num_captured + k) * size;
+            if (d.embedding_bytes == 4) {
+                std::memcpy(static_cast<float*>(d.hidden) + to, from, sizeof(float) * size);
+                continue;
+            }
+            auto* row = static_cast<BFloat16*>(d.hidden) + to;
+            for (int i = 0; i < size; i += LANES)
+                store_some(row + i, load_some(from + i, size - i), size - i);
+        }
     }
 }
 
@@ -120,9 +141,11 @@ extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const 
         if (tokens[n] < 0 || tokens[n] >= d.vocab_size) return n;
     embed(d, tokens, pass->num_tokens);
     for (int i = 0; i < d.num_layers; ++i) {
+        capture(d, *pass, i);
         attend(d, d.layers[i], *pass);
         feed(d, d.layers[i], pass->num_tokens);
     }
+    capture(d, *pass, d.num_layers);
     if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
     return -1;
 }

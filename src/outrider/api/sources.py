@@ -1,0 +1,118 @@
+"""What drafts, by the names that a user gave: a model, heads, or neither; and the room for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.engine.build import draft_size
+from outrider.engine.drafters import resolve_drafter
+from outrider.models.decoder import Room
+from outrider.models.heads import (
+    HEAD_KINDS,
+    MAX_WIDTH,
+    WITHOUT_WEIGHTS,
+    DraftKind,
+    Heads,
+    hidden_layers_of,
+    kind_of,
+)
+from outrider.models.hf_config import DecoderConfig
+from outrider.models.loading import resolve
+from outrider.state.room import StateRoom
+
+_WITH_MODEL = ("model", "bridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What `drafter` reads: the folder of a draft `model`, or of `heads` of a kind, or neither."""
+
+    drafter: str
+    model: Path | None = None
+    heads: Path | None = None
+    kind: DraftKind = "model"
+
+    def sized(self, config: EngineConfig, target: DecoderConfig, num_slots: int) -> Heads | None:
+        """The heads, with room for texts of `num_slots` tokens in all and the nodes of trees that
+        are looked at. Raises CheckpointError if the target lacks a layer that they read."""
+        if self.heads is None or self.kind == "model":
+            return None
+        size = draft_size(config, self.drafter)
+        nodes = whole_pages(config.k * min(size, MAX_WIDTH) + 1, config.page_size)
+        rows = config.batch_size * (size + 1)
+        room = room_of(
+            config,
+            num_slots + config.batch_size * nodes,
+            max_rows=max(config.prefill_chunk, rows),
+            max_logits=rows,
+        )
+        layers = hidden_layers_of(self.heads, self.kind, _num_layers(target))
+        return Heads(self.heads, self.kind, replace(room, hidden_layers=layers))
+
+
+def source_of(target: Path, draft: str | None, config: EngineConfig) -> Source:
+    """What `draft` names, which is not looked for if the drafter has no use for it. A target may
+    have an MTP block within its own files."""
+    if config.drafter == "portfolio":
+        return _of_portfolio(target, draft, config)
+    reads = config.k > 0 and config.drafter in ("auto", *_WITH_MODEL, *HEAD_KINDS)
+    if reads and config.drafter == "mtp" and draft is None:
+        return Source("mtp", heads=target, kind="mtp")
+    folder = resolve(draft) if reads and draft is not None else None
+    kind = "model" if folder is None else kind_of(folder)
+    drafter = resolve_drafter(config, has_draft=draft is not None, kind=kind)
+    if kind == "model":
+        return Source(drafter, model=folder if drafter in _WITH_MODEL else None)
+    if config.tensor_parallel > 1:
+        raise ConfigError(
+            f"tensor_parallel={config.tensor_parallel}: draft heads share tables with a target "
+            "that is in one process.",
+            hint="leave --tensor-parallel at 1, or use a draft model",
+        )
+    return Source(drafter, heads=folder, kind=kind)
+
+
+def _of_portfolio(target: Path, draft: str | None, config: EngineConfig) -> Source:
+    """Its model is what would draft by itself."""
+    source = source_of(target, draft, replace(config, drafter="auto"))
+    found = source.model is not None or source.heads is not None
+    name = resolve_drafter(config, has_draft=found, kind=source.kind)
+    return replace(source, drafter=name)
+
+
+def hidden_layers(heads: Heads | None, drafter: str, target: DecoderConfig) -> tuple[int, ...]:
+    """Those that the target keeps for what drafts."""
+    if heads is not None:
+        return heads.room.hidden_layers
+    return (_num_layers(target),) if drafter in WITHOUT_WEIGHTS else ()
+
+
+def room_of(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:
+    return Room(
+        num_slots=num_slots,
+        page_size=config.page_size,
+        max_rows=max_rows,
+        max_logits=max_logits,
+        states=states_of(config),
+    )
+
+
+def states_of(config: EngineConfig) -> StateRoom:
+    """For the recurrent states of a hybrid, if the model is one."""
+    return StateRoom(
+        rollback=config.state_rollback,
+        history=config.state_history or max(1, config.k, config.tree_nodes),
+        num_sequences=config.batch_size,
+        num_checkpoints=config.state_checkpoints,
+    )
+
+
+def whole_pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size
+
+
+def _num_layers(target: DecoderConfig) -> int:
+    return target.spec("", bytes_per_weight=1, bytes_per_kv=1).num_layers

@@ -1,0 +1,157 @@
+"""Heads that belong to a target: where they lie, and what speaks against them.
+
+Heads are trained for one target, so their folders lie in the target's own folder or beside it. A
+folder fits if its sizes and layers are the target's; what only may cost acceptance is a caution. Of
+weights nothing is read but their names, unless `weight_remarks` is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError
+from outrider.core.spec import ModelSpec
+from outrider.models.heads import HeadKind, hidden_layers_of, kind_of
+from outrider.models.hf_config import read_config
+from outrider.models.json_object import JsonObject
+from outrider.models.rope_config import Rope, parse_rope
+from outrider.models.weights import Weights
+
+_CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """`wrong` says that drafts cannot be right so; otherwise it is a caution."""
+
+    wrong: bool
+    text: str
+
+
+def heads_beside(target: Path) -> dict[HeadKind, Path]:
+    """Folders of heads that fit the model in `target`, by kind: those within it before those beside
+    it, and by name."""
+    found: dict[HeadKind, Path] = {}
+    for folder in _neighbours(target):
+        try:
+            kind = kind_of(folder)
+            if kind != "model" and not any(r.wrong for r in size_remarks(target, folder)):
+                found.setdefault(kind, folder)
+        except CheckpointError:
+            continue
+    return found
+
+
+def size_remarks(target: Path, folder: Path) -> list[Remark]:
+    """What speaks against the heads in `folder` for the model in `target`, from their configs.
+
+    Raises CheckpointError for a folder that has no heads, or a config that cannot be read.
+    """
+    kind = kind_of(folder)
+    if kind == "model":
+        raise CheckpointError(f"{folder} holds a model, not heads.")
+    spec = read_config(target).spec("target", bytes_per_weight=2, bytes_per_kv=2)
+    config = JsonObject.read(folder / _CONFIG)
+    return [
+        *_sizes(config, spec),
+        *_layers(folder, kind, spec),
+        *_windows(config, spec),
+        *_ropes(config, JsonObject.read(target / _CONFIG)),
+    ]
+
+
+def weight_remarks(folder: Path) -> list[Remark]:
+    """Tensors with numbers that are none (NaN or infinite), the first three by name. Reads all of
+    the weights. Raises CheckpointError for a folder without safetensors."""
+    with Weights(folder) as weights:
+        bad = [name for name, tensor in weights.each() if not _all_numbers(tensor)]
+    if not bad:
+        return []
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return [
+        Remark(True, f"weights that are not numbers (NaN or infinite): {', '.join(bad[:3])}{more}")
+    ]
+
+
+def has_own_mtp(target: Path) -> bool:
+    """Whether the checkpoint in `target` holds the tensors of an MTP block of its own. Raises
+    CheckpointError for a folder without safetensors."""
+    if own_mtp_depth(target) == 0:
+        return False
+    layers = JsonObject.read(target / _CONFIG).integer("num_hidden_layers", 0, least=0)
+    own = ("mtp.", "model.mtp.", f"model.layers.{layers}.")
+    with Weights(target) as weights:
+        return any(name.startswith(own) for name in weights.names)
+
+
+def own_mtp_depth(target: Path) -> int:
+    """How many MTP blocks the config of `target` announces."""
+    config = JsonObject.read(target / _CONFIG)
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+    return max((config.integer(key, 0, least=0) for key in keys if config.has(key)), default=0)
+
+
+def _neighbours(target: Path) -> list[Path]:
+    def folders(place: Path) -> list[Path]:
+        try:
+            return sorted(path for path in place.iterdir() if (path / _CONFIG).is_file())
+        except OSError:
+            return []
+
+    return [path for path in (*folders(target), *folders(target.parent)) if path != target]
+
+
+def _sizes(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
+    """Of what the heads' config says; what it leaves out is found in their tensors at loading."""
+    for key, own in (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size)):
+        told = config.integer(key) if config.has(key) else own
+        if told != own:
+            yield Remark(True, f"{key} is {told} and the target's {own}")
+
+
+def _layers(folder: Path, kind: HeadKind, spec: ModelSpec) -> Iterator[Remark]:
+    try:
+        hidden_layers_of(folder, kind, spec.num_layers)
+    except CheckpointError as error:
+        yield Remark(True, str(error).rstrip("."))
+
+
+def _windows(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
+    key = "max_position_embeddings"
+    told = config.integer(key) if config.has(key) else spec.max_tokens
+    if told < spec.max_tokens:
+        yield Remark(
+            False,
+            f"the window is {told} tokens and the target's {spec.max_tokens}: no text of this pair "
+            "is longer than the shorter one",
+        )
+
+
+def _ropes(config: JsonObject, target: JsonObject) -> Iterator[Remark]:
+    """Heads turn their positions as their target does, if they turn any."""
+    if not (config.has("rope_theta") or config.has("rope_parameters")):
+        return
+    try:
+        ours, theirs = parse_rope(config), parse_rope(target)
+    except CheckpointError as error:
+        yield Remark(False, f"positions cannot be compared: {error}".rstrip("."))
+        return
+    if ours != theirs:
+        yield Remark(
+            False,
+            f"positions turn with {rope_in_words(ours)} and the target's with "
+            f"{rope_in_words(theirs)}: drafts far into a text may be refused",
+        )
+
+
+def rope_in_words(rope: Rope) -> str:
+    stretched = "" if rope.kind == "default" else f" ({rope.kind}, factor {rope.factor:g})"
+    return f"theta {rope.theta:g}{stretched}"
+
+
+def _all_numbers(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -1,0 +1,182 @@
+"""Visits made: every contestant writes the same piece of work in its turn, timed and counted.
+
+A piece is one prompt of a domain, or several that run together. A visit is one piece at one repeat;
+the order of contestants rotates from visit to visit, so that drift of the machine falls on all
+alike. Greedy tokens, and sampled ones under a rule that ties them to the seed, are compared with
+those of plain decoding: what differs has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from outrider.api.result import GenerationResult
+from outrider.bench.drafters.lineup import Runner
+from outrider.bench.quiet import Neighbours
+from outrider.core.budget import RoundTrace
+from outrider.core.params import SamplingParams
+from outrider.metrics.acceptance import position_counts
+from outrider.metrics.summary import Stats, summarise
+
+Texts = tuple[tuple[int, ...], ...]
+# Tokens that a contestant writes untimed, to warm up.
+_NUM_WARM = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Prompts that run together, `number` among those of `domain`."""
+
+    domain: str
+    number: int
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """One contestant's run of one piece. `stats` counts shared passes once, and its total is the
+    wall clock. Entry i of `positions` is how many drafts had an i-th token in a row, and how many
+    of them kept it; of a tree its depth is taken to be K. `most_nodes` is the largest draft."""
+
+    stats: Stats
+    positions: tuple[tuple[int, int], ...]
+    most_nodes: int
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.stats.seconds["total"] / max(self.stats.num_emitted, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """`reason` says why it failed, None if it did not; a failed one may have numbers all the same.
+    `foreign_cpu_share` is that of the visit (bench/quiet.py)."""
+
+    domain: str
+    piece: int
+    repeat: int
+    contestant: str
+    reason: str | None
+    numbers: Numbers | None = None
+    foreign_cpu_share: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Every piece so often. `by_domain` are parameters of domains that have their own; `tied` says
+    that the rule ties even sampled text to the seed, so that it may be compared."""
+
+    pieces: Sequence[Piece]
+    repeats: int
+    params: SamplingParams
+    by_domain: Mapping[str, SamplingParams] = field(default_factory=dict[str, SamplingParams])
+    tied: bool = False
+
+    def params_of(self, piece: Piece) -> SamplingParams:
+        return self.by_domain.get(piece.domain, self.params)
+
+    def comparable(self, piece: Piece) -> bool:
+        """Whether everybody must write the same tokens."""
+        return self.tied or self.params_of(piece).greedy
+
+    def visits(self) -> list[tuple[Piece, int]]:
+        return [(piece, repeat) for repeat in range(self.repeats) for piece in self.pieces]
+
+
+@dataclass(slots=True)
+class Race:
+    """Runs a plan with those runners that can run, plain decoding first. `clock` counts seconds."""
+
+    plan: Plan
+    runners: Sequence[Runner]
+    clock: Callable[[], float] = perf_counter
+    _plain: dict[tuple[str, int], Texts] = field(default_factory=dict[tuple[str, int], Texts])
+
+    def run(self) -> Iterator[list[Sample]]:
+        """Warm up, then yield what every visit found, in the order of the runners."""
+        first = self.plan.pieces[0]
+        short = replace(self.plan.params_of(first), max_tokens=_NUM_WARM, min_tokens=0)
+        for runner in self.runners:
+            _attempt(runner, first.prompts, short)
+        for turn, (piece, repeat) in enumerate(self.plan.visits()):
+            yield self._visit(turn, piece, repeat)
+
+    def _visit(self, turn: int, piece: Piece, repeat: int) -> list[Sample]:
+        found: dict[str, tuple[Sample, Texts | None]] = {}
+        with Neighbours() as neighbours:
+            for place in range(len(self.runners)):
+                runner = self.runners[(turn + place) % len(self.runners)]
+                found[runner.name] = self._sample(runner, piece, repeat)
+        plain = found[self.runners[0].name][1]
+        if plain is not None:
+            self._plain.setdefault((piece.domain, piece.number), plain)
+        samples: list[Sample] = []
+        for runner in self.runners:
+            sample, texts = found[runner.name]
+            reason = sample.reason or self._differs(runner, piece, texts)
+            samples.append(replace(sample, reason=reason, foreign_cpu_share=neighbours.share))
+        return samples
+
+    def _sample(self, runner: Runner, piece: Piece, repeat: int) -> tuple[Sample, Texts | None]:
+        sample = Sample(
+            domain=piece.domain,
+            piece=piece.number,
+            repeat=repeat,
+            contestant=runner.name,
+            reason=None,
+        )
+        began = self.clock()
+        results = _attempt(runner, piece.prompts, self.plan.params_of(piece))
+        seconds = self.clock() - began
+        if isinstance(results, str):
+            return replace(sample, reason=results), None
+        texts = tuple(result.token_ids for result in results)
+        return replace(sample, numbers=numbers_of(runner, results, seconds)), texts
+
+    def _differs(self, runner: Runner, piece: Piece, texts: Texts | None) -> str | None:
+        plain = self._plain.get((piece.domain, piece.number))
+        comparable = runner.exact and self.plan.comparable(piece)
+        if texts is None or plain is None or not comparable or texts == plain:
+            return None
+        return f"DifferentTokens: not those of {self.runners[0].name}"
+
+
+def numbers_of(runner: Runner, results: Sequence[GenerationResult], seconds: float) -> Numbers:
+    """Of requests that ran together and took `seconds`."""
+    traces: list[RoundTrace] = [trace for result in results for trace in result.rounds]
+    k = runner.k
+    return Numbers(
+        stats=summarise(traces, drafter=runner.name, k=k, total_seconds=seconds),
+        positions=tuple(position_counts(traces, k)),
+        most_nodes=max((trace.num_drafted for trace in traces), default=0),
+    )
+
+
+def pieces_of(texts: Mapping[str, Sequence[str]], *, at_once: int) -> list[Piece]:
+    """The prompts of each domain, so many in a piece, and the domains in turns."""
+    cut = {
+        domain: [
+            Piece(domain, start // at_once, tuple(prompts[start : start + at_once]))
+            for start in range(0, len(prompts), at_once)
+        ]
+        for domain, prompts in texts.items()
+    }
+    longest = max(map(len, cut.values()), default=0)
+    return [row[i] for i in range(longest) for row in cut.values() if i < len(row)]
+
+
+def _attempt(
+    runner: Runner, prompts: Sequence[str], params: SamplingParams
+) -> list[GenerationResult] | str:
+    """What it wrote, or what it failed of."""
+    assert runner.writer is not None
+    try:
+        return runner.writer.generate(prompts, params)
+    except Exception as error:  # noqa: BLE001 - one contestant must not end the run of all
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,199 @@
+"""What can draft for a target: found beside it, in it, on this machine and in the catalogue.
+
+Suggestions come in the order in which they are worth trying: what was trained for this target, then
+draft models that share its vocabulary, then the target itself in fewer bits, then its text. What is
+not here yet says how to get it. What each gains is measured by `outrider bench drafters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.bench.drafters.heads import has_own_mtp, heads_beside, own_mtp_depth
+from outrider.bench.drafters.table import available
+from outrider.cli.draft_fit import small_files
+from outrider.cli.hub import local_models
+from outrider.core.errors import CheckpointError
+from outrider.models.heads import kind_of
+from outrider.models.hf_config import FAMILIES
+from outrider.models.json_object import JsonObject
+from outrider.pairs.catalog import draft_of, list_pairs
+
+# A draft model that is not this much smaller costs more than it brings.
+_MOST_OF_TARGET = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """`draft` is what --draft names, None where the drafter needs nothing. `ready` says that it is
+    on this machine."""
+
+    drafter: str
+    draft: str | None
+    ready: bool
+    reason: str
+    command: str
+
+    @property
+    def contestant(self) -> str:
+        """The word of `outrider bench drafters` for it."""
+        return f"{self.drafter}={self.draft}" if self.draft else self.drafter
+
+
+def suggestions(target: str) -> list[Suggestion]:
+    """In the order in which they are worth trying. Raises CheckpointError if there is no such
+    target."""
+    folder = small_files(target)
+    asked: list[Callable[[str, Path], Iterator[Suggestion]]] = [
+        _own_mtp,
+        _heads,
+        _pairs,
+        _local,
+        _itself,
+        _text,
+        _training,
+    ]
+    found: dict[tuple[str, str | None], Suggestion] = {}
+    for ask in asked:
+        for one in ask(target, folder):
+            found.setdefault((one.drafter, one.draft), one)
+    return list(found.values())
+
+
+def _generate(target: str, *flags: str) -> str:
+    return " ".join(["outrider generate", f"--target {target}", *flags, "PROMPT"])
+
+
+def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
+    depth = own_mtp_depth(folder)
+    if not depth:
+        return
+    try:
+        there = has_own_mtp(folder)
+    except CheckpointError:
+        # Of a model that is not cached only the small files are here.
+        there = True
+    if there and "mtp" in available():
+        yield Suggestion(
+            drafter="mtp",
+            draft=None,
+            ready=any(folder.glob("*.safetensors")),
+            reason=f"the checkpoint has an MTP block of its own (depth {depth}), trained with it",
+            command=_generate(target, "--drafter mtp"),
+        )
+
+
+def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
+    for kind, heads in heads_beside(folder).items():
+        yield Suggestion(
+            drafter=kind,
+            draft=str(heads),
+            ready=True,
+            reason=f"{kind} heads of the target's sizes lie beside it",
+            command=_generate(target, f"--draft {heads}"),
+        )
+
+
+def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
+    """By the target's hub id, or by a folder that has its name."""
+    names = {target.lower(), Path(target).name.lower()} if folder.exists() else {target.lower()}
+    here = {model.name for model in local_models() if model.refusal is None}
+    for pair in list_pairs():
+        known = pair.target_model_id.lower()
+        if not pair.supported or not names & {known, known.rpartition("/")[2]}:
+            continue
+        bridge = pair.vocabulary == "bridge"
+        drafter = "bridge" if bridge else "model"
+        flags = [f"--draft {pair.draft_model_id}", *(["--drafter bridge"] if bridge else [])]
+        built_in = draft_of(target) == pair.draft_model_id
+        yield Suggestion(
+            drafter=drafter,
+            draft=pair.draft_model_id,
+            ready=pair.draft_model_id in here,
+            reason=f"known pair {pair.pair_name}: {pair.notes}",
+            command=_generate(target, *([] if built_in else flags)),
+        )
+
+
+def _local(target: str, folder: Path) -> Iterator[Suggestion]:
+    """Smaller models on this machine with the same vocabulary."""
+    own_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    num_ids = JsonObject.read(folder / "config.json").integer("vocab_size", 0, least=0)
+    for model in local_models():
+        if model.refusal or model.folder == folder or not own_bytes:
+            continue
+        share = model.num_bytes / own_bytes
+        if share > _MOST_OF_TARGET or not _same_ids(folder, model.folder, num_ids):
+            continue
+        yield Suggestion(
+            drafter="model",
+            draft=model.name,
+            ready=True,
+            reason=f"on this machine, the same vocabulary, {100 * share:.0f} % of the target's "
+            "bytes",
+            command=_generate(target, f"--draft {model.name}"),
+        )
+
+
+def _same_ids(target: Path, other: Path, num_ids: int) -> bool:
+    try:
+        if kind_of(other) != "model":
+            return False
+        if JsonObject.read(other / "config.json").integer("vocab_size", 0, least=0) != num_ids:
+            return False
+        return not first_differences(Tokenizer.load(target), Tokenizer.load(other), limit=1)
+    except CheckpointError:
+        return False
+
+
+def _itself(target: str, folder: Path) -> Iterator[Suggestion]:
+    family = JsonObject.read(folder / "config.json").text("model_type", "")
+    reasons = {
+        "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
+        "high acceptance; pays where the target is read from memory and not from a cache",
+        "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
+        "acceptance depends on how much the layers that are left out do",
+    }
+    for drafter, reason in reasons.items():
+        if drafter in available() and family in FAMILIES:
+            yield Suggestion(
+                drafter=drafter,
+                draft=None,
+                ready=True,
+                reason=reason,
+                command=_generate(target, f"--drafter {drafter}"),
+            )
+
+
+def _text(target: str, folder: Path) -> Iterator[Suggestion]:
+    del folder
+    reasons = {
+        "suffix": "copies what followed the longest part of the text that came before: for edits, "
+        "logs, code; costs next to nothing where nothing repeats",
+        "recycling": "goes by which tokens followed which in this run: needs no model",
+        "ngram": "copies from the text so far: for texts that repeat themselves",
+    }
+    for drafter, reason in reasons.items():
+        if drafter in available():
+            yield Suggestion(
+                drafter=drafter,
+                draft=None,
+                ready=True,
+                reason=reason,
+                command=_generate(target, f"--drafter {drafter}"),
+            )
+
+
+def _training(target: str, folder: Path) -> Iterator[Suggestion]:
+    family = JsonObject.read(folder / "config.json").text("model_type", "")
+    if family in FAMILIES:
+        yield Suggestion(
+            drafter="model",
+            draft="FOLDER",
+            ready=False,
+            reason="a draft model trained on your own text, on this machine",
+            command=f"outrider train draft --target {target}",
+        )

@@ -1,0 +1,226 @@
+"""`outrider train`: make a drafter, a model or a tokenizer from text, on this machine.
+
+Every verb takes a folder to fill and texts to learn from. The same command again goes on with a run
+that was stopped or killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from outrider.cli.call import Call, needed
+from outrider.cli.output import json_line
+from outrider.cli.train_bar import TrainBar
+from outrider.cli.train_options import (
+    DEFAULT_MINUTES,
+    DrafterOptions,
+    DraftOptions,
+    PretrainOptions,
+    RunOptions,
+    TextOptions,
+    TokenizerOptions,
+)
+from outrider.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from outrider.train.loop import Recipe, Trainer
+    from outrider.train.session import RunWish, Session, TextSession
+    from outrider.train.tokens import Wish
+
+    M = TypeVar("M", bound=nn.Module)
+
+INTERRUPTED = 130
+
+
+def draft(call: Call[DraftOptions]) -> int:
+    """Distil a draft model from --target."""
+    from outrider.train.setup import DraftWish, draft_recipe
+
+    options = call.options
+    session = open_drafter(call)
+    wish = DraftWish(
+        hidden_size=options.hidden,
+        num_layers=options.layers,
+        start=options.start,
+        reverse=options.reverse,
+        on_policy=options.on_policy,
+        temperature=options.temperature,
+        dtype=options.dtype,
+    )
+    return train(call, session.text, draft_recipe(session, wish), target=options.target)
+
+
+def pretrain(call: Call[PretrainOptions]) -> int:
+    """Train a model from scratch."""
+    from outrider.train.setup import open_pretrain
+
+    options = call.options
+    text, recipe = open_pretrain(
+        run_wish(call),
+        options.tokenizer,
+        hidden_size=options.hidden,
+        num_layers=options.layers,
+        dtype=options.dtype,
+    )
+    return train(call, text, recipe)
+
+
+def tokenizer(call: Call[TokenizerOptions]) -> int:
+    """Make a vocabulary."""
+    from outrider.train.tokenizer import make_tokenizer
+
+    folder = Path(needed(call, "FOLDER"))
+    made = make_tokenizer(folder, _words(call), call.options.size, _text_wish(call.options))
+    facts = {"folder": str(folder), "num_tokens": made.num_tokens, "num_files": made.num_files}
+    if call.options.json:
+        print(json_line(facts | {"bytes_per_token": round(made.bytes_per_token, 3)}))
+    else:
+        print(
+            f"{folder}: {made.num_tokens} tokens from {made.num_files} files, "
+            f"{made.bytes_per_token:.2f} bytes a token of them."
+        )
+    return 0
+
+
+def open_drafter(call: Call[DrafterOptions]) -> Session:
+    """The run of whatever drafts for --target, before its recipe is made."""
+    from outrider.bench.load.requests import texts_of
+    from outrider.train.session import open_session
+
+    prompts = texts_of(call.options.prompts)[: call.options.exam_prompts]
+    _say(call, "reading the texts, and what the target writes after the held-out prompts")
+    return open_session(run_wish(call, tuple(prompts)), call.options.target)
+
+
+def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = ()) -> RunWish:
+    from outrider.train.loop import Plan
+    from outrider.train.session import RunWish
+
+    options = call.options
+    minutes = options.minutes
+    if minutes is None and options.steps is None:
+        minutes = DEFAULT_MINUTES
+    return RunWish(
+        folder=Path(needed(call, "FOLDER")),
+        words=_words(call),
+        plan=Plan(
+            steps=options.steps or 0,
+            seconds=60 * (minutes or 0.0),
+            learning_rate=options.learning_rate,
+            warmup_steps=options.warmup,
+            seed=options.seed,
+            save_seconds=options.save_seconds,
+            measure_seconds=options.measure_seconds,
+        ),
+        prompts=prompts,
+        batch_size=options.batch,
+        window=options.window,
+        text=_text_wish(options, options.held_out),
+        device=options.device,
+        threads=options.threads,
+        fresh=options.fresh,
+    )
+
+
+def train(call: Call[RunOptions], text: TextSession, recipe: Recipe[M], *, target: str = "") -> int:
+    """Run the recipe to its end with a bar, write the folder and say what was gained."""
+    from outrider.bench.provenance import provenance
+
+    trainer = text.trainer(recipe)
+    folder = text.wish.folder
+    if trainer.resumed:
+        _say(call, f"going on from step {trainer.standing.step} of the run in {folder}")
+    with _interrupts() as asked, TrainBar(sys.stderr) as bar, closing(trainer.run()) as steps:
+        for progress in steps:
+            bar.show(progress)
+            if asked():
+                break
+    if asked():
+        _say(call, f"stopped at step {trainer.standing.step}; the same command goes on from there")
+        return INTERRUPTED
+    text.finish(trainer, recipe, target, provenance())
+    _report(call, folder, trainer, target)
+    return 0
+
+
+def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: str) -> None:
+    standing = trainer.standing
+    before, after = standing.history[0].figures, standing.history[-1].figures
+    facts = {
+        "folder": str(folder),
+        "steps": standing.step,
+        "seconds": round(standing.seconds, 2),
+        "tokens": standing.num_tokens,
+        "loss": round(standing.loss, 4),
+        "before": _rounded(before),
+        "after": _rounded(after),
+    }
+    if call.options.json:
+        print(json_line(facts))
+        return
+    print(
+        f"{folder}: {standing.step} steps, {standing.num_tokens} tokens, "
+        f"{standing.seconds / 60:.1f} minutes, loss {standing.loss:.3f}."
+    )
+    for name, value in after.items():
+        print(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
+    flags = f"--target {target} --draft {folder}" if target else f"--target {folder}"
+    print(f'  outrider generate "def add(a, b):" {flags}')
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _words(call: Call[TextOptions]) -> tuple[str, ...]:
+    if len(call.arguments) < 2:
+        raise ConfigError(
+            "TEXTS is missing: there is nothing to learn from.",
+            hint="name files or folders after the new folder, or the word python",
+        )
+    return call.arguments[1:]
+
+
+def _text_wish(options: TextOptions, held_out: float = 0.0) -> Wish:
+    from outrider.train.tokens import Wish
+
+    return Wish(max_tokens=options.tokens, held_out=held_out, field=options.field)
+
+
+def _say(call: Call[TextOptions], text: str) -> None:
+    if not call.options.json:
+        print(text, file=sys.stderr)
+
+
+class _Asked:
+    """Whether an interrupt came. A second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self) -> bool:
+        return self._came
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _interrupts() -> Generator[_Asked]:
+    """The first interrupt lets the step that is running end, so that its state can be saved."""
+    asked = _Asked()
+    before = signal.signal(signal.SIGINT, asked.take)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

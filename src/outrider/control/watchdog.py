@@ -1,0 +1,194 @@
+"""Turns drafting off for whom it is dead, says why, and looks again later.
+
+A draft of n tokens adds n rows to a pass. A row costs `ROW_COST` of a plain pass at least, so a
+draft must bring 0.04 n tokens on average, whatever its drafter costs besides. Over the rounds that
+drafted, with a the tokens that were accepted in each, drafting is dead when
+
+    (sum of a + 1) / m + 2.33 s / sqrt(m)  <  0.04 (sum of n) / m         m >= 24 rounds
+
+The left is an upper confidence bound of the mean of a: s is the deviation of a, not below that of a
+single token in m rounds, and one token is added since none in m rounds does not mean never. Drafts
+are then left out for 64 rounds, tried for 6, and left out twice as long each time that these 6
+bring too little, up to 1024. Counts fade, so that the end of a long text is judged by itself.
+
+Only counts decide, and of each request its own, so nothing that a text says depends on time or on
+other requests. With `shared` all requests are also judged together, and new ones begin with what
+was found: then short requests are spared too, and which drafts a request gets depends on others.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.core.budget import Budget, RoundTrace
+from outrider.core.protocols import Controller
+
+# As a share of a plain pass; measured on CPUs, and least where a pass reads much memory.
+ROW_COST = 0.04
+LEAST_ROUNDS = 24
+CONFIDENCE = 2.33
+FIRST_REST = 64
+LONGEST_REST = 1024
+PROBE_ROUNDS = 6
+# Share of the old counts that a new round leaves.
+FADE = 1 - 1 / 128
+# All requests together are found dead on stronger evidence than one.
+SHARED_ROUNDS = 256
+# As many as may ever run at once, so only sequences that ended are forgotten.
+MOST_SEQUENCES = 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Faded sums over rounds that drafted: rounds, tokens drafted, accepted, accepted squared.
+    `num_rounds` does not fade."""
+
+    num_rounds: int = 0
+    rounds: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    squares: float = 0.0
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        self.num_rounds += 1
+        self.rounds = FADE * self.rounds + 1
+        self.drafted = FADE * self.drafted + num_drafted
+        self.accepted = FADE * self.accepted + num_accepted
+        self.squares = FADE * self.squares + num_accepted**2
+
+    @property
+    def mean(self) -> float:
+        return self.accepted / self.rounds
+
+    @property
+    def needed(self) -> float:
+        """Tokens a round that would pay for the rows."""
+        return ROW_COST * self.drafted / self.rounds
+
+    @property
+    def highest(self) -> float:
+        """The upper confidence bound of the mean."""
+        rounds, mean = self.rounds, self.mean
+        variance = max(self.squares / rounds - mean**2, 1 / rounds)
+        return (self.accepted + 1) / rounds + CONFIDENCE * math.sqrt(variance / rounds)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Of one request, or of all. `left` rounds of rest or of a probe are to come; with `reason` it
+    rests or probes."""
+
+    least_rounds: int = LEAST_ROUNDS
+    counts: _Counts = field(default_factory=_Counts)
+    reason: str = ""
+    probing: bool = False
+    left: int = 0
+    rest: int = FIRST_REST
+
+    @property
+    def resting(self) -> bool:
+        return bool(self.reason) and not self.probing
+
+    def observe(self, drafter: str, num_drafted: int, num_accepted: int) -> bool:
+        """A round; whether drafting was turned off by it."""
+        if self.resting:
+            self.left -= 1
+            if self.left <= 0:
+                self.probing, self.left, self.counts = True, PROBE_ROUNDS, _Counts()
+            return False
+        if not num_drafted:
+            return False
+        self.counts.add(num_drafted, num_accepted)
+        if self.probing:
+            self._end_probe()
+            return False
+        counts = self.counts
+        if counts.num_rounds < self.least_rounds or counts.highest >= counts.needed:
+            return False
+        self.reason = (
+            f"the last drafts of {drafter!r} brought {counts.mean:.2f} tokens a round, where "
+            f"{counts.needed:.2f} would pay for their rows; they are tried again from time to time"
+        )
+        self.left = self.rest
+        return True
+
+    def _end_probe(self) -> None:
+        self.left -= 1
+        if self.left > 0:
+            return
+        self.probing = False
+        if self.counts.mean >= self.counts.needed:
+            self.reason, self.rest, self.counts = "", FIRST_REST, _Counts()
+        else:
+            self.rest = min(2 * self.rest, LONGEST_REST)
+            self.left = self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogStats:
+    """How often drafting was turned off for a request, and why last; `all_off` has the reason while
+    it is off for all."""
+
+    num_turned_off: int
+    reason: str
+    all_off: str
+
+
+class Watchdog:
+    """A Controller: that of `inner`, but for whom drafting is dead. A pure function of the traces.
+
+    Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
+    """
+
+    def __init__(self, inner: Controller, *, shared: bool = False) -> None:
+        self._inner = inner
+        self._all = _Watch(SHARED_ROUNDS) if shared else None
+        self._watches: OrderedDict[int, _Watch] = OrderedDict()
+        self._num_turned_off = 0
+        self._reason = ""
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        given = self._inner.budgets(seq_ids)
+        reasons = [self._resting(seq_id) for seq_id in seq_ids]
+        pairs = zip(given, reasons, strict=True)
+        return [replace(budget, depth=0, why=why) if why else budget for budget, why in pairs]
+
+    def observe(self, trace: RoundTrace) -> None:
+        self._inner.observe(trace)
+        if not trace.num_emitted:
+            return
+        watch = self._watch(trace.seq_id)
+        if watch.observe(trace.drafter, trace.num_drafted, trace.num_accepted):
+            self._num_turned_off += 1
+            self._reason = watch.reason
+            _log.warning("Drafting rests for request %d: %s.", trace.seq_id, watch.reason)
+        everybody = self._all
+        if everybody is not None and everybody.observe(
+            trace.drafter, trace.num_drafted, trace.num_accepted
+        ):
+            _log.warning("Drafting rests for all requests: %s.", everybody.reason)
+
+    def stats(self) -> WatchdogStats:
+        all_off = self._all.reason if self._all is not None else ""
+        return WatchdogStats(self._num_turned_off, self._reason, all_off)
+
+    def _resting(self, seq_id: int) -> str:
+        watch = self._watches.get(seq_id)
+        if watch is not None and watch.resting:
+            return watch.reason
+        return self._all.reason if self._all is not None and self._all.resting else ""
+
+    def _watch(self, seq_id: int) -> _Watch:
+        watch = self._watches.get(seq_id)
+        if watch is None:
+            watch = self._watches[seq_id] = _Watch()
+            if len(self._watches) > MOST_SEQUENCES:
+                self._watches.popitem(last=False)
+        self._watches.move_to_end(seq_id)
+        return watch

@@ -1,0 +1,66 @@
+"""What nets beside a target take from it: its tables, operators and precision.
+
+Shapes:  R = rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.protocols import CausalLM
+from outrider.kernels.registry import Kernels
+from outrider.models.heads import HeadTarget, head_target
+from outrider.models.weight_reader import Placement
+
+
+class NormConfig(Protocol):
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+@runtime_checkable
+class NormedTarget(HeadTarget, Protocol):
+    """A target whose last norm is by the root mean square, so that heads can repeat it."""
+
+    @property
+    def config(self) -> NormConfig: ...
+
+
+def normed_target(target: CausalLM) -> NormedTarget:
+    """Raises ConfigError if `target` shares no tables, or ends in another norm."""
+    shared = head_target(target)
+    if not isinstance(shared, NormedTarget):
+        raise ConfigError(
+            f"the target {target.spec.name} ({target.spec.family}) ends in a norm that these heads "
+            "cannot repeat.",
+            hint="draft without heads: --drafter ngram",
+        )
+    return shared
+
+
+def own_kernels(target: HeadTarget) -> Kernels:
+    """The target's operators without its scratch memory: heads draft while a lane verifies."""
+    twin = target.kernels.twin
+    return target.kernels if twin is None else twin()
+
+
+def placement_of(target: HeadTarget) -> Placement:
+    """The precision of the target's weights, and where they are."""
+    embedding_VD = target.tables.embedding_VD
+    return Placement("heads", embedding_VD.dtype, embedding_VD.device)
+
+
+def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:
+    """Raise CheckpointError if what `part` answered to a probe that touches every weight is not
+    all numbers: then a weight is none."""
+    broken_R = ~logits_RV.isfinite().all(-1)
+    if bool(broken_R.any()):
+        index = int(broken_R.nonzero()[0, 0])
+        raise CheckpointError(
+            f"{folder}: {part} {index} has weights that are not numbers (NaN).",
+            hint="take an earlier checkpoint, or train it anew with a lower learning rate",
+        )

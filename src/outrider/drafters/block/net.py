@@ -1,0 +1,202 @@
+"""A block net: several places guessed in one pass, each with how sure it is.
+
+What is read are the last C tokens, each as the target's states of it together with the token that
+follows, which is the pending one for the last. One query for each place attends to them and to all
+other queries:
+
+    c_j = fuse [norm(h_j), norm(e_(j+1))] + distance_j         h_j: all layers asked for, one by one
+    x_k = query_k + c_last
+    per layer:  x += out(attention(q(norm(x)), kv([c, norm(x)])));  x += down(silu(gate) * up)
+    logits_k = target's head of norm(x_k);  confidence_k = sigmoid(w norm(x_k) + b)
+
+where the norms of h, e and c have no weights. Confidence k is the chance that place k is right if
+all before it were. Places do not see each other's tokens, so a law is the same on every path.
+
+Cost: one pass of B times K rows over a few layers, and of C rows over `fuse` and keys. The context
+is read anew each round, so it has no memory and nothing is to be rolled back.
+
+Shapes:  B = sequences, C = context tokens, K = places, L = captured layers, D = hidden size,
+         V = vocabulary, H = heads, E = head size, T = keys (C + K), R = rows, F = FFN size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.drafters.block.config import BlockConfig
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.registry import Kernels
+from outrider.models.weight_reader import WeightReader
+from outrider.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What one sequence's guess is made of: states of its last tokens, at most C, and the token
+    that follows each, the pending one last."""
+
+    hidden_CLD: Tensor
+    next_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    logits_BKV: Tensor
+    confidence_BK: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm_D: Tensor
+    q: PackedLinear
+    kv: PackedLinear
+    out: PackedLinear
+    ffn_norm_D: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    fuse: PackedLinear
+    distances_CD: Tensor
+    queries_KD: Tensor
+    layers: tuple[_Layer, ...]
+    norm_D: Tensor
+    confidence_D: Tensor
+    confidence_bias: Tensor
+
+
+class BlockNet:
+    """The net beside its target, whose embedding and output matrix it shares."""
+
+    def __init__(
+        self, target: NormedTarget, config: BlockConfig, parts: _Parts, kernels: Kernels
+    ) -> None:
+        self.config, self.hidden_layers = config, config.hidden_layers
+        self._target, self._parts, self._kernels = target, parts, kernels
+        self._ones_D = torch.ones_like(parts.norm_D)
+
+    @property
+    def num_context(self) -> int:
+        return self.config.num_context
+
+    @property
+    def num_places(self) -> int:
+        return self.config.num_places
+
+    @torch.inference_mode()
+    def guess(self, contexts: list[Context], num_places: int) -> Guess:
+        """Of the first `num_places` places, though all are computed: they attend to each other."""
+        context_BCD, absent_BC = self._contexts(contexts)
+        x_BKD = self._parts.queries_KD + context_BCD[:, -1:]
+        keys_BCD = self._normed(context_BCD, self._ones_D)
+        for layer in self._parts.layers:
+            x_BKD = self._attend(layer, x_BKD, keys_BCD, absent_BC)
+            x_BKD = self._feed(layer, x_BKD)
+        x_BKD = self._normed(x_BKD[:, :num_places], self._parts.norm_D)
+        confidence_BK = (x_BKD * self._parts.confidence_D).sum(-1) + self._parts.confidence_bias
+        logits_BKV = self._linear(x_BKD, self._target.tables.head)
+        return Guess(logits_BKV, confidence_BK.sigmoid())
+
+    def _contexts(self, contexts: list[Context]) -> tuple[Tensor, Tensor]:
+        """What the queries read, the last token last, and which places of it are filling."""
+        size = self.config.num_context
+        embedding_VD = self._target.tables.embedding_VD
+        fused_BCD: list[Tensor] = []
+        absent_BC = torch.zeros(len(contexts), size, dtype=torch.bool, device=embedding_VD.device)
+        for index, context in enumerate(contexts):
+            ids = torch.tensor(context.next_ids, device=embedding_VD.device)
+            read_CLD = torch.cat(
+                [context.hidden_CLD.float(), embedding_VD[ids].float()[:, None]], dim=1
+            )
+            fused_CD = self._linear(
+                self._normed(read_CLD, self._ones_D).flatten(1), self._parts.fuse
+            )
+            missing = size - len(fused_CD)
+            absent_BC[index, :missing] = True
+            fused_CD = fused_CD + self._parts.distances_CD[missing:]
+            fused_BCD.append(functional.pad(fused_CD, (0, 0, missing, 0)))
+        return torch.stack(fused_BCD), absent_BC
+
+    def _attend(self, layer: _Layer, x_BKD: Tensor, keys_BCD: Tensor, absent_BC: Tensor) -> Tensor:
+        y_BKD = self._normed(x_BKD, layer.attention_norm_D)
+        q_BKD = self._linear(y_BKD, layer.q)
+        kv_BTD2 = self._linear(torch.cat([keys_BCD, y_BKD], dim=1), layer.kv)
+        k_BTD, v_BTD = (part.contiguous() for part in torch.chunk(kv_BTD2, 2, dim=-1))
+        seen_BT = functional.pad(~absent_BC, (0, x_BKD.shape[1]), value=True)
+        attended_BHKE = functional.scaled_dot_product_attention(
+            self._heads(q_BKD), self._heads(k_BTD), self._heads(v_BTD), seen_BT[:, None, None]
+        )
+        merged_BKD = attended_BHKE.transpose(1, 2).flatten(2)
+        return x_BKD + self._linear(merged_BKD, layer.out)
+
+    def _feed(self, layer: _Layer, x_BKD: Tensor) -> Tensor:
+        y_BKD = self._normed(x_BKD, layer.ffn_norm_D)
+        gate_BKF, up_BKF = torch.chunk(self._linear(y_BKD, layer.gate_up), 2, dim=-1)
+        return x_BKD + self._linear(functional.silu(gate_BKF) * up_BKF, layer.down)
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.view(*x_BTD.shape[:-1], self.config.num_heads, -1).transpose(1, 2)
+
+    def _normed(self, x: Tensor, weight_D: Tensor) -> Tensor:
+        """Rows of any leading shape."""
+        rows_RD = x.flatten(0, -2).contiguous()
+        out_RD = torch.empty_like(rows_RD)
+        self._kernels.rms_norm(rows_RD, weight_D, self.config.rms_norm_eps, out_RD)
+        return out_RD.view(x.shape)
+
+    def _linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """Rows of any leading shape."""
+        rows = x.flatten(0, -2).contiguous()
+        out = rows.new_empty(len(rows), packed.num_out)
+        self._kernels.linear(rows, packed, out)
+        return out.view(*x.shape[:-1], packed.num_out)
+
+
+def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> BlockNet:
+    """Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
+    kernels, hidden = own_kernels(target), target.spec.hidden_size
+    with Weights(folder) as weights:
+        reader = WeightReader(weights, kernels, placement_of(target))
+        num_read = (len(config.hidden_layers) + 1) * hidden
+        parts = _Parts(
+            fuse=reader.linear({"fuse": hidden}, num_read),
+            distances_CD=reader.vector("distances.weight", config.num_context, hidden),
+            queries_KD=reader.vector("queries.weight", config.num_places, hidden),
+            layers=tuple(
+                _read_layer(reader, f"layers.{index}.", config, hidden)
+                for index in range(config.num_layers)
+            ),
+            norm_D=reader.vector("norm.weight", hidden),
+            confidence_D=reader.vector("confidence.weight", 1, hidden)[0],
+            confidence_bias=reader.vector("confidence.bias", 1),
+        )
+        weights.check_all_taken()
+    net = BlockNet(target, config, parts, kernels)
+    probe_CLD = torch.ones(1, len(config.hidden_layers), hidden, device=parts.norm_D.device)
+    guess = net.guess([Context(probe_CLD, (0,))], config.num_places)
+    answers_KV = torch.cat([guess.logits_BKV[0], guess.confidence_BK[0, :, None]], dim=-1)
+    check_finite(folder, answers_KV, "place")
+    return net
+
+
+def _read_layer(reader: WeightReader, prefix: str, config: BlockConfig, hidden: int) -> _Layer:
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    return _Layer(
+        attention_norm_D=reader.vector(f"{prefix}input_layernorm.weight", hidden),
+        q=reader.linear({f"{attention}q_proj": hidden}, hidden),
+        kv=reader.linear({f"{attention}k_proj": hidden, f"{attention}v_proj": hidden}, hidden),
+        out=reader.linear({f"{attention}o_proj": hidden}, hidden),
+        ffn_norm_D=reader.vector(f"{prefix}post_attention_layernorm.weight", hidden),
+        gate_up=reader.linear(
+            {f"{mlp}gate_proj": config.ffn_size, f"{mlp}up_proj": config.ffn_size}, hidden
+        ),
+        down=reader.linear({f"{mlp}down_proj": hidden}, config.ffn_size),
+    )

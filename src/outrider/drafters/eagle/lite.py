@@ -1,0 +1,86 @@
+"""eagle-lite: the target's own last state, carried on in a straight line. It has no weights.
+
+Of the last two tokens that the target has read, h and h_prev are the residuals after its last
+layer. The state of the pending token is guessed as h + alpha (h - h_prev), and the one after it in
+the same way from the guess; the target's norm and output head make logits of each. Guesses wear out
+at once, so it drafts two tokens at most.
+
+Shapes:  B = texts, P = tokens, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.beside import NormedTarget, own_kernels
+from outrider.drafters.growing import GrowingChain, Growth
+
+ALPHA = 0.7
+MAX_DRAFT = 2
+
+
+class LiteDrafter:
+    """Keeps nothing of a sequence. Drafts nothing before the target has read two tokens and all but
+    the pending one."""
+
+    name = "eagle-lite"
+
+    def __init__(
+        self,
+        target: NormedTarget,
+        growth: Growth,
+        *,
+        alpha: float = ALPHA,
+        max_draft: int = MAX_DRAFT,
+    ) -> None:
+        self._tables, self._kernels = target.tables, own_kernels(target)
+        self._eps = target.config.rms_norm_eps
+        self._growth, self._alpha, self._max_draft = growth, alpha, max_draft
+        self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def close(self, seq_id: int) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        chains = [GrowingChain(row, self._depth(row)) for row in rows]
+        live = [chain for chain in chains if not chain.complete]
+        if not live:
+            return [chain.draft() for chain in chains]
+        pairs = [_last_two(chain.row) for chain in live]
+        before_BD, now_BD = (torch.stack(states) for states in zip(*pairs, strict=True))
+        while live:
+            before_BD, now_BD = now_BD, now_BD + self._alpha * (now_BD - before_BD)
+            self._growth.extend(live, self._logits(now_BD))
+            places = [place for place, chain in enumerate(live) if not chain.complete]
+            live = [live[place] for place in places]
+            before_BD, now_BD = before_BD[places], now_BD[places]
+        return [chain.draft() for chain in chains]
+
+    def _logits(self, state_BD: Tensor) -> Tensor:
+        tables, kernels = self._tables, self._kernels
+        with torch.inference_mode():
+            norm_BD = torch.empty_like(state_BD)
+            kernels.rms_norm(state_BD, tables.norm_D, self._eps, norm_BD)
+            logits_BV = state_BD.new_empty(len(state_BD), tables.head.num_out)
+            kernels.linear(norm_BD, tables.head, logits_BV)
+        return logits_BV
+
+    def _depth(self, row: DraftRow) -> int:
+        length = len(row.tokens) - 1
+        if row.hidden is None or row.hidden.length < length or length < 2:
+            return 0
+        return min(row.budget.depth, self._max_draft)
+
+
+def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
+    """States of the last two tokens that the target has read, each of shape [D]."""
+    assert row.hidden is not None
+    end = len(row.tokens) - 1
+    before_D, now_D = row.hidden.read(end - 2, end)[:, 0].float()
+    return before_D, now_D

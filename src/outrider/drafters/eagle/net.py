@@ -1,0 +1,188 @@
+"""EAGLE: one transformer layer that predicts the target's next state from its states so far.
+
+At position p the layer reads the token there, e, and the target's state at the token before it, h.
+
+EAGLE 1 and 2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858): h is what the target's output head
+reads, after the last norm. The layer runs on fc(e, h) and has no norm before its attention; what
+comes out is read by the target's own output head, and as h at the next position.
+
+EAGLE 3 (Li et al. 2025, arXiv 2503.01840): h is fc of three layers of the target, low, middle and
+high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. What comes
+out is h at the next position, and after a norm the logits of an output head of its own, which may
+know fewer ids than the target: draft id i is the target's i + d2t[i].
+
+Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = captured layers,
+         D = hidden size, V = vocabulary, E = fused q, k and v, A = heads x head size, F = FFN size,
+         W = ids that are drafted, T = positions, H = half of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.protocols import StepRow
+from outrider.core.spec import ModelSpec
+from outrider.drafters.eagle.config import EagleConfig
+from outrider.drafters.heads import NetOutput
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Room
+from outrider.state.paged_kv import PagedKV
+
+
+@dataclass(frozen=True, slots=True)
+class EagleLayer:
+    """Packed weights; norms are float32. `token_norm_D` and `state_norm_D` are EAGLE 3's."""
+
+    fc: PackedLinear
+    fc_bias_D: Tensor | None
+    token_norm_D: Tensor | None
+    state_norm_D: Tensor | None
+    qkv: PackedLinear
+    out: PackedLinear
+    ffn_norm_D: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """From the layer's states to logits: after `norm_D`, if there is one, those of the `ids_W`
+    that are drafted, None for all. `weight` may be the target's."""
+
+    weight: PackedLinear
+    norm_D: Tensor | None = None
+    ids_W: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EagleParts:
+    """`target_norm_D`, with its eps, makes the target's last residual what its output head reads;
+    only EAGLE 1 and 2 want that. `embedding_VD` may be the target's table."""
+
+    embedding_VD: Tensor
+    layer: EagleLayer
+    head: EagleHead
+    cos_TH: Tensor
+    sin_TH: Tensor
+    target_norm_D: Tensor
+    target_eps: float
+
+
+class EagleNet:
+    """HeadNet over one layer, with KV of its own. Logits are over the target's ids: an id that is
+    not drafted has -inf."""
+
+    def __init__(
+        self, config: EagleConfig, parts: EagleParts, kernels: Kernels, spec: ModelSpec, room: Room
+    ) -> None:
+        self._config, self._parts, self._kernels = config, parts, kernels
+        self._hidden_layers = room.hidden_layers
+        self._state = PagedKV(
+            spec,
+            dtype=parts.embedding_VD.dtype,
+            device=parts.embedding_VD.device,
+            num_slots=room.num_slots,
+            page_size=room.page_size,
+        )
+        self._vocab_size = spec.vocab_size
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self._hidden_layers
+
+    @property
+    def state(self) -> PagedKV:
+        return self._state
+
+    def fuse(self, hidden_PKD: Tensor) -> Tensor:
+        with torch.inference_mode():
+            states_PX = hidden_PKD.float().flatten(1).contiguous()
+            if self._config.fused:
+                return self._fc(states_PX)
+            out_PD = torch.empty_like(states_PX)
+            self._kernels.rms_norm(
+                states_PX, self._parts.target_norm_D, self._parts.target_eps, out_PD
+            )
+            return out_PD
+
+    def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        with torch.inference_mode():
+            plan = self._state.plan(rows)
+            token_ND = self._parts.embedding_VD[plan.tokens_N.long()].float()
+            x_ND, inputs_NX = self._enter(token_ND, hidden_ND)
+            self._attend(x_ND, inputs_NX, plan)
+            self._feed(x_ND)
+            wanted = _wanted(rows)
+            last_MD = x_ND if len(wanted) == len(x_ND) else x_ND[wanted]
+            return NetOutput(self._logits(last_MD), x_ND)
+
+    def _enter(self, token_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual, and what attention reads."""
+        layer, kernels = self._parts.layer, self._kernels
+        if layer.token_norm_D is None or layer.state_norm_D is None:
+            x_ND = self._fc(torch.cat([token_ND, hidden_ND], dim=1))
+            return x_ND, x_ND
+        eps = self._config.layer.rms_norm_eps
+        x_ND = hidden_ND.clone()
+        normed = torch.empty_like(token_ND), torch.empty_like(x_ND)
+        kernels.rms_norm(token_ND, layer.token_norm_D, eps, normed[0])
+        kernels.rms_norm(x_ND, layer.state_norm_D, eps, normed[1])
+        inputs_NX = torch.cat(normed, dim=1)
+        return (normed[1] if self._config.norm_before_residual else x_ND), inputs_NX
+
+    def _fc(self, inputs_NX: Tensor) -> Tensor:
+        layer = self._parts.layer
+        out_ND = inputs_NX.new_empty(len(inputs_NX), layer.fc.num_out)
+        self._kernels.linear(inputs_NX, layer.fc, out_ND)
+        return out_ND if layer.fc_bias_D is None else out_ND.add_(layer.fc_bias_D)
+
+    def _attend(self, x_ND: Tensor, inputs_NX: Tensor, plan: PackedPlan) -> None:
+        parts, kernels, config = self._parts, self._kernels, self._config.layer
+        k_GSD, v_GSD = self._state.layers[0]
+        qkv_NE = x_ND.new_empty(len(x_ND), config.qkv_size)
+        kernels.linear(inputs_NX, parts.layer.qkv, qkv_NE)
+        kernels.rope_append(qkv_NE, parts.cos_TH, parts.sin_TH, plan, k_GSD, v_GSD)
+        attended_NA = x_ND.new_empty(len(x_ND), config.num_heads * config.head_dim)
+        scale = config.head_dim**-0.5
+        kernels.attention(qkv_NE, k_GSD, v_GSD, plan, scale, attended_NA)
+        kernels.linear(attended_NA, parts.layer.out, x_ND, accumulate=True)
+
+    def _feed(self, x_ND: Tensor) -> None:
+        layer, kernels, config = self._parts.layer, self._kernels, self._config.layer
+        norm_ND = torch.empty_like(x_ND)
+        kernels.rms_norm(x_ND, layer.ffn_norm_D, config.rms_norm_eps, norm_ND)
+        up_NF2 = x_ND.new_empty(len(x_ND), 2 * config.ffn_size)
+        kernels.linear(norm_ND, layer.gate_up, up_NF2)
+        activated_NF = x_ND.new_empty(len(x_ND), config.ffn_size)
+        kernels.silu_mul(up_NF2, activated_NF)
+        kernels.linear(activated_NF, layer.down, x_ND, accumulate=True)
+
+    def _logits(self, x_MD: Tensor) -> Tensor:
+        head, kernels = self._parts.head, self._kernels
+        if head.norm_D is not None:
+            norm_MD = torch.empty_like(x_MD)
+            kernels.rms_norm(x_MD, head.norm_D, self._config.layer.rms_norm_eps, norm_MD)
+            x_MD = norm_MD
+        out_MW = x_MD.new_empty(len(x_MD), head.weight.num_out)
+        if len(x_MD):
+            kernels.linear(x_MD, head.weight, out_MW)
+        if head.ids_W is None:
+            return out_MW
+        logits_MV = x_MD.new_full((len(x_MD), self._vocab_size), float("-inf"))
+        return logits_MV.index_copy_(1, head.ids_W, out_MW)
+
+
+def _wanted(rows: Sequence[StepRow]) -> list[int]:
+    """Packed indices of the tokens whose logits are asked for."""
+    wanted: list[int] = []
+    start = 0
+    for row in rows:
+        wanted += range(start + row.logits_from, start + len(row.tokens))
+        start += len(row.tokens)
+    return wanted

@@ -1,0 +1,91 @@
+"""A chain that grows by a token a pass: greedy, or drawn from laws that are reported as drawn from.
+
+Shapes:  V = vocabulary, N = nodes of a chain, M = chains that grow together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.errors import NumericsError, blaming
+from outrider.core.laws import empty_laws, processed_probs
+from outrider.core.noise import DrawNode, pick_node
+from outrider.core.protocols import DraftRow
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.model import MAX_TEMPERATURE
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How tokens are chosen: `argmax` where decoding is greedy, else `draw` from a law that
+    `sampling` makes. `whose` logits they are is told where those are no numbers."""
+
+    argmax: Callable[[Tensor], list[int]]
+    whose: str
+    draw: DrawNode = pick_node
+    sampling: Sampling = PLAIN
+
+    def extend(self, chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:
+        """Add to each chain a token by its row of logits, which are shaped in place.
+
+        Raises NumericsError for logits that are no numbers."""
+        _shape(chains, logits_MV)
+        best = self.argmax(logits_MV)
+        if -1 in best:
+            raise NumericsError(self.whose)
+        for index, chain in enumerate(chains):
+            if chain.row.params.greedy:
+                chain.tokens.append(best[index])
+            else:
+                self._draw(chain, logits_MV[index])
+
+    def _draw(self, chain: GrowingChain, logits_V: Tensor) -> None:
+        if chain.laws_NV is None:
+            chain.laws_NV = empty_laws(chain.depth, logits_V)
+        node = len(chain.tokens)
+        law_1V = chain.laws_NV[node][None]
+        law_V = processed_probs(logits_V[None], chain.row.params, self.sampling, law_1V)[0]
+        chain.tokens.append(self.draw(law_V, chain.row.noise, node))
+
+
+@dataclass(slots=True)
+class GrowingChain:
+    """A draft of `depth` tokens under construction. Laws are made in the place where they are
+    reported."""
+
+    row: DraftRow
+    depth: int
+    tokens: list[int] = field(default_factory=list[int])
+    laws_NV: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.row = _heated(self.row)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tokens) >= self.depth
+
+    def draft(self) -> Draft:
+        return Draft.chain(self.tokens, self.laws_NV)
+
+
+def _heated(row: DraftRow) -> DraftRow:
+    """With the temperature that its drafts are drawn at. Greedy drafts are not drawn."""
+    if row.budget.temperature == 1 or row.params.greedy:
+        return row
+    temperature = min(row.params.temperature * row.budget.temperature, MAX_TEMPERATURE)
+    return replace(row, params=replace(row.params, temperature=temperature))
+
+
+def _shape(chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:
+    """Shape each chain's logits in place as the target's will be, after the text drafted so far."""
+    for chain, logits_V in zip(chains, logits_MV, strict=True):
+        row = chain.row
+        if row.shaper is not None:
+            with blaming(row.seq_id), torch.inference_mode():
+                logits_V.copy_(row.shaper.shape(logits_V[None], row.tokens, [chain.tokens])[0])

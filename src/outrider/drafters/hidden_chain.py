@@ -1,0 +1,241 @@
+"""Chains by blocks that read the target's hidden states: the loop that MTP and EAGLE share.
+
+At position p a block reads the token there and the state of the token before. Text is read with the
+target's states. What is drafted below it is read with the block's own, since the target has none
+yet, and is dropped when the draft is done: an accepted draft is read again, with the target's
+states, together with the token that is then pending. So every entry that a block keeps is of text
+and never changes, whatever was accepted, clamped or not asked for; and it is one pass that reads
+what is new, of at most K + 1 tokens.
+
+A model that was trained to several depths has a block for each (DeepSeek-V3, arXiv 2412.19437,
+2.2): block j reads what block j - 1 made of the token before, the first one the target's states.
+Draft i comes from block i; where there are no more, from the last one, which then reads its own
+states. A block whose turn has not come reads the drafts too, or it would have gaps.
+
+Shapes:  P = tokens of one text, N = packed tokens, M = packed logits rows, R = texts,
+         K = captured layers, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
+from outrider.drafters.growing import GrowingChain, Growth
+from outrider.drafters.heads import HeadNet, NetOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainLimits:
+    """One pass reads at most `chunk` tokens of a text by itself, and `reach` beside other texts:
+    K + 1 is what a round may bring. A block has `window` positions. It reads a text from its token
+    `first` on; the state before the text's first token is zero."""
+
+    chunk: int
+    reach: int
+    window: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What a pass says of the newest token of each text: the logits that follow it, and the states
+    of those blocks, by number, that read it, each of shape [R, D]."""
+
+    logits_MV: Tensor
+    states: Mapping[int, Tensor]
+
+    def of(self, places: Sequence[int]) -> Mapping[int, Tensor]:
+        """The states of some texts."""
+        return {block: states_RD[list(places)] for block, states_RD in self.states.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens `start` to `stop` of a text, read in one pass."""
+
+    row: DraftRow
+    start: int
+    stop: int
+
+    @property
+    def step(self) -> StepRow:
+        """Below what is kept, with logits after the pending token."""
+        tokens = self.row.tokens[self.start : self.stop]
+        is_last = self.stop == len(self.row.tokens)
+        return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
+
+    def target_states(self) -> Tensor:
+        """hidden_PKD of the token before each token."""
+        hidden = self.row.hidden
+        assert hidden is not None
+        hidden_PKD = hidden.read(max(self.start - 1, 0), self.stop - 1)
+        if self.start > 0:
+            return hidden_PKD
+        return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])
+
+
+class Blocks:
+    """Nets, one for each trained depth, that read the same texts in step.
+
+    `read` stages what is new in texts, `follow` drafts below it, and `settle` keeps the text alone.
+    """
+
+    def __init__(self, nets: Sequence[HeadNet], limits: ChainLimits) -> None:
+        self._nets, self._limits = nets, limits
+        # How many of the staged tokens are text.
+        self._read: dict[int, int] = {}
+        # What all blocks but the last made of the last token that is kept, or will be.
+        self._ends: dict[int, list[Tensor]] = {}
+        self._new_ends: dict[int, list[Tensor]] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        # A page is found by its tokens, so they must be all that its entries depend on; and a later
+        # block cannot go on where it did not read itself.
+        shared = () if self._limits.first or len(self._nets) > 1 else prompt[:-1]
+        for net in self._nets:
+            net.state.open(seq_id, shared)
+
+    def close(self, seq_id: int) -> None:
+        for net in self._nets:
+            net.state.close(seq_id)
+        self._ends.pop(seq_id, None)
+
+    def num_unread(self, row: DraftRow) -> int:
+        """Tokens of a text that are new. None if this text was drafted for before."""
+        return len(row.tokens) - self._limits.first - self._nets[0].state.length(row.seq_id)
+
+    def read(self, rows: Sequence[DraftRow]) -> Below:
+        """Stage what is new in each text, up to its pending token; there must be something."""
+        parts: list[_Part] = []
+        for row in rows:
+            start = len(row.tokens) - self.num_unread(row)
+            far = len(row.tokens) - self._limits.reach
+            for at in range(start, far, self._limits.chunk):
+                self._pass([_Part(row, at, min(at + self._limits.chunk, far))])
+                self.settle([row.seq_id])
+            parts.append(_Part(row, max(start, far), len(row.tokens)))
+        return self._pass(parts)
+
+    def follow(self, newest: Mapping[int, int], above: Mapping[int, Tensor], offset: int) -> Below:
+        """Stage the newest draft of each sequence, `offset` tokens below the pending one; `above`
+        are the states at the token before it, in the same order."""
+        last = len(self._nets) - 1
+        first = min(offset, last)
+        outputs: dict[int, NetOutput] = {}
+        for block in range(first, last + 1):
+            rows = [
+                StepRow.chain(
+                    seq_id,
+                    (token,),
+                    parent=self._nets[block].state.num_staged(seq_id) - 1,
+                    logits_from=int(block > first),
+                )
+                for seq_id, token in newest.items()
+            ]
+            source = block - 1 if offset <= block else block
+            outputs[block] = self._nets[block].step(rows, above[source])
+        return Below(outputs[first].logits_MV, {n: out.hidden_ND for n, out in outputs.items()})
+
+    def settle(self, seq_ids: Sequence[int]) -> None:
+        """Keep what was read of these texts, and no draft. Whatever failed before, all blocks then
+        hold the same tokens."""
+        paths = {seq_id: range(self._read.pop(seq_id, 0)) for seq_id in seq_ids}
+        for net in self._nets:
+            net.state.commit(paths)
+        for seq_id in seq_ids:
+            if seq_id in self._new_ends:
+                self._ends[seq_id] = self._new_ends.pop(seq_id)
+
+    def _pass(self, parts: Sequence[_Part]) -> Below:
+        rows = [part.step for part in parts]
+        needed = {row.seq_id: len(row.tokens) for row in rows}
+        for net in self._nets:
+            net.state.reserve(needed)
+        states_PKD = torch.cat([part.target_states() for part in parts])
+        out = self._nets[0].step(rows, self._nets[0].fuse(states_PKD))
+        made = [torch.split(out.hidden_ND, list(needed.values()))]
+        rows = [replace(row, logits_from=len(row.tokens)) for row in rows]
+        for net in self._nets[1:]:
+            before = torch.cat(self._before(rows, made))
+            later = net.step(rows, before)
+            made.append(torch.split(later.hidden_ND, list(needed.values())))
+        self._note(parts, made)
+        states = {n: torch.stack([own_PD[-1] for own_PD in own]) for n, own in enumerate(made)}
+        return Below(out.logits_MV, states)
+
+    def _before(self, rows: Sequence[StepRow], made: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """What the newest block made of the token before each token, text by text."""
+        block = len(made) - 1
+        before: list[Tensor] = []
+        for row, own_PD in zip(rows, made[block], strict=True):
+            ends = self._ends.get(row.seq_id)
+            end_D = torch.zeros_like(own_PD[0]) if ends is None else ends[block]
+            before.append(torch.cat([end_D[None], own_PD[:-1]]))
+        return before
+
+    def _note(self, parts: Sequence[_Part], made: Sequence[Sequence[Tensor]]) -> None:
+        """A pass in which no block failed has read all of its texts."""
+        for index, part in enumerate(parts):
+            self._read[part.row.seq_id] = part.stop - part.start
+            if len(made) > 1:
+                self._new_ends[part.row.seq_id] = [own[index][-1].clone() for own in made[:-1]]
+
+
+class HiddenChainDrafter:
+    """Drafts chains with `nets`, whose logits are over the target's ids.
+
+    It drafts nothing before the target has read a text up to its pending token, nor where the
+    blocks' window ends. Asked a second time for the same text, as after a failure, it goes without
+    as well: that round costs a draft.
+    """
+
+    def __init__(
+        self, name: str, nets: Sequence[HeadNet], growth: Growth, limits: ChainLimits
+    ) -> None:
+        self.name = name
+        self.needs = DraftNeeds(hidden_layers=nets[0].hidden_layers)
+        self._blocks = Blocks(nets, limits)
+        self._growth, self._window = growth, limits.window
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._blocks.open(seq_id, prompt)
+
+    def close(self, seq_id: int) -> None:
+        self._blocks.close(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        chains = [GrowingChain(row, self._depth(row)) for row in rows]
+        live = [chain for chain in chains if not chain.complete]
+        if live:
+            try:
+                self._grow(live)
+            finally:
+                self._blocks.settle([chain.row.seq_id for chain in live])
+        return [chain.draft() for chain in chains]
+
+    def _grow(self, live: Sequence[GrowingChain]) -> None:
+        below = self._blocks.read([chain.row for chain in live])
+        for offset in count(1):
+            self._growth.extend(live, below.logits_MV)
+            places = [place for place, chain in enumerate(live) if not chain.complete]
+            if not places:
+                return
+            live = [live[place] for place in places]
+            newest = {chain.row.seq_id: chain.tokens[-1] for chain in live}
+            below = self._blocks.follow(newest, below.of(places), offset)
+
+    def _depth(self, row: DraftRow) -> int:
+        """How deep to draft. The last draft is not read, so it may lie past the window."""
+        length = len(row.tokens)
+        if row.hidden is None or row.hidden.length < length - 1:
+            return 0
+        if self._blocks.num_unread(row) < 1:
+            return 0
+        return max(0, min(row.budget.depth, self._window - length + 1))

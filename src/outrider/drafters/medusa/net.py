@@ -1,0 +1,143 @@
+"""Medusa heads: guesses of several tokens at once, from one hidden state of the target.
+
+Head i, from 0, reads the state of the last token that the target has read and guesses the token
+i + 2 places behind it, independently of the other heads. The token between, one place behind, is
+the pending one, which the target's own head chose; so head 0 guesses the first token of a draft.
+
+    x = norm(h);  x += silu(W_j x + b_j) for each of its blocks j;  logits = head_i x
+
+where the norm is the target's last one. A head without a matrix of its own ends in the target's.
+Cai et al. 2024, "Medusa" (arXiv 2401.10774), sections 2.1 and 2.2.
+
+The lite heads need no training and no folder: their last matrix is the target's (tie), a copy of it
+(copy) or random, and they have no blocks.
+
+Cost: one pass of B rows over the blocks, and one of B times the number of heads over each last
+matrix. It has no memory, so nothing is to be rolled back.
+
+Shapes:  B = sequences, H = heads, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.drafters.medusa.config import MedusaConfig
+from outrider.kernels.packed import PackedLinear
+from outrider.models.weight_reader import WeightReader
+from outrider.models.weights import Weights
+
+HeadInit = Literal["tie", "copy", "random"]
+_PREFIXES = ("", "medusa_head.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    linear: PackedLinear
+    bias_D: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Without `last` it ends in the target's output matrix."""
+
+    blocks: tuple[_Block, ...]
+    last: PackedLinear | None
+
+
+class MedusaNet:
+    """Heads beside a target, whose embedding-sized tables they share."""
+
+    def __init__(self, target: NormedTarget, heads: tuple[_Head, ...]) -> None:
+        self._target = target
+        self._kernels = own_kernels(target)
+        self._heads = heads
+        self.num_heads = len(heads)
+        self.hidden_layers = (target.spec.num_layers,)
+
+    @torch.inference_mode()
+    def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
+        """Of the first `num_heads` heads, from the target's last residual: logits_HBV, float32."""
+        heads = self._heads[:num_heads]
+        x_BD = self._normed(hidden_BD.float().contiguous())
+        x_HBD = torch.stack([self._blocks(head, x_BD) for head in heads])
+        vocab_size = self._target.spec.vocab_size
+        logits_HBV = x_BD.new_empty(len(heads), len(x_BD), vocab_size)
+        shared = [index for index, head in enumerate(heads) if head.last is None]
+        if len(shared) == len(heads):
+            # One product reads the target's matrix once for all heads.
+            rows_ND, out_NV = x_HBD.flatten(0, 1), logits_HBV.flatten(0, 1)
+            self._kernels.linear(rows_ND, self._target.tables.head, out_NV)
+            return logits_HBV
+        for index, head in enumerate(heads):
+            last = head.last or self._target.tables.head
+            self._kernels.linear(x_HBD[index], last, logits_HBV[index])
+        return logits_HBV
+
+    def _normed(self, hidden_BD: Tensor) -> Tensor:
+        out_BD = torch.empty_like(hidden_BD)
+        eps = self._target.config.rms_norm_eps
+        self._kernels.rms_norm(hidden_BD, self._target.tables.norm_D, eps, out_BD)
+        return out_BD
+
+    def _blocks(self, head: _Head, x_BD: Tensor) -> Tensor:
+        for block in head.blocks:
+            inner_BD = torch.empty_like(x_BD)
+            self._kernels.linear(x_BD, block.linear, inner_BD)
+            if block.bias_D is not None:
+                inner_BD += block.bias_D
+            x_BD = x_BD + functional.silu(inner_BD)
+        return x_BD
+
+
+def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> MedusaNet:
+    """Raises CheckpointError for tensors that are missing, of another shape or not numbers."""
+    with Weights(folder) as weights:
+        reader = WeightReader(weights, own_kernels(target), placement_of(target))
+        prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
+        heads = [
+            _read_head(reader, f"{prefix}{index}.", config, target)
+            for index in range(config.num_heads)
+        ]
+        weights.check_all_taken()
+    net = MedusaNet(target, tuple(heads))
+    probe_BD = torch.ones(1, target.spec.hidden_size, device=placement_of(target).device)
+    check_finite(folder, net.logits(probe_BD, net.num_heads)[:, 0], "head")
+    return net
+
+
+def _read_head(
+    reader: WeightReader, prefix: str, config: MedusaConfig, target: NormedTarget
+) -> _Head:
+    hidden, last = target.spec.hidden_size, f"{prefix}{config.num_layers}"
+    blocks: list[_Block] = []
+    for layer in range(config.num_layers):
+        linear = {f"{prefix}{layer}.linear": hidden}
+        has_bias = f"{prefix}{layer}.linear.bias" in reader
+        blocks.append(_Block(reader.linear(linear, hidden), reader.bias(linear, present=has_bias)))
+    own = f"{last}.weight" in reader
+    matrix = reader.linear({last: target.spec.vocab_size}, hidden) if own else None
+    return _Head(tuple(blocks), matrix)
+
+
+def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "tie") -> MedusaNet:
+    """Heads that nobody trained. A tied head repeats the target's guess of the pending token, so
+    it is right where a token is said twice; random ones show what junk costs. A copy only differs
+    from a tie once it is trained."""
+    if init != "random":
+        return MedusaNet(target, (_Head((), None),) * num_heads)
+    rng = torch.Generator().manual_seed(0)
+    place, pack = placement_of(target), own_kernels(target).pack
+    shape = (target.spec.vocab_size, target.spec.hidden_size)
+    heads: list[_Head] = []
+    for _ in range(num_heads):
+        matrix_VD = torch.randn(shape, generator=rng) / target.spec.hidden_size**0.5
+        heads.append(_Head((), pack(matrix_VD.to(device=place.device, dtype=place.dtype))))
+    return MedusaNet(target, tuple(heads))

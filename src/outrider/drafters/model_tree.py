@@ -1,0 +1,141 @@
+"""A smaller model drafts a tree, one pass a level for the whole batch.
+
+As in `model.py`, what was fed stays staged in the draft model's memory until the next proposal, and
+then the path that turned out to be the text is committed. Nodes of the last level are never fed:
+nothing is drafted after them.
+
+Shapes:  V = vocabulary, M = logits rows of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.draft import Draft
+from outrider.core.noise import ROOT
+from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
+from outrider.drafters.trees import Chances, DrawInTree, pick_in_tree
+
+_NO_NEEDS = DraftNeeds()
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What was fed of one sequence since the last commit."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+
+    def along(self, text: Sequence[int]) -> list[int]:
+        """The staged nodes that `text` runs through."""
+        path: list[int] = []
+        last = ROOT
+        for token in text:
+            found = self._child(last, token)
+            if found is None:
+                break
+            path.append(found)
+            last = found
+        return path
+
+    def _child(self, parent: int, token: int) -> int | None:
+        for node in range(parent + 1, len(self.tokens)):
+            if self.parents[node] == parent and self.tokens[node] == token:
+                return node
+        return None
+
+
+class ModelTreeDrafter:
+    """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass. `draw` takes nodes
+    from laws at temperature > 0, which `sampling` makes; `chances` shape those trees."""
+
+    name = "model"
+    needs = _NO_NEEDS
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        chunk: int,
+        draw: DrawInTree = pick_in_tree,
+        sampling: Sampling = PLAIN,
+        chances: Chances = (),
+    ) -> None:
+        self._model, self._chunk = model, chunk
+        self._draw, self._sampling, self._chances = draw, sampling, chances
+        self._staged: dict[int, _Staged] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._model.state.open(seq_id, prompt[:-1])
+        self._staged[seq_id] = _Staged()
+
+    def close(self, seq_id: int) -> None:
+        self._model.state.close(seq_id)
+        del self._staged[seq_id]
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        trees = {index: self._tree(row) for index, row in enumerate(rows) if row.budget.depth}
+        if trees:
+            self._grow(list(trees.values()))
+        empty = Draft.empty()
+        return [trees[i].draft() if i in trees else empty for i in range(len(rows))]
+
+    def _tree(self, row: DraftRow) -> GrowingTree:
+        if row.params.greedy:
+            return ChosenTree(row, "the draft model")
+        shape = settled_shape(row, self._chances)
+        return SettledTree(row, shape, draw=self._draw, sampling=self._sampling)
+
+    def _grow(self, trees: Sequence[GrowingTree]) -> None:
+        feeds = [self._unread(tree.row) for tree in trees]
+        # Where each tree's nodes are staged, by the tree's own numbers.
+        places = {
+            tree.row.seq_id: {ROOT: len(feed.tokens) - 1}
+            for tree, feed in zip(trees, feeds, strict=True)
+        }
+        live = list(trees)
+        while live:
+            self._step(live, feeds)
+            live = [tree for tree in live if tree.feed()]
+            feeds = [self._level(tree, places[tree.row.seq_id]) for tree in live]
+
+    def _step(self, trees: Sequence[GrowingTree], feeds: Sequence[StepRow]) -> None:
+        logits_MV = self._model.step(feeds, self.needs).logits_MV
+        start = 0
+        for tree, feed in zip(trees, feeds, strict=True):
+            staged = self._staged[feed.seq_id]
+            staged.tokens += feed.tokens
+            staged.parents += feed.parents
+            end = start + feed.num_logits
+            tree.grow(logits_MV[start:end])
+            start = end
+
+    def _unread(self, row: DraftRow) -> StepRow:
+        """Commit what was rightly drafted, read all but a token or two of the rest; what is left
+        to read, up to the pending token, after which logits are wanted."""
+        state = self._model.state
+        length = state.length(row.seq_id)
+        path = self._staged[row.seq_id].along(row.tokens[length:-1])
+        state.commit({row.seq_id: path})
+        self._staged[row.seq_id] = _Staged()
+        start, last = length + len(path), len(row.tokens) - 1
+        if last - start > 1:
+            for at in range(start, last, self._chunk):
+                self._read(row.seq_id, row.tokens[at : min(at + self._chunk, last)])
+            start = last
+        unread = row.tokens[start:]
+        return StepRow.chain(row.seq_id, unread, logits_from=len(unread) - 1)
+
+    def _read(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
+        self._model.state.commit({seq_id: range(len(tokens))})
+
+    def _level(self, tree: GrowingTree, places: dict[int, int]) -> StepRow:
+        """The tree's next level, below what was fed of it before."""
+        nodes, first = tree.feed(), len(self._staged[tree.row.seq_id].tokens)
+        parents = tuple(places[tree.parent(node)] for node in nodes)
+        places |= {node: place for place, node in enumerate(nodes, first)}
+        return StepRow(tree.row.seq_id, tuple(tree.token(node) for node in nodes), parents)

@@ -1,0 +1,114 @@
+"""What the files say of an MTP block: how often it was trained to look on, and what it is made of.
+
+There are two places. A folder of its own has `model_type` outrider_mtp, the sizes of its block
+under the keys of a Llama config, `num_hidden_layers` as the number of blocks, and `block_type`, the
+family that the block is of. Or the block lies within the target's own checkpoint, behind its last
+layer, as DeepSeek-V3 publishes it: `num_nextn_predict_layers` in the target's `config.json` says
+how many. Either way the tensors are those of a decoder layer, and with them
+
+    model.layers.N.enorm.weight             norm of the token's embedding
+    model.layers.N.hnorm.weight             norm of the state of the token before
+    model.layers.N.eh_proj.weight           from both, the embedding first, to the block's input
+    model.layers.N.shared_head.norm.weight  norm before the output head
+
+Embedding and output head are the target's; copies of them that a checkpoint holds are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.core.errors import CheckpointError
+from outrider.core.spec import ModelSpec
+from outrider.models.json_object import JsonObject
+from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
+
+MODEL_TYPE = "outrider_mtp"
+_DEPTH = "num_nextn_predict_layers"
+_MAX_DEPTH = 8
+_TRAIN = "choose a block that was trained for this very target, or train one: `outrider train mtp`"
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig:
+    """`block.num_layers` is the number of blocks; the first is layer `first_layer` of the files.
+
+    With `reads_normed` a block reads the target's state after the target's last norm, which is what
+    published checkpoints were trained on; without it, the residual.
+    """
+
+    block: LlamaConfig
+    first_layer: int
+    reads_normed: bool
+
+    @property
+    def depth(self) -> int:
+        return self.block.num_layers
+
+
+def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
+    """Raises CheckpointError for a file that is wrong, that has no MTP block, or whose block is
+    another target's."""
+    raw = JsonObject.read(folder / "config.json")
+    config = _own(raw) if raw.text("model_type") == MODEL_TYPE else _within(raw)
+    if config.depth > _MAX_DEPTH:
+        raise CheckpointError(
+            f"{raw.where}: {config.depth} MTP blocks are more than the {_MAX_DEPTH} that are "
+            "supported.",
+            hint=_TRAIN,
+        )
+    sizes = (
+        ("hidden_size", config.block.hidden_size, target.hidden_size),
+        ("vocab_size", config.block.vocab_size, target.vocab_size),
+    )
+    for key, own, wanted in sizes:
+        if own != wanted:
+            raise CheckpointError(
+                f"{raw.where}: the MTP block has {key} {own}, the target {wanted}.", hint=_TRAIN
+            )
+    return config
+
+
+def _own(raw: JsonObject) -> MtpConfig:
+    family = raw.text("block_type", "llama")
+    if family not in LLAMA_FAMILIES:
+        raise CheckpointError(
+            f"{raw.where}: block_type {family!r} is not known; "
+            f"it can be {', '.join(LLAMA_FAMILIES)}.",
+            hint=_TRAIN,
+        )
+    block = parse_llama(JsonObject(raw.where, {**raw.values, "model_type": family}))
+    return MtpConfig(block, 0, raw.flag("reads_normed", default=False))
+
+
+def _within(raw: JsonObject) -> MtpConfig:
+    if raw.text("model_type") not in LLAMA_FAMILIES or not raw.has(_DEPTH):
+        raise CheckpointError(
+            f"{raw.where} names no MTP block: it has no {_DEPTH}.",
+            hint="name a folder of heads with --draft, or train a block: `outrider train mtp`",
+        )
+    layers = parse_llama(raw)
+    block = replace(layers, num_layers=raw.integer(_DEPTH))
+    return MtpConfig(block, layers.num_layers, reads_normed=True)
+
+
+def config_values(config: MtpConfig) -> dict[str, object]:
+    """The `config.json` of a folder of its own, for a block whose positions are not stretched."""
+    block = config.block
+    assert block.rope.kind == "default"
+    return {
+        "model_type": MODEL_TYPE,
+        "block_type": block.family,
+        "vocab_size": block.vocab_size,
+        "hidden_size": block.hidden_size,
+        "intermediate_size": block.ffn_size,
+        "num_hidden_layers": block.num_layers,
+        "num_attention_heads": block.num_heads,
+        "num_key_value_heads": block.num_kv_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": block.max_tokens,
+        "rms_norm_eps": block.rms_norm_eps,
+        "rope_theta": block.rope.theta,
+        "reads_normed": config.reads_normed,
+    }

@@ -1,0 +1,31 @@
+"""Chains by the MTP block of a target: the wiring of net and loop.
+
+Every round is one pass of the first block over what is new in each text, and one more for each
+draft after the first (drafters/hidden_chain.py).
+"""
+
+from __future__ import annotations
+
+from outrider.core.protocols import CausalLM
+from outrider.drafters.beside import normed_target
+from outrider.drafters.growing import Growth
+from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.drafters.mtp.config import read_mtp_config
+from outrider.drafters.mtp.net import load_mtp
+from outrider.models.heads import Heads
+
+
+def mtp_drafter(
+    heads: Heads, target: CausalLM, growth: Growth, *, chunk: int, batch_size: int
+) -> HiddenChainDrafter:
+    """Raises CheckpointError for a block that is damaged or another target's, ConfigError for a
+    target that shares no tables."""
+    host = normed_target(target)
+    config = read_mtp_config(heads.folder, target.spec)
+    nets = load_mtp(heads.folder, config, host, heads.room)
+    limits = ChainLimits(
+        chunk=min(chunk, heads.room.max_rows),
+        reach=max(heads.room.max_rows // batch_size, 1),
+        window=min(config.block.max_tokens, target.spec.max_tokens),
+    )
+    return HiddenChainDrafter("mtp", nets, growth, limits)

@@ -1,0 +1,41 @@
+"""What a drafter that costs nothing says of its draft: how likely each token is to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.draft import Draft
+from outrider.core.protocols import DraftNeeds, DraftRow
+
+# A row of a pass costs some hundredths of it, so a token that is kept more seldom is not drafted.
+LEAST_KEPT = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """`kept` has for each node of `draft` the probability that it and its ancestors are kept."""
+
+    draft: Draft
+    kept: tuple[float, ...] = ()
+
+    @property
+    def num_expected(self) -> float:
+        """Draft tokens that are kept, in the mean."""
+        return sum(self.kept)
+
+
+NO_OFFER = Offer(Draft.empty())
+
+
+class Offerer(Protocol):
+    """A drafter of the kind. It hears of the text by the rows that it is asked for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> DraftNeeds: ...
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]: ...
+    def close(self, seq_id: int) -> None: ...

@@ -1,0 +1,113 @@
+"""Drafts from laws of several places that are known at once, each whatever the others will be.
+
+That is what Medusa heads and block nets give: a law for each place behind the pending token, the
+same below every node of that depth. Greedy trees are shaped by these laws themselves (`confident`)
+or by counts of how often text was found at each rank (`calibrated`). Drawn trees always have a
+shape that was settled before, by those counts; siblings are drawn without replacement.
+
+A tree ends where nodes are worth too little, but fills the rows of a tile that is paid for anyway.
+
+Shapes:  K = places, V = vocabulary, R = ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.errors import NumericsError, blaming
+from outrider.core.host import host_floats, host_rows
+from outrider.core.laws import processed_probs
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftRow
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.model import MAX_TEMPERATURE
+from outrider.drafters.trees import (
+    Chances,
+    DrawInTree,
+    DrawnTree,
+    best_shape,
+    chain_shape,
+    chosen_tree,
+    guessed_chances,
+    pick_in_tree,
+    sharp_shares,
+    worthwhile,
+)
+
+TreeKind = Literal["confident", "calibrated"]
+
+_NUM_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How drafts are made of the logits of `whose` places: `argmax` has the first maximum, `draw`
+    takes a token from a law at temperature > 0, which `sampling` makes. `chances` are those of
+    calibrated trees; without any they are guessed."""
+
+    argmax: Callable[[Tensor], list[int]]
+    whose: str
+    draw: DrawInTree = pick_in_tree
+    sampling: Sampling = PLAIN
+    trees: TreeKind = "confident"
+    chances: Chances = ()
+
+    def draft(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        """At most as deep as there are places; the first place's logits are shaped in place.
+
+        Raises NumericsError for logits that are no numbers.
+        """
+        _shape(row, logits_KV)
+        branches = row.budget.size > row.budget.depth
+        if row.params.greedy:
+            return self._chosen(row, logits_KV) if branches else self._chain(logits_KV)
+        shape = chain_shape(len(logits_KV))
+        if branches:
+            shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
+        laws_KV = processed_probs(logits_KV, _heated(row), self.sampling)
+        tree = DrawnTree(shape, row.noise, self.draw)
+        for place in shape.depths:
+            tree.grow(laws_KV[place])
+        return tree.draft()
+
+    def _chain(self, logits_KV: Tensor) -> Draft:
+        tokens = self.argmax(logits_KV.contiguous())
+        if -1 in tokens:
+            raise NumericsError(self.whose)
+        return Draft.chain(tokens)
+
+    def _chosen(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        num_ranks = min(_NUM_RANKS, row.budget.size, logits_KV.shape[-1])
+        best_KR, ids_KR = logits_KV.topk(num_ranks)
+        if bool(best_KR.isnan().any()):
+            raise NumericsError(self.whose)
+        chances = self._counted(len(logits_KV))
+        if self.trees == "confident":
+            chances = [host_floats(shares_R) for shares_R in sharp_shares(best_KR, logits_KV)]
+        shape = worthwhile(best_shape(chances, row.budget.size))
+        return chosen_tree(shape, host_rows(ids_KR))
+
+    def _counted(self, num_places: int) -> Chances:
+        """For as many places; guessed where fewer were counted."""
+        chances = self.chances or guessed_chances(num_places)
+        return chances[:num_places]
+
+
+def _heated(row: DraftRow) -> SamplingParams:
+    """With the temperature that drafts are drawn at."""
+    temperature = row.params.temperature * row.budget.temperature
+    return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
+
+
+def _shape(row: DraftRow, logits_KV: Tensor) -> None:
+    """Shape the first place's logits as the target's will be there. What later places follow is
+    not known yet."""
+    if row.shaper is not None:
+        with blaming(row.seq_id), torch.inference_mode():
+            logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])

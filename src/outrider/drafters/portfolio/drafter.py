@@ -1,0 +1,137 @@
+"""Several drafters together: for each request and round the one with the highest expected goodput.
+
+Lookups cost nothing, so all of them are asked, and each says how likely its tokens are to be kept.
+A model costs time, so its draft is foretold instead, and it is asked only if it wins:
+
+    goodput = (1 + sum of P) / (1 + 0.04 rows + share of a pass that the model takes)
+
+with P the probability of each token to be kept. Nothing at all brings 1, and wins where no draft
+brings more. Exactly one proposes for a request in a round; all hear what was emitted, since every
+row carries the whole text.
+
+Who is asked depends on what was written and on measured time, on nothing that the round will draw,
+so output keeps its law under every exact rule; it is the same text in every run only where text is
+tied to the seed (greedy, match, coupled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from outrider.core.draft import Draft
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.offers import NO_OFFER, Offer, Offerer
+from outrider.drafters.portfolio.neural import Bid, Neural, goodput
+
+
+@dataclass(slots=True)
+class MemberStats:
+    """Rounds in which a member proposed, what it drafted in them and what was kept."""
+
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A row with the best offer; with `depth` the model is to draft instead."""
+
+    row: DraftRow
+    offer: Offer = NO_OFFER
+    member: str = ""
+    depth: int = 0
+
+
+class PortfolioDrafter:
+    """`members` are free, in order of preference where they promise the same; `neural` is not."""
+
+    def __init__(self, members: Sequence[Offerer], neural: Neural | None = None) -> None:
+        self.name = "lookup" if neural is None else "portfolio"
+        self._members = tuple(members)
+        self._neural = neural
+        self.needs = _joined(
+            [m.needs for m in members] + ([] if neural is None else [neural.drafter.needs])
+        )
+        self._stats = {member.name: MemberStats() for member in members}
+        if neural is not None:
+            self._stats[neural.drafter.name] = MemberStats()
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        for member in self._members:
+            member.open(seq_id, prompt)
+        if self._neural is not None:
+            self._neural.open(seq_id, prompt)
+
+    def close(self, seq_id: int) -> None:
+        for member in self._members:
+            member.close(seq_id)
+        if self._neural is not None:
+            self._neural.close(seq_id)
+
+    def stats(self) -> dict[str, MemberStats]:
+        """By name, as far as verdicts have come back."""
+        return {name: replace(stats) for name, stats in self._stats.items()}
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        if not rows:
+            return []
+        if self._neural is not None:
+            self._neural.pace.asked()
+        self._hear(rows)
+        choices = self._choices(rows)
+        deep = [(choice.row, choice.depth) for choice in choices if choice.depth]
+        drafted = iter(self._neural.draft(deep) if self._neural is not None else ())
+        drafts = [_drafted(choice, drafted) for choice in choices]
+        if self._neural is not None:
+            self._neural.pace.answered()
+        return drafts
+
+    def _hear(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            if self._neural is not None:
+                self._neural.hear(row)
+            last = row.last
+            stats = self._stats.get(last.draft.by) if last is not None else None
+            if last is not None and stats is not None:
+                stats.num_rounds += 1
+                stats.num_drafted += len(last.draft)
+                stats.num_accepted += last.num_accepted
+
+    def _choices(self, rows: Sequence[DraftRow]) -> list[_Choice]:
+        choices = [_Choice(row) for row in rows]
+        for member in self._members:
+            for index, offer in enumerate(member.offers(rows)):
+                if _worth(offer) > _worth(choices[index].offer):
+                    choices[index] = _Choice(rows[index], offer, member.name)
+        if self._neural is None:
+            return choices
+        return [_outbid(choice, self._neural.bid(choice.row)) for choice in choices]
+
+
+def _drafted(choice: _Choice, drafted: Iterator[Draft]) -> Draft:
+    if choice.depth:
+        return next(drafted)
+    return replace(choice.offer.draft, by=choice.member) if choice.member else Draft.empty()
+
+
+def _worth(offer: Offer) -> float:
+    return goodput(offer.num_expected, len(offer.draft))
+
+
+def _outbid(choice: _Choice, bid: Bid | None) -> _Choice:
+    if bid is None or bid.goodput <= _worth(choice.offer):
+        return choice
+    return _Choice(choice.row, depth=bid.depth)
+
+
+def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
+    """What all of them ask. Only one reads hidden states, in the order that it asked for them."""
+    layers = [need.hidden_layers for need in needs if need.hidden_layers]
+    assert len(layers) <= 1
+    return DraftNeeds(
+        hidden_layers=layers[0] if layers else (),
+        num_likely=max((need.num_likely for need in needs), default=0),
+        shares_memory=any(need.shares_memory for need in needs),
+    )

@@ -1,0 +1,137 @@
+"""The portfolio's model: how deep it would pay to ask it, and asking it without trusting it.
+
+It says nothing of a draft before it has paid for it, so what it brings is foretold from how its
+drafts were accepted (control/acceptance.py), and its time from its last ones (pace.py). One that
+was not asked for long is asked for a short draft, since texts change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.control.acceptance import Acceptance
+from outrider.core.draft import Draft
+from outrider.core.errors import CapacityError
+from outrider.core.expected import prefix_products
+from outrider.core.protocols import Drafter, DraftRow
+from outrider.drafters.portfolio.pace import Pace
+
+_log = logging.getLogger(__name__)
+
+# A row beside the first one, as a share of a pass.
+ROW_COST = 0.04
+# Places that are told apart; those behind them are kept as the last one is.
+_NUM_PLACES = 8
+# Rounds of a request without the model before a short look at it, and how deep that is.
+LOOK_AFTER = 128
+LOOK_DEPTH = 2
+
+
+def goodput(num_expected: float, num_rows: int, share: float = 0.0) -> float:
+    """Tokens a pass's time: `num_expected` draft tokens and the target's own, for `num_rows` of
+    drafts that took `share` of a pass to make."""
+    return (1 + num_expected) / (1 + ROW_COST * num_rows + share)
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What a draft of `depth` tokens by the model is expected to bring."""
+
+    depth: int
+    goodput: float
+
+
+@dataclass(slots=True)
+class _Request:
+    """`num_idle` rounds went by without it since its last draft."""
+
+    num_idle: int = 0
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class Neural:
+    """Asks `drafter`, which may be any that is not free."""
+
+    drafter: Drafter
+    pace: Pace = field(default_factory=Pace)
+    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
+    _requests: dict[int, _Request] = field(default_factory=dict[int, _Request])
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        try:
+            self.drafter.open(seq_id, prompt)
+        except Exception:  # noqa: BLE001
+            _log.warning("%s did not start; lookups draft alone.", self.drafter.name, exc_info=True)
+        else:
+            self._requests[seq_id] = _Request()
+
+    def close(self, seq_id: int) -> None:
+        if self._requests.pop(seq_id, None) is not None:
+            self.drafter.close(seq_id)
+
+    def hear(self, row: DraftRow) -> None:
+        """What became of its last draft."""
+        request = self._requests.get(row.seq_id)
+        if request is None:
+            return
+        last = row.last
+        if last is None or last.draft.by != self.drafter.name:
+            self._acceptance.observe(row.seq_id, 0, 0)
+            request.num_idle += 1
+            return
+        self._acceptance.observe(row.seq_id, last.draft.max_depth, last.num_accepted)
+        request.num_idle = 0
+
+    def bid(self, row: DraftRow) -> Bid | None:
+        """The depth that brings most; None if it cannot be asked."""
+        request, depth = self._requests.get(row.seq_id), row.budget.depth
+        if request is None or request.broken or not depth:
+            return None
+        rates = self._acceptance.rates(row.seq_id)
+        rates += rates[-1:] * (depth - len(rates))
+        # After rounds without it, it must first read what it missed.
+        late = request.num_idle > 0
+        best, num_expected = Bid(0, 0.0), 0.0
+        for place, kept in enumerate(prefix_products(rates[:depth]), start=1):
+            num_expected += kept
+            found = goodput(num_expected, place, self.pace.share * (place + late))
+            if found > best.goodput:
+                best = Bid(place, found)
+        if request.num_idle >= LOOK_AFTER:
+            return Bid(max(best.depth, min(LOOK_DEPTH, depth)), float("inf"))
+        return best
+
+    def draft(self, asked: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
+        """Drafts of these depths. A request that it fails for gets none, now and later; one that
+        there is no memory for, none now."""
+        if not asked:
+            return []
+        rows = [_deep(row, depth) for row, depth in asked]
+        # A model that must first read what it missed says nothing of what its drafts take.
+        on_time = not any(self._requests[row.seq_id].num_idle for row in rows)
+        started = self.pace.clock()
+        drafts = self._proposed(rows)
+        if on_time and any(drafts):
+            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
+        return [replace(draft, by=self.drafter.name) for draft in drafts]
+
+    def _proposed(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        try:
+            return self.drafter.propose(rows)
+        except Exception as error:  # noqa: BLE001
+            if len(rows) > 1:
+                return [draft for row in rows for draft in self._proposed([row])]
+            if not isinstance(error, CapacityError):
+                self._requests[rows[0].seq_id].broken = True
+                _log.warning("%s failed; lookups draft alone.", self.drafter.name, exc_info=True)
+            return [Draft.empty()]
+
+
+def _deep(row: DraftRow, depth: int) -> DraftRow:
+    """A tree that is not to be as deep as it might be is not to be as large either."""
+    budget = row.budget
+    num_nodes = budget.num_nodes * depth // budget.depth
+    return replace(row, budget=replace(budget, depth=depth, num_nodes=num_nodes))

@@ -1,0 +1,143 @@
+"""Token recycling: what the target nearly chose after a token is drafted when it comes again.
+
+Every pass ranks the vocabulary after each token that it verifies, and all but one of the ranks are
+thrown away. Here the `WIDTH` likeliest are kept in a table, by the token that they followed, and
+overwritten when it is verified again. A draft is a tree through the table: child r of a node is
+entry r of its token. Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large
+Language Models with Token Recycling" (arXiv 2408.08696).
+
+The tree has one shape for all requests, the nodes with the highest product of rates, entry r being
+right at the rate
+
+    rate_r = (W first_r + hits_r) / (W + trials)
+
+which the text tells whether anything is drafted or not. Nodes below 0.12 are left out, so where
+entries are never right nothing is proposed. A budget without room for branches gets the first
+entries as a chain.
+
+The table is shared by all requests. So, as with any memory they share, a seed's text is the same in
+every run only under the rules that tie it to the seed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from outrider.core.draft import Draft
+from outrider.core.noise import ROOT
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.offers import LEAST_KEPT, NO_OFFER, Offer
+from outrider.drafters.trees import Shape, best_shape
+
+WIDTH = 8
+_UNKNOWN = -1
+# What is supposed of the entries, and for how many trials.
+_FIRST_RATES = (0.4, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
+_FIRST_WEIGHT = 16.0
+# Share of old trials that a new one leaves.
+_FADE = 1 - 1 / 512
+# Rates are rounded to so many parts of one before a shape is made for them: few shapes are made.
+_PARTS = 25
+
+
+class RecyclingDrafter:
+    """Deterministic trees and chains from `num_tokens` rows of `WIDTH` ids; holds no model."""
+
+    name = "recycling"
+
+    def __init__(self, *, vocab_size: int) -> None:
+        self.needs = DraftNeeds(num_likely=min(WIDTH, vocab_size))
+        self._table = array("i", [_UNKNOWN]) * (vocab_size * WIDTH)
+        self._num_read: dict[int, int] = {}
+        self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
+        self._trials = _FIRST_WEIGHT
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._num_read[seq_id] = len(prompt)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [offer.draft for offer in self.offers(rows)]
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        """Drafts, and how likely each of their tokens is to be kept."""
+        for row in rows:
+            self._learn(row)
+        return [self._offer(row) for row in rows]
+
+    def close(self, seq_id: int) -> None:
+        del self._num_read[seq_id]
+
+    def entries(self, token: int) -> tuple[int, ...]:
+        """What the target found likeliest after `token`, best first; nothing if it is not known."""
+        found = self._table[token * WIDTH : (token + 1) * WIDTH]
+        return tuple(token for token in found if token != _UNKNOWN)
+
+    def rates(self) -> tuple[float, ...]:
+        """How often each entry was right, for every entry as a share of all tokens."""
+        return tuple(hits / self._trials for hits in self._hits)
+
+    def _learn(self, row: DraftRow) -> None:
+        """First what the text says of the table, then what the last pass said."""
+        tokens = row.tokens
+        for place in range(max(self._num_read[row.seq_id], 1), len(tokens)):
+            self._judge(tokens[place - 1], tokens[place])
+        self._num_read[row.seq_id] = len(tokens)
+        last = row.last
+        if last is None or not last.likely:
+            return
+        verified = (tokens[-1 - len(last.tokens)], *last.draft.tokens)
+        for token, likely in zip(verified, last.likely, strict=True):
+            self._store(token, likely)
+
+    def _judge(self, before: int, token: int) -> None:
+        entries = self.entries(before)
+        if not entries:
+            return
+        self._trials = _FADE * self._trials + 1
+        for rank in range(WIDTH):
+            right = rank < len(entries) and entries[rank] == token
+            self._hits[rank] = _FADE * self._hits[rank] + right
+
+    def _store(self, token: int, likely: Sequence[int]) -> None:
+        kept = [*likely[:WIDTH], *([_UNKNOWN] * (WIDTH - len(likely)))]
+        self._table[token * WIDTH : (token + 1) * WIDTH] = array("i", kept)
+
+    def _offer(self, row: DraftRow) -> Offer:
+        budget = row.budget
+        branches = budget.size > budget.depth
+        # A tree is best where rates do not rise with the rank; if they do, it is noise.
+        parts = [int(part) for part in accumulate(map(_part, self.rates()), min)]
+        shape = _shape(tuple(parts if branches else parts[:1]), budget.depth, budget.size)
+        tokens: list[int] = []
+        parents: list[int] = []
+        kept: list[float] = []
+        # Where each node of the shape is in the draft, None if its entry is not known.
+        places: list[int | None] = []
+        for parent, rank, worth in zip(shape.parents, shape.ranks, shape.worths, strict=True):
+            above = ROOT if parent == ROOT else places[parent]
+            found: tuple[int, ...] = ()
+            if above is not None:
+                found = self.entries(row.tokens[-1] if above == ROOT else tokens[above])
+            if above is None or rank >= len(found):
+                places.append(None)
+                continue
+            places.append(len(tokens))
+            tokens.append(found[rank])
+            parents.append(above)
+            kept.append(worth)
+        return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
+
+
+def _part(rate: float) -> int:
+    return round(_PARTS * rate)
+
+
+@lru_cache(maxsize=256)
+def _shape(parts: tuple[int, ...], depth: int, size: int) -> Shape:
+    """The best tree when entry r is right at `parts[r]` of `_PARTS`."""
+    rates = [part / _PARTS for part in parts]
+    shape = best_shape([rates] * depth, size)
+    return shape.first(sum(worth >= LEAST_KEPT for worth in shape.worths))

@@ -1,0 +1,170 @@
+"""A suffix automaton that texts are appended to, with counts of what followed what.
+
+Its states are sets of runs of tokens that end at the same places; `extend` takes a token in
+amortised constant time (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
+text"), and several texts may grow in turns, each from its own last state. n tokens make at most 2n
+states and 3n edges, which lie in flat arrays, and one dictionary finds an edge by state and token.
+
+An edge counts how often it was taken from the longest run that was known then, and from no shorter
+one, beside the time that it was new. That costs one addition a token, where counting all
+occurrences would take a walk, and it predicts no worse: it is the update exclusion of PPM (Moffat
+1990, "Implementing the PPM data compression scheme").
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ROOT = 0
+NONE = -1
+_SHIFT = 32
+
+
+class Edge(NamedTuple):
+    """`token` was taken `count` times, and leads to `target`."""
+
+    token: int
+    target: int
+    count: int
+
+
+class SuffixAutomaton:
+    """States are numbers; ROOT is the empty run. Growing splits states, but that of a whole text
+    stays that of the whole text."""
+
+    def __init__(self) -> None:
+        self._length = array("i")
+        self._link = array("i")
+        self._total = array("q")
+        self._newest = array("i")
+        self._likeliest = array("i")
+        self._edges: dict[int, int] = {}
+        self._token = array("q")
+        self._target = array("i")
+        self._count = array("q")
+        self._older = array("i")
+        self._new_state(0, NONE)
+
+    @property
+    def num_states(self) -> int:
+        return len(self._length)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self._token)
+
+    def extend(self, last: int, token: int) -> int:
+        """The state of the text of `last` and then `token`; `last` must be of a whole text. The
+        longest run that `token` followed before counts it."""
+        edge = self._edges.get(last << _SHIFT | token)
+        if edge is not None:
+            self._note(last, edge)
+            return self._exactly(last, edge)
+        new = self._new_state(self._length[last] + 1, ROOT)
+        state = last
+        while edge is None:
+            self._add_edge(state, token, new)
+            state = self._link[state]
+            if state == NONE:
+                return new
+            edge = self._edges.get(state << _SHIFT | token)
+        self._note(state, edge)
+        self._link[new] = self._exactly(state, edge)
+        return new
+
+    def step(self, state: int, token: int) -> int | None:
+        """Where `token` leads, None if it never followed."""
+        edge = self._edges.get(state << _SHIFT | token)
+        return None if edge is None else self._target[edge]
+
+    def note(self, state: int, token: int) -> None:
+        """Count `token`, which has an edge there, once more."""
+        self._note(state, self._edges[state << _SHIFT | token])
+
+    def followed(self, state: int, length: int) -> tuple[int, int]:
+        """State and length of the longest end, of a run of `length` tokens of `state`, that
+        something followed; (ROOT, 0) if there is none."""
+        while state != ROOT and not self._total[state]:
+            state = self._link[state]
+            length = self._length[state]
+        return state, length
+
+    def link(self, state: int) -> int:
+        """The state of the longest ends of its runs that are another state's; NONE of the root."""
+        return self._link[state]
+
+    def length(self, state: int) -> int:
+        """Tokens of its longest run."""
+        return self._length[state]
+
+    def total(self, state: int) -> int:
+        """The sum of the counts of its edges."""
+        return self._total[state]
+
+    def likeliest(self, state: int) -> Edge | None:
+        """The edge with the highest count, the newest of equals; None if nothing followed."""
+        edge = self._likeliest[state]
+        return None if edge == NONE else self._edge(edge)
+
+    def edges(self, state: int) -> Iterator[Edge]:
+        """Newest first."""
+        edge = self._newest[state]
+        while edge != NONE:
+            yield self._edge(edge)
+            edge = self._older[edge]
+
+    def _note(self, state: int, edge: int) -> None:
+        if state == ROOT:
+            return
+        self._count[edge] += 1
+        self._total[state] += 1
+        if self._count[edge] >= self._count[self._likeliest[state]]:
+            self._likeliest[state] = edge
+
+    def _edge(self, edge: int) -> Edge:
+        return Edge(self._token[edge], self._target[edge], self._count[edge])
+
+    def _exactly(self, state: int, edge: int) -> int:
+        """The state whose longest run is that of `state` and the token of `edge`. Where the edge
+        leads to longer runs as well, the shorter ones are split off."""
+        target = self._target[edge]
+        length = self._length[state] + 1
+        if self._length[target] == length:
+            return target
+        token = self._token[edge]
+        split = self._new_state(length, self._link[target])
+        self._copy_edges(target, split)
+        self._link[target] = split
+        found: int | None = edge
+        while found is not None and self._target[found] == target:
+            self._target[found] = split
+            state = self._link[state]
+            found = None if state == NONE else self._edges.get(state << _SHIFT | token)
+        return split
+
+    def _new_state(self, length: int, link: int) -> int:
+        self._length.append(length)
+        self._link.append(link)
+        self._total.append(0)
+        self._newest.append(NONE)
+        self._likeliest.append(NONE)
+        return len(self._length) - 1
+
+    def _add_edge(self, state: int, token: int, target: int, count: int = 1) -> None:
+        edge = len(self._token)
+        self._edges[state << _SHIFT | token] = edge
+        self._token.append(token)
+        self._target.append(target)
+        self._count.append(count)
+        self._older.append(self._newest[state])
+        self._newest[state] = edge
+        self._total[state] += count
+        best = self._likeliest[state]
+        if best == NONE or count >= self._count[best]:
+            self._likeliest[state] = edge
+
+    def _copy_edges(self, source: int, to: int) -> None:
+        for edge in reversed(list(self.edges(source))):
+            self._add_edge(to, edge.token, edge.target, edge.count)

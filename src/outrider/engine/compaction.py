@@ -1,0 +1,122 @@
+"""When keys of a prompt are dropped, so that speculation never sees it happen.
+
+A prompt longer than the budget loses keys once: when the target has read all of it but its last
+token, and before any later token is fed. No pass has tokens from both sides of that place. So
+every token of the answer is computed over the same keys, whether it was drafted or decoded plainly,
+in whichever batch, and a text that is read again after a pre-emption comes out the same: drafting
+stays exact with respect to the compacted model.
+
+A packed pass takes such a sequence as any other, since its plan says where each token lies and at
+which position. Rounds that take the number of tokens for the number of rows cannot, and say so
+(`drops`); they are asked anew in every round, and for prompts within the budget nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.protocols import CausalLM, Drafter, StateStore
+from outrider.core.sequence import LiveSequence
+from outrider.engine.round import Chunk
+from outrider.state.compaction import Keep
+
+
+@runtime_checkable
+class CompactingStore(StateStore, Protocol):
+    """A memory whose sequences may have fewer rows than tokens."""
+
+    def num_dropped(self, seq_id: int) -> int:
+        """Committed tokens that have no rows of their own."""
+        ...
+
+
+@runtime_checkable
+class CompactingLM(CausalLM, Protocol):
+    """A target that can drop keys of what it has read."""
+
+    def compact(self, seq_id: int, keep: Keep) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Drops all keys of a prompt but those that `keep` chooses."""
+
+    keep: Keep
+
+    def shared(self, seq: LiveSequence) -> Sequence[int]:
+        """The text that the memory may already have: what lies behind is computed over fewer keys,
+        also when it is read again."""
+        end = self._end(seq)
+        return seq.tokens[:-1] if end is None else seq.tokens[: min(end, len(seq.tokens) - 1)]
+
+    def num_dropped(self, target: CausalLM, seq_id: int) -> int:
+        state = target.state
+        return state.num_dropped(seq_id) if isinstance(state, CompactingStore) else 0
+
+    def drops(self, target: CausalLM, seq: LiveSequence) -> bool:
+        """Whether keys of `seq` are gone, or will be before its next token is fed."""
+        return self._end(seq) is not None or self.num_dropped(target, seq.seq_id) > 0
+
+    def before(
+        self,
+        target: CausalLM,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        read: Callable[[Sequence[Chunk]], object],
+    ) -> Sequence[Chunk]:
+        """Before a pass over rounds of `batch` and `chunks`: `read` the prompts that end in it and
+        compact them. What is left of the chunks."""
+        whole = [Chunk(seq, len(seq.tokens) - target.state.length(seq.seq_id)) for seq in batch]
+        due = {
+            chunk.seq.seq_id: first
+            for chunk in (*whole, *chunks)
+            if (first := self._first(target, chunk)) is not None
+        }
+        if not due:
+            return chunks
+        read([chunk for chunk in due.values() if chunk.num_tokens])
+        for seq_id in due:
+            assert isinstance(target, CompactingLM)
+            target.compact(seq_id, self.keep)
+        left = [_behind(chunk, due.get(chunk.seq.seq_id)) for chunk in chunks]
+        return [chunk for chunk in left if chunk.num_tokens]
+
+    def _first(self, target: CausalLM, chunk: Chunk) -> Chunk | None:
+        """The part of `chunk` up to the end of a prompt that is to be compacted there."""
+        seq_id, end = chunk.seq.seq_id, self._end(chunk.seq)
+        length = target.state.length(seq_id)
+        if end is None or self.num_dropped(target, seq_id) or length + chunk.num_tokens < end:
+            return None
+        return Chunk(chunk.seq, end - length)
+
+    def _end(self, seq: LiveSequence) -> int | None:
+        """Tokens after which keys are dropped; None where all are kept."""
+        end = seq.prompt_length - 1
+        return end if end > self.keep.budget else None
+
+
+def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> Compaction | None:
+    """What the settings say of it. Raises ConfigError where target or drafter cannot go along."""
+    if not config.kv_budget:
+        return None
+    if not isinstance(target, CompactingLM):
+        raise ConfigError(
+            f"kv_budget={config.kv_budget}: this target keeps all of its keys.",
+            hint="leave --kv-budget at 0, or choose a model of the Llama family or GPT-2 in one "
+            "process",
+        )
+    if drafter.needs.hidden_layers:
+        raise ConfigError(
+            f"kv_budget={config.kv_budget}: drafter {drafter.name!r} reads hidden states, which "
+            "are dropped with the keys.",
+            hint="leave --kv-budget at 0, or choose another --drafter",
+        )
+    return Compaction(Keep(config.kv_budget, config.kv_window))
+
+
+def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
+    return chunk if first is None else Chunk(chunk.seq, chunk.num_tokens - first.num_tokens)

@@ -1,0 +1,136 @@
+"""From a folder of heads to the drafter that reads it; each kind is a function here.
+
+Heads share tables with the target, so they are loaded when the target is there. Their modules are
+imported here: a run needs those of one kind at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from outrider.core.config import EngineConfig
+from outrider.core.noise import pick_node, race_node
+from outrider.core.protocols import Drafter
+from outrider.drafters.beside import normed_target
+from outrider.drafters.eagle.drafter import Plant, eagle_drafter, planted
+from outrider.drafters.growing import Growth
+from outrider.drafters.places import Places, TreeKind
+from outrider.drafters.trees import pick_in_tree, race_in_tree
+from outrider.engine.parts import Parts
+
+
+def build_with_heads(config: EngineConfig, parts: Parts) -> Drafter:
+    """The drafter of `parts.heads`. Raises CheckpointError for heads that do not fit the target,
+    ConfigError for a target that shares nothing with heads."""
+    assert parts.heads is not None
+    match parts.heads.kind:
+        case "eagle":
+            return _eagle(config, parts)
+        case "medusa":
+            return _medusa(config, parts)
+        case "block":
+            return _block(config, parts)
+        case "mtp":
+            return _mtp(config, parts)
+
+
+def build_without_weights(config: EngineConfig, parts: Parts) -> Drafter:
+    """eagle-lite and medusa-lite: they read the target's last layer; nobody trained them."""
+    if config.drafter == "medusa-lite":
+        return _medusa_lite(config, parts)
+    from outrider.drafters.eagle.lite import LiteDrafter
+
+    return LiteDrafter(normed_target(parts.target), growth_of(config, parts, "eagle-lite"))
+
+
+def growth_of(config: EngineConfig, parts: Parts, whose: str) -> Growth:
+    """How chains choose their tokens. Drafts agree most with the coupled rule's draws when both
+    race with the same numbers."""
+    draw = race_node if config.sampler == "coupled" else pick_node
+    return Growth(parts.argmax, whose, draw, parts.sampling)
+
+
+def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
+    from outrider.drafters.eagle.weights import load_eagle
+    from outrider.drafters.hidden_chain import ChainLimits
+
+    assert parts.heads is not None
+    net = load_eagle(parts.heads, normed_target(parts.target))
+    limits = ChainLimits(
+        chunk=config.prefill_chunk,
+        reach=config.k + 1,
+        window=parts.target.spec.max_tokens,
+        first=1,
+    )
+    growth = growth_of(config, parts, "the EAGLE heads")
+    return eagle_drafter(net, growth, limits, _plant(config, parts, growth.whose))
+
+
+def _plant(config: EngineConfig, parts: Parts, whose: str) -> Plant | None:
+    """None where chains are asked for."""
+    if config.tree_nodes <= config.k:
+        return None
+    draw = race_in_tree if config.sampler == "coupled" else pick_in_tree
+    return partial(planted, whose=whose, draw=draw, sampling=parts.sampling)
+
+
+def _medusa(config: EngineConfig, parts: Parts) -> Drafter:
+    from outrider.drafters.medusa.config import read_medusa_config
+    from outrider.drafters.medusa.drafter import MedusaDrafter
+    from outrider.drafters.medusa.net import load_medusa
+
+    assert parts.heads is not None
+    target = normed_target(parts.target)
+    heads = read_medusa_config(parts.heads.folder, target.spec)
+    net = load_medusa(parts.heads.folder, heads, target)
+    places = places_of(config, parts, "the Medusa heads")
+    return MedusaDrafter(net, replace(places, chances=heads.chances))
+
+
+def _medusa_lite(config: EngineConfig, parts: Parts) -> Drafter:
+    from outrider.drafters.medusa.drafter import MedusaDrafter
+    from outrider.drafters.medusa.net import HeadInit, lite_heads
+
+    init = cast("HeadInit", config.head_init)
+    net = lite_heads(normed_target(parts.target), num_heads=config.lite_heads, init=init)
+    return MedusaDrafter(net, places_of(config, parts, "medusa-lite"), name="medusa-lite")
+
+
+def _block(config: EngineConfig, parts: Parts) -> Drafter:
+    from outrider.drafters.block.config import read_block_config
+    from outrider.drafters.block.drafter import BlockDrafter
+    from outrider.drafters.block.net import load_block
+
+    assert parts.heads is not None
+    target = normed_target(parts.target)
+    own = read_block_config(parts.heads.folder, target.spec)
+    net = load_block(parts.heads.folder, own, target)
+    places = places_of(config, parts, "the block net")
+    return BlockDrafter(net, places, least=config.least_confidence)
+
+
+def places_of(config: EngineConfig, parts: Parts, whose: str) -> Places:
+    """How drafts are made of several places' laws."""
+    return Places(
+        parts.argmax,
+        whose,
+        race_in_tree if config.sampler == "coupled" else pick_in_tree,
+        parts.sampling,
+        cast("TreeKind", config.tree_shape),
+    )
+
+
+def _mtp(config: EngineConfig, parts: Parts) -> Drafter:
+    from outrider.drafters.mtp.drafter import mtp_drafter
+
+    assert parts.heads is not None
+    growth = growth_of(config, parts, "the MTP block")
+    return mtp_drafter(
+        parts.heads,
+        parts.target,
+        growth,
+        chunk=config.prefill_chunk,
+        batch_size=config.batch_size,
+    )

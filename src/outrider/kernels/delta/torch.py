@@ -1,0 +1,177 @@
+"""The definition of a gated delta rule layer's recurrence, token by token.
+
+Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024. For each value head, with its key head's
+query q and key k of length 1 (q divided by sqrt(K) besides), a decay and a rate b per token:
+
+    S <- decay S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
+
+q, k and v come from a causal depth-wise convolution over the joint channels, then SiLU. Every token
+takes the same calls on tensors of the same shapes, one after another, so its bits do not depend on
+how a text was cut into passes; a form that reads chunks at once would round otherwise.
+
+Shapes:  N = packed tokens, n = tokens of a run, T = remembered rows and rows of a run, J = taps of
+         the convolution, W = J - 1, C = channels, G = key heads, H = value heads, K = key size,
+         V = value size; L = recurrent layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.kernels.delta.plan import InputCell, Run, StateCell
+
+# As the published checkpoints were trained.
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """Of one layer, float32. `rate_H` is exp(A_log)."""
+
+    conv_JC: Tensor
+    rate_H: Tensor
+    dt_bias_H: Tensor
+    num_key_heads: int
+    key_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What runs read and write, by number."""
+
+    states: Sequence[StateCell]
+    inputs: Sequence[InputCell]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """Packed tokens as the recurrence takes them. Keys and queries are normed and scaled."""
+
+    q_NGK: Tensor
+    k_NGK: Tensor
+    v_NHV: Tensor
+    rate_NH: Tensor
+    decay_NH: Tensor
+
+
+def convolve(
+    mixed_NC: Tensor,
+    conv_JC: Tensor,
+    runs: Sequence[Run],
+    cells: Cells,
+    layer: int,
+    out_NC: Tensor,
+) -> None:
+    """Before SiLU. Writes the convolution's part of the cells that `runs` name."""
+    taps = conv_JC.shape[0]
+    for run in runs:
+        rows_TC = torch.cat([*_remembered(run, cells, layer, mixed_NC, taps - 1)])
+        if run.fold is not None:
+            cells.states[run.fold].conv_LWC[layer].copy_(rows_TC)
+        rows_TC = torch.cat([rows_TC, mixed_NC[run.first : run.stop]])
+        count = run.stop - run.first
+        out_nC = out_NC[run.first : run.stop]
+        torch.mul(rows_TC[:count], conv_JC[0], out=out_nC)
+        for tap in range(1, taps):
+            out_nC.add_(rows_TC[tap : tap + count] * conv_JC[tap])
+        for token, (state, kept) in enumerate(zip(run.states, run.inputs, strict=True)):
+            if state is not None:
+                window_WC = rows_TC[token + 1 : token + taps]
+                cells.states[state].conv_LWC[layer].copy_(window_WC)
+            if kept is not None:
+                cells.inputs[kept].conv_LC[layer].copy_(mixed_NC[run.first + token])
+
+
+def _remembered(
+    run: Run, cells: Cells, layer: int, mixed_NC: Tensor, num_rows: int
+) -> Sequence[Tensor]:
+    """The last `num_rows` inputs before a run, oldest first, as parts to put together."""
+    num_replayed = min(len(run.replayed), num_rows)
+    replayed = run.replayed[len(run.replayed) - num_replayed :]
+    if run.source is None:
+        old_WC = mixed_NC.new_zeros(num_rows, mixed_NC.shape[1])
+    else:
+        old_WC = cells.states[run.source].conv_LWC[layer]
+    return [old_WC[num_replayed:], *(cells.inputs[cell].conv_LC[layer][None] for cell in replayed)]
+
+
+def prepare(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> DeltaInputs:
+    """From the convolution's output, after SiLU, and the two gates of each value head, b then a."""
+    num_rows, num_heads = mixed_NC.shape[0], weights.rate_H.shape[0]
+    key_size = weights.num_key_heads * weights.key_dim
+    q_NO, k_NO, v_NO = torch.split(
+        mixed_NC, [key_size, key_size, mixed_NC.shape[1] - 2 * key_size], dim=1
+    )
+    heads = (num_rows, weights.num_key_heads, weights.key_dim)
+    b_NH, a_NH = torch.chunk(gates_N2H, 2, dim=1)
+    return DeltaInputs(
+        q_NGK=_unit(q_NO.reshape(heads)) / weights.key_dim**0.5,
+        k_NGK=_unit(k_NO.reshape(heads)),
+        v_NHV=v_NO.reshape(num_rows, num_heads, -1),
+        rate_NH=by_row(torch.sigmoid, b_NH),
+        decay_NH=by_row(
+            lambda a_H: torch.exp(-weights.rate_H * functional.softplus(a_H + weights.dt_bias_H)),
+            a_NH,
+        ),
+    )
+
+
+def _unit(x_NGK: Tensor) -> Tensor:
+    return x_NGK / ((x_NGK * x_NGK).sum(-1, keepdim=True) + NORM_EPS).sqrt_()
+
+
+def by_row(function: Callable[[Tensor], Tensor], x_NF: Tensor) -> Tensor:
+    """One identical call a row: exponentials differ in the last bit between the loops that PyTorch
+    takes for the middle and for the end of a tensor."""
+    return torch.stack([function(row_F) for row_F in x_NF.contiguous()])
+
+
+def recur(
+    inputs: DeltaInputs, runs: Sequence[Run], cells: Cells, layer: int, out_NHV: Tensor
+) -> None:
+    """Writes the recurrence's part of the cells that `runs` name."""
+    shared = inputs.v_NHV.shape[1] // inputs.k_NGK.shape[1]
+    q_NHK = inputs.q_NGK.repeat_interleave(shared, dim=1)
+    k_NHK = inputs.k_NGK.repeat_interleave(shared, dim=1)
+    for run in runs:
+        state_HKV = _started(run, cells, layer, k_NHK, inputs.v_NHV)
+        for token, (state, kept) in enumerate(zip(run.states, run.inputs, strict=True), run.first):
+            k_HK, decay_H = k_NHK[token], inputs.decay_NH[token]
+            state_HKV.mul_(decay_H[:, None, None])
+            seen_HV = (state_HKV * k_HK[:, :, None]).sum(1)
+            change_HV = inputs.rate_NH[token][:, None] * (inputs.v_NHV[token] - seen_HV)
+            state_HKV.add_(k_HK[:, :, None] * change_HV[:, None])
+            out_NHV[token] = (state_HKV * q_NHK[token][:, :, None]).sum(1)
+            if state is not None:
+                cells.states[state].state_LHKV[layer].copy_(state_HKV)
+            if kept is not None:
+                cell = cells.inputs[kept]
+                cell.key_LGK[layer].copy_(inputs.k_NGK[token])
+                cell.change_LHV[layer].copy_(change_HV)
+                cell.decay_LH[layer].copy_(decay_H)
+
+
+def _started(run: Run, cells: Cells, layer: int, k_NHK: Tensor, v_NHV: Tensor) -> Tensor:
+    """The state before the first token of a run, in memory of its own."""
+    if run.source is None:
+        state_HKV = v_NHV.new_zeros(*k_NHK.shape[1:], v_NHV.shape[2])
+    else:
+        state_HKV = cells.states[run.source].state_LHKV[layer].clone()
+    for number in run.replayed:
+        replay(state_HKV, cells.inputs[number], layer)
+    if run.fold is not None:
+        cells.states[run.fold].state_LHKV[layer].copy_(state_HKV)
+    return state_HKV
+
+
+def replay(state_HKV: Tensor, cell: InputCell, layer: int) -> None:
+    """Do to `state_HKV`, in place, what a token did: the same bits, without its query."""
+    key_GK, change_HV = cell.key_LGK[layer], cell.change_LHV[layer]
+    key_HK = key_GK.repeat_interleave(change_HV.shape[0] // key_GK.shape[0], dim=0)
+    state_HKV.mul_(cell.decay_LH[layer][:, None, None])
+    state_HKV.add_(key_HK[:, :, None] * change_HV[:, None])

@@ -1,0 +1,167 @@
+"""Folders of draft heads: what kind they are of, and what they ask of the target they belong to.
+
+Heads are small nets that read the target's hidden states (drafters/heads.py). They come in folders
+of their own, with a `config.json` and safetensors, in the formats that their projects publish:
+
+    eagle    EAGLE 1 and 2 call themselves a Llama of one layer and have a tensor `fc.weight`;
+             EAGLE 3 says `draft_vocab_size` or names itself in `architectures`
+    medusa   `medusa_num_heads` in config.json
+    mtp      `model_type` outrider_mtp; or the MTP block within a target's own checkpoint
+    block    `model_type` outrider_block
+
+Hidden layer i is the residual after i layers of the target, 0 to L.
+
+Shapes:  V = vocabulary, D = hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.protocols import CausalLM
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Room
+from outrider.models.json_object import JsonObject
+from outrider.models.llama_weights import Tables
+from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
+
+HeadKind = Literal["eagle", "medusa", "mtp", "block"]
+DraftKind = Literal["model", "eagle", "medusa", "mtp", "block"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("eagle", "medusa", "mtp", "block")
+# Drafters that read the target's last layer and have no weights.
+WITHOUT_WEIGHTS = ("eagle-lite", "medusa-lite")
+# The most nodes of one level of a tree that heads look at; room is made for so many.
+MAX_WIDTH = 16
+_TYPES: dict[str, HeadKind] = {
+    "outrider_mtp": "mtp",
+    "outrider_block": "block",
+    "outrider_medusa": "medusa",
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "eagle3": "eagle",
+}
+_LAYER_KEYS = ("hidden_layers", "eagle_aux_hidden_state_layer_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads that are to be loaded, and the room that they may take."""
+
+    folder: Path
+    kind: HeadKind
+    room: Room
+
+
+@runtime_checkable
+class HeadTarget(CausalLM, Protocol):
+    """A target that shares its embedding, last norm and output head with heads."""
+
+    @property
+    def kernels(self) -> Kernels: ...
+    @property
+    def tables(self) -> Tables: ...
+
+
+def head_target(target: CausalLM) -> HeadTarget:
+    """Raises ConfigError if `target` shares nothing with heads."""
+    if not isinstance(target, HeadTarget):
+        raise ConfigError(
+            f"the target {target.spec.name} ({target.spec.family}) does not share its tables with "
+            "draft heads; decoders of the Llama family do.",
+            hint="draft without heads: --drafter ngram, or name a draft model with --draft",
+        )
+    return target
+
+
+def kind_of(folder: Path) -> DraftKind:
+    """What a folder named by --draft holds. Raises CheckpointError if it has no `config.json`, or
+    has heads in a format that is never opened."""
+    config = _config(folder)
+    named = _named_kind(config)
+    if not any(folder.glob("*.safetensors")):
+        _refuse_pickles(folder, heads=named is not None)
+    if named is None and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
+        return _stored_kind(folder)
+    return named or "model"
+
+
+def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
+    """The layers of a target of `num_layers` whose states these heads read, in their order.
+
+    Raises CheckpointError if the target has no such layers.
+    """
+    config = _config(folder)
+    named = _named_layers(config)
+    if not named:
+        named = _usual_layers(config, kind, num_layers)
+    bad = [layer for layer in named if not 0 <= layer <= num_layers]
+    if bad or len(set(named)) < len(named):
+        raise CheckpointError(
+            f"{config.where}: these heads read hidden layers {list(named)}, and the target has "
+            f"layers 0 to {num_layers}.",
+            hint="heads fit the one target that they were trained for; name that with --target",
+        )
+    return named
+
+
+def is_eagle3(config: JsonObject) -> bool:
+    """Whether EAGLE heads fuse three layers of the target, and not read its last one alone."""
+    named = " ".join((*config.texts("architectures"), config.text("model_type", "")))
+    return config.has("draft_vocab_size") or "eagle3" in named.lower()
+
+
+def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
+    if kind == "eagle" and is_eagle3(config):
+        return 2, num_layers // 2, num_layers - 3
+    return (num_layers,)
+
+
+def _named_layers(config: JsonObject) -> tuple[int, ...]:
+    """Those that the file names itself, at its top or, as some trainers write, in a part of it."""
+    for part in (config, config.child("eagle_config")):
+        for key in _LAYER_KEYS:
+            if part is not None and part.has(key):
+                return part.integers(key)
+    return ()
+
+
+def _config(folder: Path) -> JsonObject:
+    path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} has no config.json.", hint="is it a folder of a model or of draft heads?"
+        )
+    return JsonObject.read(path)
+
+
+def _named_kind(config: JsonObject) -> HeadKind | None:
+    """By what `config.json` says; None if it says nothing of heads."""
+    own = _TYPES.get(config.text("model_type", ""))
+    if own is not None:
+        return own
+    if config.has("medusa_num_heads"):
+        return "medusa"
+    named = " ".join(config.texts("architectures")).lower()
+    return "eagle" if "eagle" in named or config.has("draft_vocab_size") else None
+
+
+def _stored_kind(folder: Path) -> DraftKind:
+    with Weights(folder) as weights:
+        is_eagle = "fc.weight" in weights and "model.embed_tokens.weight" not in weights
+    return "eagle" if is_eagle else "model"
+
+
+def _refuse_pickles(folder: Path, *, heads: bool) -> None:
+    """A model without safetensors is refused where it is loaded; heads have no tokenizer either,
+    of which the user would be told first."""
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickles and (heads or not any(folder.glob("*token*"))):
+        raise CheckpointError(
+            f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
+            "is read; Outrider reads safetensors alone.",
+            hint=f"convert it where you trust it: torch.load({pickles[0]!r}, weights_only=True), "
+            f"then safetensors.torch.save_file(tensors, {WEIGHTS!r})",
+        )

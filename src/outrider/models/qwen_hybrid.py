@@ -1,0 +1,283 @@
+"""Qwen3-Next and Qwen3.5: of every few layers one attends, and the others are recurrences.
+
+A layer is  x += mix(norm(x))  and then  x += feed(norm(x)). An attending layer turns a part of each
+head only, and scales what its heads find by a sigmoid of a gate. A recurrent layer is a gated delta
+rule (kernels/delta/torch.py) whose output is normed per head and scaled by silu(z):
+
+    c, z, b, a = first(x);   o = delta(silu(conv(c)), b, a);   x += out(norm(o) * silu(z)).
+
+The recurrence goes token by token in every pass, prompts included, since another order of sums
+would round otherwise, and a verification must give the bits of plain decoding.
+
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, E = fused q, k
+         and v, A = heads x head size, P = outputs of a recurrent layer's first product, C = its
+         channels, O = value heads x value size, F = FFN size, K = captured layers, G = KV heads,
+         S = slots, T = positions, H = half of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.delta.torch import by_row, convolve, prepare, recur
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Room, num_positions
+from outrider.models.llama_weights import Tables
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.qwen_hybrid_weights import (
+    BESIDE,
+    AttentionWeights,
+    HybridReader,
+    RecurrentWeights,
+)
+from outrider.models.qwen_moe import DenseWeights, MixtureWeights, mix
+from outrider.models.rope import rope_tables
+from outrider.models.weight_reader import Placement, WeightReader
+from outrider.models.weights import Weights
+from outrider.state.hybrid import HybridState
+from outrider.state.paged_kv import PagedKV
+from outrider.state.staging import HybridPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """The buffers of one step, float32 but for `rows_ND`. The second half of `conv_N2C` is ones:
+    SiLU is the kernel that multiplies by something."""
+
+    rows_ND: Tensor
+    x_ND: Tensor
+    norm_ND: Tensor
+    qkv_NE: Tensor
+    gate_NA: Tensor
+    attended_NA: Tensor
+    first_NP: Tensor
+    conv_N2C: Tensor
+    mixed_NC: Tensor
+    out_NO: Tensor
+    gated_N2O: Tensor
+    up_N2F: Tensor
+    activated_NF: Tensor
+
+    def first(self, num_rows: int) -> _Scratch:
+        return _Scratch(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
+
+
+class QwenHybridModel:
+    """CausalLM over a HybridState that it owns. Reads every weight when built."""
+
+    def __init__(
+        self,
+        config: QwenHybridConfig,
+        weights: Weights,
+        *,
+        kernels: Kernels,
+        place: Placement,
+        room: Room,
+    ) -> None:
+        self.config, self.kernels = config, kernels
+        self._place, self._room = place, room
+        self._spec = place.spec(config)
+        # On a device the states are reserved before weights fill it.
+        self._state = HybridState(self._arena(), config.delta, room.states, place.device)
+        reader = HybridReader(WeightReader(weights, kernels, place), config)
+        self._tables = reader.tables()
+        self._layers = [reader.layer(index) for index in range(config.num_layers)]
+        weights.check_all_taken(beside=BESIDE)
+        tables = rope_tables(
+            config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)
+        )
+        self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
+        self._scale = config.head_dim**-0.5
+        self._make_buffers()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> HybridState:
+        return self._state
+
+    @property
+    def tables(self) -> Tables:
+        """Embedding, last norm and output head, for drafters that share them."""
+        return self._tables
+
+    def twin(self) -> QwenHybridModel | None:
+        if self.kernels.twin is None:
+            return None
+        other = copy(self)
+        other.kernels = self.kernels.twin()
+        other._make_buffers()
+        return other
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L; those
+        that the room names are kept in the arena, others come with the output.
+
+        Texts whose state is not held at their length are read again first, which counts as passes.
+        """
+        assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
+        kept = self._room.hidden_layers
+        told = () if needs.hidden_layers == kept else needs.hidden_layers
+        num_passes = 1
+        with torch.inference_mode():
+            while (again := self._state.overdue(rows, self._room.max_rows)) is not None:
+                with self._state.reading_again(*again) as plan:
+                    self._forward(plan, self._scratch.first(len(again[1])), ())
+                num_passes += 1
+            with self._state.planning(rows) as plan:
+                scratch = self._scratch.first(plan.packed.num_tokens)
+                hidden_NKD = self._forward(plan, scratch, told or kept)
+                if kept and not told and hidden_NKD is not None:
+                    self._state.kv.keep_hidden(plan.packed.slots_N, hidden_NKD)
+                    hidden_NKD = None
+                logits_MV = self._logits(scratch, rows)
+        return StepOutput(logits_MV, hidden_NKD, num_passes)
+
+    def _forward(
+        self, plan: HybridPlan, scratch: _Scratch, hidden_layers: tuple[int, ...]
+    ) -> Tensor | None:
+        """Leave the last residual in `scratch.x_ND`; the captured layers in the order named."""
+        tokens_N = plan.packed.tokens_N
+        torch.index_select(self._tables.embedding_VD, 0, tokens_N, out=scratch.rows_ND)
+        scratch.x_ND.copy_(scratch.rows_ND)
+        captured: dict[int, Tensor] = {}
+        num_attended = num_recurred = 0
+        for depth, layer in enumerate(self._layers):
+            if depth in hidden_layers:
+                captured[depth] = scratch.x_ND.clone()
+            self._norm(scratch, layer.mixer_norm_D)
+            match layer.mixer:
+                case AttentionWeights():
+                    self._attend(layer.mixer, plan.packed, scratch, num_attended)
+                    num_attended += 1
+                case RecurrentWeights():
+                    self._recur(layer.mixer, plan, scratch, num_recurred)
+                    num_recurred += 1
+            self._norm(scratch, layer.ffn_norm_D)
+            self._feed(layer.ffn, scratch)
+        if not hidden_layers:
+            return None
+        captured[len(self._layers)] = scratch.x_ND
+        return torch.stack([captured[depth] for depth in hidden_layers], dim=1)
+
+    def _attend(
+        self, weights: AttentionWeights, plan: PackedPlan, scratch: _Scratch, index: int
+    ) -> None:
+        kernels, config, qkv_NE = self.kernels, self.config, scratch.qkv_NE
+        k_GSD, v_GSD = self._state.kv.layers[index]
+        kernels.linear(scratch.norm_ND, weights.qkv, qkv_NE)
+        kernels.linear(scratch.norm_ND, weights.gate, scratch.gate_NA)
+        kernels.head_norm(
+            qkv_NE, weights.q_norm_H, weights.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+        )
+        kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
+        kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, scratch.attended_NA)
+        scratch.attended_NA.mul_(by_row(torch.sigmoid, scratch.gate_NA))
+        kernels.linear(scratch.attended_NA, weights.out, scratch.x_ND, accumulate=True)
+
+    def _recur(
+        self, weights: RecurrentWeights, plan: HybridPlan, scratch: _Scratch, index: int
+    ) -> None:
+        kernels, config, delta, cells = self.kernels, self.config, weights.delta, self._state.cells
+        shape, num_rows = config.delta, scratch.x_ND.shape[0]
+        channels, values = shape.num_channels, config.value_size
+        kernels.linear(scratch.norm_ND, weights.first, scratch.first_NP)
+        conv_NC = scratch.conv_N2C[:, :channels]
+        convolve(scratch.first_NP[:, :channels], delta.conv_JC, plan.runs, cells, index, conv_NC)
+        kernels.silu_mul(scratch.conv_N2C, scratch.mixed_NC)
+        inputs = prepare(scratch.mixed_NC, scratch.first_NP[:, channels + values :], delta)
+        heads = (num_rows, shape.num_heads, shape.value_dim)
+        recur(inputs, plan.runs, cells, index, scratch.out_NO.view(heads))
+        flat = (num_rows * shape.num_heads, shape.value_dim)
+        normed_NO = torch.empty_like(scratch.out_NO)
+        kernels.rms_norm(
+            scratch.out_NO.view(flat), weights.norm_V, config.rms_norm_eps, normed_NO.view(flat)
+        )
+        scratch.gated_N2O[:, :values] = scratch.first_NP[:, channels : channels + values]
+        scratch.gated_N2O[:, values:] = normed_NO
+        kernels.silu_mul(scratch.gated_N2O, scratch.out_NO)
+        kernels.linear(scratch.out_NO, weights.out, scratch.x_ND, accumulate=True)
+
+    def _feed(self, weights: DenseWeights | MixtureWeights, scratch: _Scratch) -> None:
+        match weights:
+            case DenseWeights():
+                self.kernels.linear(scratch.norm_ND, weights.gate_up, scratch.up_N2F)
+                self.kernels.silu_mul(scratch.up_N2F, scratch.activated_NF)
+                self.kernels.linear(
+                    scratch.activated_NF, weights.down, scratch.x_ND, accumulate=True
+                )
+            case MixtureWeights():
+                scratch.x_ND.add_(mix(self.kernels, weights, scratch.norm_ND))
+
+    def _norm(self, scratch: _Scratch, weight_D: Tensor) -> None:
+        self.kernels.rms_norm(scratch.x_ND, weight_D, self.config.rms_norm_eps, scratch.norm_ND)
+
+    def _logits(self, scratch: _Scratch, rows: Sequence[StepRow]) -> Tensor:
+        """Logits of the rows that want them, in a buffer that the next step overwrites."""
+        wanted = _wanted(rows)
+        assert len(wanted) <= self._room.max_logits
+        logits_MV = self._logits_MV[: len(wanted)]
+        if wanted:
+            x_MD = scratch.x_ND[torch.tensor(wanted, device=scratch.x_ND.device)]
+            norm_MD = torch.empty_like(x_MD)
+            tables = self._tables
+            self.kernels.rms_norm(x_MD, tables.norm_D, self.config.rms_norm_eps, norm_MD)
+            self.kernels.linear(norm_MD, tables.head, logits_MV)
+        return logits_MV
+
+    def _arena(self) -> PagedKV:
+        """Of the attention layers, with a page of nobody."""
+        place, room = self._place, self._room
+        return PagedKV(
+            replace(self._spec, num_layers=len(self.config.attention_layers)),
+            dtype=place.dtype,
+            device=place.device,
+            num_slots=room.num_slots + room.page_size,
+            page_size=room.page_size,
+            num_hidden=len(room.hidden_layers),
+        )
+
+    def _make_buffers(self) -> None:
+        config, place, num_rows = self.config, self._place, self._room.max_rows
+        hidden, delta, values = config.hidden_size, config.delta, config.value_size
+        attended = config.num_heads * config.head_dim
+
+        def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(num_rows, width, dtype=dtype, device=place.device)
+
+        self._scratch = _Scratch(
+            rows_ND=buffer(hidden, place.dtype),
+            x_ND=buffer(hidden),
+            norm_ND=buffer(hidden),
+            qkv_NE=buffer(config.qkv_size),
+            gate_NA=buffer(attended),
+            attended_NA=buffer(attended),
+            first_NP=buffer(delta.num_channels + values + 2 * delta.num_heads),
+            conv_N2C=buffer(2 * delta.num_channels).fill_(1),
+            mixed_NC=buffer(delta.num_channels),
+            out_NO=buffer(values),
+            gated_N2O=buffer(2 * values),
+            up_N2F=buffer(2 * config.ffn_size),
+            activated_NF=buffer(config.ffn_size),
+        )
+        self._logits_MV = torch.empty(self._room.max_logits, config.vocab_size, device=place.device)
+
+
+def _wanted(rows: Sequence[StepRow]) -> list[int]:
+    """Packed indices of the tokens whose logits are asked for."""
+    wanted: list[int] = []
+    start = 0
+    for row in rows:
+        wanted += range(start + row.logits_from, start + len(row.tokens))
+        start += len(row.tokens)
+    return wanted

@@ -1,0 +1,268 @@
+"""`config.json` of Qwen3-Next and Qwen3.5: most layers are recurrent, every few attend.
+
+Files of Qwen3.5 describe a text model inside one that also sees; only the text is read. Defaults of
+absent keys are those of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from outrider.core.errors import CheckpointError
+from outrider.core.spec import ModelSpec, spec_of
+from outrider.kernels.delta.plan import StateShape
+from outrider.models.config_keys import (
+    CONTRADICTION,
+    OTHER_CHECKPOINT,
+    refuse_activation,
+    refuse_quantised,
+    stop_ids,
+    stored_dtype,
+)
+from outrider.models.json_object import JsonObject
+from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
+
+HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+_KINDS = ("linear_attention", "full_attention")
+_ROPE = RopeRules(COMMON_ROPE.kinds, partial=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture's sizes: each token goes through `num_chosen` of `num_experts` and through one that
+    all share. `normalise` makes the weights of the chosen ones sum to 1."""
+
+    num_experts: int
+    num_chosen: int
+    ffn_size: int
+    shared_ffn_size: int
+    normalise: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenHybridConfig:
+    """Sizes and options of a hybrid decoder. `attention_layers` attend, the others are recurrent;
+    `sparse_layers` are those whose feed-forward is a mixture of `experts`."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_tokens: int
+    attention_layers: tuple[int, ...]
+    delta: StateShape
+    experts: Experts | None = None
+    sparse_layers: tuple[int, ...] = ()
+    rms_norm_eps: float = 1e-6
+    rope: Rope = field(default_factory=Rope)
+    tie_word_embeddings: bool = False
+    stop_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """All value heads of a recurrent layer."""
+        return self.delta.num_heads * self.delta.value_dim
+
+    @property
+    def num_parameters(self) -> int:
+        hidden, delta, attended = self.hidden_size, self.delta, self.num_heads * self.head_dim
+        attention = hidden * (self.qkv_size + 2 * attended) + 2 * self.head_dim
+        recurrent = hidden * (delta.num_channels + 2 * self.value_size + 2 * delta.num_heads)
+        recurrent += delta.num_channels * delta.num_taps + 2 * delta.num_heads + delta.value_dim
+        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden
+        dense = (self.num_layers - len(self.sparse_layers)) * 3 * hidden * self.ffn_size
+        return (
+            len(self.attention_layers) * attention
+            + delta.num_layers * recurrent
+            + dense
+            + len(self.sparse_layers) * self._mixture
+            + (2 * self.num_layers + 1) * hidden
+            + tables
+        )
+
+    @property
+    def _mixture(self) -> int:
+        """Parameters of one mixture, router and gate included."""
+        if self.experts is None:
+            return 0
+        sizes = self.experts
+        each = 3 * (sizes.num_experts * sizes.ffn_size + sizes.shared_ffn_size)
+        return self.hidden_size * (each + sizes.num_experts + 1)
+
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        plain = spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        return replace(
+            plain,
+            num_kv_layers=len(self.attention_layers),
+            state_bytes=self.delta.state_bytes,
+            input_bytes=self.delta.input_bytes,
+        )
+
+
+_DEFAULTS: Mapping[str, object] = {
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_FAMILY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "qwen3_next": {
+        "intermediate_size": 5632,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "decoder_sparse_step": 1,
+    },
+    "qwen3_5_text": {"num_key_value_heads": 4},
+    "qwen3_5_moe_text": {"num_experts": 256, "num_experts_per_tok": 8},
+}
+
+
+def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> QwenHybridConfig:
+    """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
+    family = raw.text("model_type")
+    text = raw.child("text_config") or raw
+    name = text.text("model_type", family)
+    if name in ("qwen3_5", "qwen3_5_moe"):
+        name += "_text"
+    given = {key: value for key, value in text.values.items() if value is not None}
+    text = JsonObject(text.where, {**_DEFAULTS, **_FAMILY_DEFAULTS.get(name, {}), **given})
+    refuse_activation(text, "hidden_act", ("silu", "swish"))
+    refuse_quantised(raw)
+    if text.flag("attention_bias", default=False):
+        raise CheckpointError(
+            f"{text.where}: attention_bias is not supported for model_type {family!r}.",
+            hint=OTHER_CHECKPOINT,
+        )
+    num_layers = text.integer("num_hidden_layers")
+    attending = _attention_layers(text, num_layers)
+    experts = _experts(text)
+    num_heads = text.integer("num_attention_heads")
+    vocab_size = text.integer("vocab_size")
+    config = QwenHybridConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=text.integer("hidden_size"),
+        ffn_size=text.integer("intermediate_size", experts.shared_ffn_size if experts else None),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=text.integer("num_key_value_heads"),
+        head_dim=text.integer("head_dim"),
+        max_tokens=text.integer("max_position_embeddings", 32768),
+        attention_layers=attending,
+        delta=_delta(text, num_layers - len(attending)),
+        experts=experts,
+        sparse_layers=_sparse_layers(text, num_layers) if experts else (),
+        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
+        rope=parse_rope(text, _ROPE),
+        tie_word_embeddings=_tied(raw, text),
+        stop_ids=stop_ids(vocab_size, raw, text, generation),
+        dtype=stored_dtype(raw) or stored_dtype(text),
+        notes=_notes(raw),
+    )
+    _check(text.where, config)
+    return config
+
+
+def _attention_layers(text: JsonObject, num_layers: int) -> tuple[int, ...]:
+    kinds = text.texts("layer_types")
+    if not kinds:
+        every = text.integer("full_attention_interval", 4)
+        return tuple(range(every - 1, num_layers, every))
+    unknown = sorted(set(kinds) - set(_KINDS))
+    if unknown:
+        raise CheckpointError(
+            f"{text.where}: layer_types has {unknown[0]!r}, which is not supported.",
+            hint=OTHER_CHECKPOINT,
+        )
+    if len(kinds) != num_layers:
+        raise CheckpointError(
+            f"{text.where}: layer_types has {len(kinds)} entries for {num_layers} layers.",
+            hint=CONTRADICTION,
+        )
+    if "full_attention" not in kinds:
+        raise CheckpointError(
+            f"{text.where}: no layer attends, which is not supported.", hint=OTHER_CHECKPOINT
+        )
+    return tuple(index for index, kind in enumerate(kinds) if kind == "full_attention")
+
+
+def _delta(text: JsonObject, num_layers: int) -> StateShape:
+    key_heads, heads = text.integer("linear_num_key_heads"), text.integer("linear_num_value_heads")
+    key_dim, value_dim = text.integer("linear_key_head_dim"), text.integer("linear_value_head_dim")
+    return StateShape(
+        num_layers=num_layers,
+        num_taps=text.integer("linear_conv_kernel_dim", least=2),
+        num_channels=2 * key_heads * key_dim + heads * value_dim,
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+    )
+
+
+def _experts(text: JsonObject) -> Experts | None:
+    if not text.has("num_experts") or not text.integer("num_experts", least=0):
+        return None
+    return Experts(
+        num_experts=text.integer("num_experts"),
+        num_chosen=text.integer("num_experts_per_tok"),
+        ffn_size=text.integer("moe_intermediate_size"),
+        shared_ffn_size=text.integer("shared_expert_intermediate_size"),
+        normalise=text.flag("norm_topk_prob", default=True),
+    )
+
+
+def _sparse_layers(text: JsonObject, num_layers: int) -> tuple[int, ...]:
+    every = text.integer("decoder_sparse_step", 1)
+    dense = set(text.integers("mlp_only_layers"))
+    return tuple(
+        index for index in range(num_layers) if index not in dense and (index + 1) % every == 0
+    )
+
+
+def _tied(raw: JsonObject, text: JsonObject) -> bool:
+    return raw.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+
+
+def _notes(raw: JsonObject) -> tuple[str, ...]:
+    if not raw.has("vision_config"):
+        return ()
+    return ("the model also takes pictures; Outrider runs its text part",)
+
+
+def _check(where: str, config: QwenHybridConfig) -> None:
+    delta, experts = config.delta, config.experts
+    pairs = [
+        ("num_attention_heads", config.num_heads, "num_key_value_heads", config.num_kv_heads),
+        ("linear_num_value_heads", delta.num_heads, "linear_num_key_heads", delta.num_key_heads),
+    ]
+    for many, number, few, divisor in pairs:
+        if number % divisor:
+            raise CheckpointError(
+                f"{where}: {many} {number} is not a multiple of {few} {divisor}.",
+                hint=CONTRADICTION,
+            )
+    if experts is not None and experts.num_chosen > experts.num_experts:
+        raise CheckpointError(
+            f"{where}: num_experts_per_tok {experts.num_chosen} is above num_experts "
+            f"{experts.num_experts}.",
+            hint=CONTRADICTION,
+        )
+    check_rotary(where, config.rope, config.head_dim)

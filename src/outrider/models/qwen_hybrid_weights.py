@@ -1,0 +1,189 @@
+"""The tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed as the decoder multiplies.
+
+Both families' norms hold the difference from 1, but for the one inside a recurrent layer. What goes
+into such a layer is stored by Qwen3-Next key head by key head (query, key, values and gates), by
+Qwen3.5 as one matrix a purpose; experts come one by one or stacked. What belongs to pictures or to
+multi-token prediction is left to others.
+
+Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
+         J = taps, C = channels of the convolution, O and P = rows of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.delta.torch import DeltaWeights
+from outrider.kernels.packed import PackedLinear
+from outrider.models.llama_weights import Tables
+from outrider.models.qwen_hybrid_config import Experts, QwenHybridConfig
+from outrider.models.qwen_moe import DenseWeights, MixtureWeights
+from outrider.models.rope import turning_order
+from outrider.models.weight_reader import WeightReader
+
+# With the text model inside one that also sees, or by itself.
+_PREFIXES = ("model.language_model.", "model.")
+BESIDE = ("mtp.", "model.visual.")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """`gate` scales what each head found, after a sigmoid."""
+
+    qkv: PackedLinear
+    gate: PackedLinear
+    q_norm_H: Tensor
+    k_norm_H: Tensor
+    out: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentWeights:
+    """`first` gives the convolution's channels, the output gate z, and b and a of every head."""
+
+    first: PackedLinear
+    delta: DeltaWeights
+    norm_V: Tensor
+    out: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class HybridLayer:
+    mixer_norm_D: Tensor
+    mixer: AttentionWeights | RecurrentWeights
+    ffn_norm_D: Tensor
+    ffn: DenseWeights | MixtureWeights
+
+
+class HybridReader:
+    """Norms are read as what they multiply by."""
+
+    def __init__(self, reader: WeightReader, config: QwenHybridConfig) -> None:
+        self._reader, self._config = reader, config
+        found = (prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in reader)
+        self._prefix = next(found, _PREFIXES[-1])
+
+    def tables(self) -> Tables:
+        config = self._config
+        embedding_VD = self._reader.table(
+            f"{self._prefix}embed_tokens.weight", config.vocab_size, config.hidden_size
+        )
+        return Tables(
+            embedding_VD=embedding_VD,
+            norm_D=self._norm("norm", config.hidden_size),
+            head=self._reader.head(embedding_VD, tied=config.tie_word_embeddings),
+        )
+
+    def layer(self, index: int) -> HybridLayer:
+        config, name = self._config, f"layers.{index}."
+        attends = index in config.attention_layers
+        sparse = config.experts if index in config.sparse_layers else None
+        return HybridLayer(
+            mixer_norm_D=self._norm(f"{name}input_layernorm", config.hidden_size),
+            mixer=self._attention(f"{name}self_attn.")
+            if attends
+            else self._recurrent(f"{name}linear_attn."),
+            ffn_norm_D=self._norm(f"{name}post_attention_layernorm", config.hidden_size),
+            ffn=self._dense(f"{name}mlp.", config.ffn_size)
+            if sparse is None
+            else self._mixture(f"{name}mlp.", sparse),
+        )
+
+    def _attention(self, name: str) -> AttentionWeights:
+        config = self._config
+        head, attended = config.head_dim, config.num_heads * config.head_dim
+        kv = config.num_kv_heads * head
+        order_H = turning_order(config.rope, head)
+        turned = torch.arange(head) if order_H is None else order_H
+        queries = torch.arange(2 * attended).view(-1, 2, head)
+        keys = 2 * attended + torch.arange(kv).view(-1, head)
+        values = 2 * attended + kv + torch.arange(kv)
+        order_E = torch.cat([queries[:, 0, turned].flatten(), keys[:, turned].flatten(), values])
+        return AttentionWeights(
+            qkv=self._linear(
+                {f"{name}q_proj": 2 * attended, f"{name}k_proj": kv, f"{name}v_proj": kv}, order_E
+            ),
+            gate=self._linear({f"{name}q_proj": 2 * attended}, queries[:, 1].flatten()),
+            q_norm_H=self._norm(f"{name}q_norm", head)[turned],
+            k_norm_H=self._norm(f"{name}k_norm", head)[turned],
+            out=self._linear({f"{name}o_proj": config.hidden_size}, num_in=attended),
+        )
+
+    def _recurrent(self, name: str) -> RecurrentWeights:
+        config, delta = self._config, self._config.delta
+        conv_C1J = self._vector(f"{name}conv1d.weight", delta.num_channels, 1, delta.num_taps)
+        return RecurrentWeights(
+            first=self._first(name),
+            delta=DeltaWeights(
+                conv_JC=conv_C1J[:, 0].T.contiguous(),
+                rate_H=self._vector(f"{name}A_log", delta.num_heads).exp_(),
+                dt_bias_H=self._vector(f"{name}dt_bias", delta.num_heads),
+                num_key_heads=delta.num_key_heads,
+                key_dim=delta.key_dim,
+            ),
+            norm_V=self._vector(f"{name}norm.weight", delta.value_dim),
+            out=self._linear({f"{name}out_proj": config.hidden_size}, num_in=config.value_size),
+        )
+
+    def _first(self, name: str) -> PackedLinear:
+        config, delta = self._config, self._config.delta
+        heads, channels, values = delta.num_heads, delta.num_channels, config.value_size
+        if f"{self._prefix}{name}in_proj_qkvz.weight" not in self._reader:
+            purposes = {"qkv": channels, "z": values, "b": heads, "a": heads}
+            return self._linear({f"{name}in_proj_{key}": num for key, num in purposes.items()})
+        stored = {f"{name}in_proj_qkvz": channels + values, f"{name}in_proj_ba": 2 * heads}
+        return self._linear(stored, _by_purpose(config))
+
+    def _dense(self, name: str, ffn_size: int) -> DenseWeights:
+        hidden = self._config.hidden_size
+        gate_up = {f"{name}gate_proj": ffn_size, f"{name}up_proj": ffn_size}
+        return DenseWeights(
+            self._linear(gate_up), self._linear({f"{name}down_proj": hidden}, num_in=ffn_size)
+        )
+
+    def _mixture(self, name: str, sizes: Experts) -> MixtureWeights:
+        router = {f"{name}gate": sizes.num_experts, f"{name}shared_expert_gate": 1}
+        return MixtureWeights(
+            sizes=sizes,
+            router=self._linear(router),
+            experts=self._experts(f"{name}experts.", sizes),
+            shared=self._dense(f"{name}shared_expert.", sizes.shared_ffn_size),
+        )
+
+    def _experts(self, name: str, sizes: Experts) -> list[DenseWeights]:
+        count, ffn, hidden = sizes.num_experts, sizes.ffn_size, self._config.hidden_size
+        if f"{self._prefix}{name}gate_up_proj" not in self._reader:
+            return [self._dense(f"{name}{number}.", ffn) for number in range(count)]
+        read = self._reader.stacked
+        gate_up = read(f"{self._prefix}{name}gate_up_proj", count, 2 * ffn, hidden)
+        down = read(f"{self._prefix}{name}down_proj", count, hidden, ffn)
+        return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
+
+    def _linear(
+        self, outputs: Mapping[str, int], order_O: Tensor | None = None, num_in: int | None = None
+    ) -> PackedLinear:
+        named = {f"{self._prefix}{name}": num_out for name, num_out in outputs.items()}
+        return self._reader.linear(named, num_in or self._config.hidden_size, order_O)
+
+    def _vector(self, name: str, *shape: int) -> Tensor:
+        return self._reader.vector(f"{self._prefix}{name}", *shape)
+
+    def _norm(self, name: str, size: int) -> Tensor:
+        return self._vector(f"{name}.weight", size).add_(1)
+
+
+def _by_purpose(config: QwenHybridConfig) -> Tensor:
+    """order_P: rows that lie key head by key head, as all q, k, v, z, b and a."""
+    delta = config.delta
+    shared = delta.num_heads // delta.num_key_heads
+    values = shared * delta.value_dim
+    num_qkvz = delta.num_channels + config.value_size
+    qkvz = torch.arange(num_qkvz).view(delta.num_key_heads, -1)
+    gates = num_qkvz + torch.arange(2 * delta.num_heads).view(delta.num_key_heads, -1)
+    parts = torch.split(qkvz, [delta.key_dim, delta.key_dim, values, values], dim=1)
+    halves = torch.split(gates, [shared, shared], dim=1)
+    return torch.cat([part.flatten() for part in (*parts, *halves)])

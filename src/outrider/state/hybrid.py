@@ -1,0 +1,300 @@
+"""Memory of a hybrid: keys and values of its attention layers, and states of its recurrent ones.
+
+The text, its pages and its nodes are the arena's (paged_kv.py); recurrent.py says what is held of
+the states, and cells.py where. Both move in one call, so that no commit, fork or close leaves them
+apart. What a new text can reuse is what both know: whole pages, up to one where a state was kept.
+
+A sequence whose state was not kept at its length is read again from an earlier one before its next
+pass. Its keys and values are in the arena, so those of the second reading go to a page of nobody.
+
+Shapes:  L = attention layers, G = KV heads, S = slots, D = head size, N = packed tokens,
+         K = captured layers (then D is the hidden size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CapacityError
+from outrider.core.protocols import StepRow
+from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
+from outrider.kernels.delta.torch import Cells
+from outrider.state.capacity import free_bytes
+from outrider.state.cells import CellPool
+from outrider.state.checkpoints import Checkpoints
+from outrider.state.columns import Columns
+from outrider.state.paged_kv import PagedKV
+from outrider.state.recurrent import Policy, RecurrentSequence
+from outrider.state.room import StateRoom
+from outrider.state.staging import HybridPlan, Staging
+
+# No request has it.
+_NOBODY = -1
+
+
+class HybridState:
+    """HiddenStore over a PagedKV, with room for a page of nobody, and cells of recurrent states."""
+
+    def __init__(
+        self, kv: PagedKV, shape: StateShape, room: StateRoom, device: torch.device
+    ) -> None:
+        self.kv = kv
+        self._device = device
+        kv.open(_NOBODY, ())
+        kv.reserve({_NOBODY: 1})
+        self._rubbish = kv.pages(_NOBODY)[0] * kv.page_size
+        on_device = device.type != "cpu"
+        self.room = _affordable(room, shape, device) if on_device else room
+        self._states: CellPool[StateCell] = CellPool(
+            lambda: shape.state_cell(device), self.room.num_states, at_once=on_device
+        )
+        self._inputs: CellPool[InputCell] = CellPool(
+            lambda: shape.input_cell(device), self.room.num_inputs, at_once=on_device
+        )
+        self.cells = Cells(self._states.cells, self._inputs.cells)
+        self._checkpoints = Checkpoints(self._states, room.num_checkpoints)
+        self._policy = Policy(
+            room.rollback, self.room.history, kv.page_size, room.num_checkpoints > 0
+        )
+        self._sequences: dict[int, RecurrentSequence] = {}
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        most = len(tokens)
+        while True:
+            length, cell = self._checkpoints.longest(tokens, most)
+            reused = self.kv.open(seq_id, tokens[:length])
+            if reused == length:
+                break
+            # Pages that the state stood on are gone: look for a state on those that are not.
+            self.kv.close(seq_id)
+            self._states.release([] if cell is None else [cell])
+            most = reused
+        self._sequences[seq_id] = RecurrentSequence(
+            list(tokens[:length]), announced=len(tokens), base=cell, base_length=length
+        )
+        return length
+
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        self.kv.fork(source, new, length)
+        old = self._sequences[source]
+        tokens = old.tokens[:length]
+        seq = RecurrentSequence(tokens, announced=len(tokens))
+        seq.base_length, seq.base = self._checkpoints.longest(tokens, len(tokens))
+        if seq.base_length < min(old.reach, len(tokens)) and old.base_length <= len(tokens):
+            self._states.release(seq.held_states)
+            seq.base, seq.base_length = old.base, old.base_length
+            seq.kept = old.kept[: len(tokens) - old.base_length]
+            self._states.share(seq.held_states)
+            self._inputs.share(seq.kept)
+        self._sequences[new] = seq
+
+    def length(self, seq_id: int) -> int:
+        return self.kv.length(seq_id)
+
+    def num_staged(self, seq_id: int) -> int:
+        return self.kv.num_staged(seq_id)
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self.kv.num_free_tokens
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Pages; of cells there are enough for as many sequences as the room says."""
+        self.kv.reserve(counts)
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        num_copied = self.kv.commit(paths)
+        for seq_id, path in paths.items():
+            self._commit(self._sequences[seq_id], path)
+        return num_copied
+
+    def close(self, seq_id: int) -> None:
+        self.kv.close(seq_id)
+        seq = self._sequences.pop(seq_id)
+        self._states.release(seq.held_states)
+        self._inputs.release(seq.held_inputs)
+
+    def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
+        return self.kv.hidden(seq_id, start, stop)
+
+    def read(self, seq_id: int) -> Tensor:
+        """As PagedKV, of the attention layers."""
+        return self.kv.read(seq_id)
+
+    @property
+    def arena(self) -> Tensor:
+        """That of the attention layers, of shape [L, 2, G, S, D]."""
+        return self.kv.arena
+
+    @property
+    def history(self) -> int:
+        """Nodes of a round, besides the pending token, that it can return to."""
+        return self.room.history
+
+    @property
+    def page_size(self) -> int:
+        return self.kv.page_size
+
+    def check(self) -> None:
+        """Assert that no page and no cell leaked or is counted twice."""
+        self.kv.check()
+        sequences = self._sequences.values()
+        states = [cell for seq in sequences for cell in seq.held_states]
+        self._states.check([*states, *self._checkpoints.held])
+        self._inputs.check([cell for seq in sequences for cell in seq.held_inputs])
+
+    def overdue(self, rows: Sequence[StepRow], most: int) -> tuple[int, range] | None:
+        """A sequence and at most so many positions of it to be read again before `rows` are."""
+        for row in rows:
+            found = self._sequences[row.seq_id].overdue(row)
+            if found is not None:
+                start, stop = found
+                return row.seq_id, range(start, min(stop, start + most))
+        return None
+
+    @contextmanager
+    def reading_again(self, seq_id: int, positions: range) -> Generator[HybridPlan]:
+        """The plan of a pass over text whose keys and values are in the arena; once it has run, the
+        state after those positions is held."""
+        seq = self._sequences[seq_id]
+        origin = seq.origin_at(positions.start)
+        assert origin is not None
+        (cell,) = self._take_states(1)
+        columns = Columns()
+        columns.tokens += seq.text(positions.start, positions.stop)
+        columns.slots += [self._rubbish] * len(positions)
+        columns.seq += [0] * len(positions)
+        columns.add_chain(positions)
+        pages_1P = np.array([self.kv.pages(seq_id)], dtype=np.int32)
+        packed = columns.plan(pages_1P, self.page_size, self._device)
+        states = (*([None] * (len(positions) - 1)), cell)
+        run = Run(0, states, (None,) * len(positions), origin.source, origin.replayed)
+        with self._giving_back(self._states, [cell]):
+            yield HybridPlan(packed, (run,))
+        node = positions.stop - len(seq.tokens) - 1
+        if node >= 0:
+            seq.states[node] = cell
+        else:
+            self._rebase(seq, cell, positions.stop)
+
+    @contextmanager
+    def planning(self, rows: Sequence[StepRow]) -> Generator[HybridPlan]:
+        """The plan of a pass over `rows`, of which none is overdue. They are staged, also if the
+        pass fails; raises CapacityError, with nothing staged, where there is no room."""
+        stagings = self._stagings(rows)
+        folds = [one.fold for one in stagings if one.fold is not None]
+        states = [cell for one in stagings for cell in one.states]
+        inputs = [cell for one in stagings for cell in one.inputs]
+        with (
+            self._giving_back(self._states, [*folds, *states]),
+            self._giving_back(self._inputs, inputs),
+        ):
+            packed = self.kv.plan(rows)
+            runs: list[Run] = []
+            for one in stagings:
+                runs += one.stage(runs[-1].stop if runs else 0)
+            try:
+                yield HybridPlan(packed, tuple(runs))
+            except BaseException:
+                for one in stagings:
+                    one.forget()
+                raise
+        for one in stagings:
+            if one.fold is not None:
+                self._rebase(one.seq, one.fold, one.seq.reach)
+
+    def _stagings(self, rows: Sequence[StepRow]) -> list[Staging]:
+        """Take the cells that the rows want. Raises CapacityError, having taken none."""
+        stagings: list[Staging] = []
+        for row in rows:
+            seq = self._sequences[row.seq_id]
+            self._forget_early(seq, row)
+            stagings.append(Staging(seq, row, self._policy.wants(seq, row)))
+        num_states = sum(len(one.wants.states) + one.folds for one in stagings)
+        taken = self._take_states(num_states)
+        with self._giving_back(self._states, taken):
+            inputs = iter(self._inputs.take(sum(len(one.wants.inputs) for one in stagings)))
+        states = iter(taken)
+        for one in stagings:
+            one.fold = next(states) if one.folds else None
+            one.states = list(islice(states, len(one.wants.states)))
+            one.inputs = list(islice(inputs, len(one.wants.inputs)))
+        return stagings
+
+    def _forget_early(self, seq: RecurrentSequence, row: StepRow) -> None:
+        """Of a long staged chain that goes on, let the first states go."""
+        parents = [*seq.parents, *row.parents]
+        if seq.chain_length(parents) == len(parents):
+            while len(seq.states) > self.room.history:
+                self._states.release([seq.states.pop(min(seq.states))])
+
+    def _take_states(self, count: int) -> list[int]:
+        self._checkpoints.make_room(count)
+        return self._states.take(count)
+
+    @contextmanager
+    def _giving_back(
+        self, pool: CellPool[StateCell] | CellPool[InputCell], cells: Sequence[int]
+    ) -> Generator[None]:
+        """Release `cells` unless all goes well."""
+        taken = list(cells)
+        try:
+            yield
+        except BaseException:
+            pool.release(taken)
+            raise
+
+    def _commit(self, seq: RecurrentSequence, path: Sequence[int]) -> None:
+        base, base_length, kept = seq.base, seq.base_length, list(seq.kept)
+        length = len(seq.tokens)
+        seq.tokens += [seq.staged[node] for node in path]
+        for position, node in enumerate(path, length + 1):
+            if node in seq.states:
+                base, base_length, kept = seq.states[node], position, []
+                self._remember(seq, position, base)
+            elif node in seq.inputs and base_length + len(kept) == position - 1:
+                kept.append(seq.inputs[node])
+        self._states.share([] if base is None else [base])
+        self._inputs.share(kept)
+        self._states.release(seq.held_states)
+        self._inputs.release(seq.held_inputs)
+        seq.base, seq.base_length, seq.kept = base, base_length, kept
+        seq.staged, seq.parents, seq.states, seq.inputs = [], [], {}, {}
+
+    def _remember(self, seq: RecurrentSequence, position: int, cell: int) -> None:
+        """Keep the state where a page ends: of what a sequence writes, the last such one."""
+        if position % self.page_size:
+            return
+        beginning = tuple(seq.tokens[:position])
+        if position > seq.announced:
+            self._checkpoints.drop(seq.written)
+            seq.written = beginning
+        self._checkpoints.add(beginning, cell)
+
+    def _rebase(self, seq: RecurrentSequence, cell: int, length: int) -> None:
+        """`cell`, which becomes the sequence's, is the state after its first `length` tokens."""
+        self._states.release([] if seq.base is None else [seq.base])
+        self._inputs.release(seq.kept)
+        seq.base, seq.base_length, seq.kept = cell, length, []
+
+
+def _affordable(room: StateRoom, shape: StateShape, device: torch.device) -> StateRoom:
+    """`room`, with less history where the device has not so much memory free. Raises CapacityError
+    where it has none for a history of one."""
+    free = free_bytes(device)
+    while room.num_bytes(shape) > free:
+        if room.history <= 1:
+            raise CapacityError(
+                f"the recurrent states of {room.num_sequences} sequences take "
+                f"{room.num_bytes(shape)} bytes; {device} has {free} free.",
+                hint="lower --batch-size, or use --state-rollback replay",
+            )
+        room = replace(room, history=room.history - 1)
+    return room

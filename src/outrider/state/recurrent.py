@@ -1,0 +1,205 @@
+"""Recurrent memory of one sequence: which states are held, and from where others can be had.
+
+A recurrence cannot run backwards, so what a verification may have to return to is kept while it
+runs. With `ring` that is the state after each token, a cell a token. With `replay` it is what each
+token did to the state, which is far less; a commit then only notes which tokens stay, and the next
+pass does those to the old state first, which it reads anyway.
+
+Nothing else is needed for the law of `commit`: a state that was not kept can be had by reading the
+text again from one that was, so any token can be returned to, at the price of time.
+
+Shapes are those of kernels/delta/plan.py; nothing here touches a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.errors import CapacityError
+from outrider.core.noise import ROOT
+from outrider.core.protocols import StepRow
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """Nodes of a row after which the state, or the inputs, shall be kept."""
+
+    states: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A state: that of cell `source` (None: of nothing read) after `replayed` inputs, of which the
+    first `num_kept` are of committed tokens."""
+
+    source: int | None
+    replayed: tuple[int, ...] = ()
+    num_kept: int = 0
+
+
+@dataclass(slots=True)
+class RecurrentSequence:
+    """`base` is the state after the first `base_length` of `tokens`, which are committed; `kept`
+    are the inputs of committed tokens after those. `states` and `inputs` are cells of staged nodes.
+    `written` is the beginning of its own text that it made a checkpoint of, past the `announced`
+    tokens that it was opened with.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    announced: int = 0
+    base: int | None = None
+    base_length: int = 0
+    kept: list[int] = field(default_factory=list[int])
+    staged: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+    states: dict[int, int] = field(default_factory=dict[int, int])
+    inputs: dict[int, int] = field(default_factory=dict[int, int])
+    written: tuple[int, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """Committed tokens after which the state can be had without reading again."""
+        return self.base_length + len(self.kept)
+
+    @property
+    def held_states(self) -> list[int]:
+        return [*([] if self.base is None else [self.base]), *self.states.values()]
+
+    @property
+    def held_inputs(self) -> list[int]:
+        return [*self.kept, *self.inputs.values()]
+
+    def origin(self, node: int) -> Origin | None:
+        """The state after a staged node, or after what is committed; None if it was not kept."""
+        replayed: list[int] = []
+        while node != ROOT:
+            if node in self.states:
+                return Origin(self.states[node], tuple(reversed(replayed)))
+            if node not in self.inputs:
+                return None
+            replayed.append(self.inputs[node])
+            node = self.parents[node]
+        if self.reach < len(self.tokens):
+            return None
+        return Origin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))
+
+    def chain_length(self, parents: Sequence[int]) -> int:
+        """How many of the first nodes are a chain from the committed state on."""
+        length = 0
+        while length < len(parents) and parents[length] == length - 1:
+            length += 1
+        return length
+
+    def overdue(self, row: StepRow) -> tuple[int, int] | None:
+        """Positions that must be read again before `row` can be, as (start, stop), or None.
+
+        Raises CapacityError for a node of a tree that cannot be had any more.
+        """
+        first = len(self.parents)
+        for parent in sorted({parent for parent in row.parents if parent < first}):
+            if self.origin(parent) is not None:
+                continue
+            if parent >= self.chain_length(self.parents):
+                raise CapacityError(
+                    "a node that was staged is gone from the recurrent memory.",
+                    hint="raise --state-history",
+                )
+            known = next((n for n in range(parent, ROOT, -1) if self.origin(n)), ROOT)
+            start = self.reach if known == ROOT else len(self.tokens) + known + 1
+            return start, len(self.tokens) + parent + 1
+        return None
+
+    def text(self, start: int, stop: int) -> list[int]:
+        """Tokens at these positions; past the committed ones, those of the staged chain."""
+        length = len(self.tokens)
+        return [*self.tokens[start:stop], *self.staged[max(start - length, 0) : stop - length]][
+            : stop - start
+        ]
+
+    def origin_at(self, position: int) -> Origin | None:
+        """The state after the first `position` tokens of the text, staged chain included."""
+        if position > len(self.tokens):
+            return self.origin(position - len(self.tokens) - 1)
+        if self.base_length <= position <= self.reach:
+            return Origin(self.base, tuple(self.kept[: position - self.base_length]))
+        return None
+
+    def runs(self, row: StepRow) -> Iterator[range]:
+        """Nodes of `row`, which is staged, cut where a node does not follow the one before."""
+        first = len(self.parents) - len(row.tokens)
+        start = first
+        for node in range(first + 1, len(self.parents)):
+            if self.parents[node] != node - 1:
+                yield range(start, node)
+                start = node
+        yield range(start, len(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is kept of a pass. `history` nodes besides the pending token can be returned to."""
+
+    rollback: str
+    history: int
+    page_size: int
+    checkpoints: bool
+
+    def wants(self, seq: RecurrentSequence, row: StepRow) -> Wants:
+        """For `row`, which is not staged yet. Raises CapacityError for a tree past the history."""
+        parents = [*seq.parents, *row.parents]
+        if seq.chain_length(parents) == len(parents):
+            return self._chain(seq, row)
+        return self._tree(seq, row, parents)
+
+    def _chain(self, seq: RecurrentSequence, row: StepRow) -> Wants:
+        """Before the row's first logits is text, which stays: its inner states are not kept."""
+        first = len(seq.parents)
+        stop = first + len(row.tokens)
+        open_ends = stop - first - row.logits_from
+        if self.rollback == "ring":
+            count = max(1, min(open_ends, self._room(seq.states)))
+            states, inputs = set(range(stop - count, stop)), ()
+        else:
+            count = max(0, min(open_ends, self._room(seq.inputs)))
+            inputs = tuple(range(stop - count, stop))
+            states = {stop - count - 1} if count < stop - first else set[int]()
+        if self.checkpoints:
+            states |= self._page_ends(len(seq.tokens), first, stop, row.logits_from)
+        return Wants(tuple(sorted(states)), inputs)
+
+    def _page_ends(self, length: int, first: int, stop: int, num_text: int) -> set[int]:
+        """The last node of the text that fills a page, and the last of all that does."""
+        found: set[int] = set()
+        for end in (min(first + num_text + 1, stop), stop):
+            node = (length + end) // self.page_size * self.page_size - length - 1
+            if node >= first:
+                found.add(node)
+        return found
+
+    def _tree(self, seq: RecurrentSequence, row: StepRow, parents: Sequence[int]) -> Wants:
+        """Every node that something may hang from or end at."""
+        first, stop = len(seq.parents), len(parents)
+        text = min(first + row.logits_from, seq.chain_length(parents), stop - 1)
+        branches = {
+            parents[node] for node in range(first, stop) if parents[node] not in (ROOT, node - 1)
+        }
+        nodes = {*(node for node in branches if node >= first), *range(max(text, first), stop)}
+        if self.rollback == "replay":
+            # Inputs are of use from a state on, without a gap.
+            nodes = set(range(min(nodes), stop))
+        held = seq.states if self.rollback == "ring" else seq.inputs
+        if len(nodes) > self._room(held):
+            raise CapacityError(
+                f"{len(nodes) + len(held)} nodes of a tree are more than a recurrent memory with "
+                f"a history of {self.history} can return to.",
+                hint="raise --state-history or lower --tree-nodes",
+            )
+        if self.rollback == "ring":
+            return Wants(tuple(sorted(nodes)), ())
+        before = min(nodes) - 1
+        return Wants((before,) if before >= first else (), tuple(sorted(nodes)))
+
+    def _room(self, held: dict[int, int]) -> int:
+        return self.history + 1 - len(held)

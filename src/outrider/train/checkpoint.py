@@ -1,0 +1,73 @@
+"""State on disk: one safetensors file with every tensor, and a JSON record in its header.
+
+The file is written beside its place and moved there when it is whole, so whoever reads it, even
+after a process was killed in the middle, finds the last state or the one before. Nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, MachineError
+
+_RECORD = "outrider_training"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved: tensors in host memory, and a record of JSON values."""
+
+    tensors: Mapping[str, Tensor]
+    record: Mapping[str, object]
+
+
+class _File(Protocol):
+    def keys(self) -> list[str]: ...
+    def metadata(self) -> dict[str, str] | None: ...
+    def get_tensor(self, name: str, /) -> Tensor: ...
+
+
+def save(path: Path, saved: Saved) -> None:
+    """Replace `path` in one step. Raises MachineError if it cannot be written."""
+    draft = path.with_name(f".{path.name}.part")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.tensors.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, draft, {_RECORD: json.dumps(dict(saved.record))})
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise MachineError(
+            f"{path} cannot be written: {error}.",
+            hint="free some space, or name a folder that you may write",
+        ) from error
+
+
+def load(path: Path) -> Saved | None:
+    """The last state saved at `path`; None if there is none. Raises CheckpointError."""
+    if not path.is_file():
+        return None
+    try:
+        file = cast("_File", safe_open(path, framework="pt"))
+        text = (file.metadata() or {}).get(_RECORD, "")
+        record: object = json.loads(text)
+        # Copies: a mapped tensor would change under its readers when the file is replaced.
+        tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is no state of a training run: {error}.", hint="start anew with --fresh"
+        ) from error
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} has no record.", hint="start anew with --fresh")
+    return Saved(tensors, cast("dict[str, object]", record))

@@ -1,0 +1,118 @@
+"""A draft model distilled from its target: the recipe of `outrider train draft`.
+
+The student learns the target's whole law at every place of the text (losses.py), not the one token
+that the text goes on with: what a draft has to guess is what the target would say. On a share of
+the steps the text is the student's own: it goes on from the first half of each window, and learns
+what the target would have said there.
+
+Shapes:  B = windows of a batch, T = tokens, V = vocabulary, P = places (B x T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.models.llama_config import LlamaConfig
+from outrider.train.exam import Exam, accepted_of_choices
+from outrider.train.laws import LawCache
+from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llama, read_llama
+from outrider.train.loop import Batch, Export
+from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.target import FrozenTarget
+
+# (export of the student, half windows of ids, how many tokens to write, a seed) -> whole windows
+Writer = Callable[[Export, Tensor, int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftChoices:
+    """`reverse` of the loss is the reverse divergence. `on_policy` is the share of steps on the
+    student's own text. `num_kept` ids are kept of every law. `start` is a folder to begin from
+    instead of random weights; `raw` then is its config.json. `copied` are files of the tokenizer.
+    """
+
+    reverse: float = 0.0
+    on_policy: float = 0.0
+    num_kept: int = 16
+    start: Path | None = None
+    raw: Mapping[str, object] = field(default_factory=dict[str, object])
+    dtype: torch.dtype = torch.bfloat16
+    copied: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRecipe:
+    """A `Recipe` of a Llama. `writer` writes the student's own text; without one there is none."""
+
+    target: FrozenTarget
+    config: LlamaConfig
+    choices: DraftChoices
+    exam: Exam
+    cache: LawCache
+    window: int
+    writer: Writer | None = None
+
+    @property
+    def name(self) -> str:
+        return "draft"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        config, choices = self.config, self.choices
+        return {
+            "target": str(self.target.folder),
+            "sizes": [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers],
+            "reverse": choices.reverse,
+            "on_policy": choices.on_policy,
+            "kept": choices.num_kept,
+            "start": str(choices.start or "random weights"),
+        }
+
+    def build(self, generator: torch.Generator) -> Llama:
+        longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
+        if self.choices.start is not None:
+            return read_llama(self.choices.start, longest)
+        return fresh_llama(self.config, longest, generator)
+
+    def loss(self, module: Llama, batch: Batch) -> Tensor:
+        if self._writes_itself(batch.step):
+            ids_BT = self._own_text(module, batch)
+            laws = self._teach(ids_BT)
+        else:
+            ids_BT = batch.ids_BT
+            laws = self.cache.laws(ids_BT, batch.windows, self._teach)
+        return distillation(module(ids_BT).flatten(0, 1), laws, reverse=self.choices.reverse)
+
+    def measure(self, module: Llama) -> Mapping[str, float]:
+        def accepted(ids_T: Tensor, k: int) -> Tensor:
+            return accepted_of_choices(module(ids_T[None])[0].argmax(-1), ids_T, k)
+
+        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
+
+    def export(self, module: Llama) -> Export:
+        choices, state = self.choices, module.state_dict()
+        raw = dict(choices.raw) or config_json(self.config, choices.dtype)
+        raw["dtype"] = str(choices.dtype).removeprefix("torch.")
+        raw["tie_word_embeddings"] = module.config.tie_word_embeddings
+        return Export(as_dtype(state, choices.dtype), raw, choices.copied)
+
+    def _teach(self, ids_BT: Tensor) -> TopLaws:
+        logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
+        return top_laws(logits_BTV.flatten(0, 1), self.choices.num_kept)
+
+    def _writes_itself(self, step: int) -> bool:
+        """Spread evenly: the share of the steps so far never strays from `on_policy` by one."""
+        share = self.choices.on_policy
+        return self.writer is not None and int((step + 1) * share) > int(step * share)
+
+    def _own_text(self, module: Llama, batch: Batch) -> Tensor:
+        assert self.writer is not None
+        num_given = batch.ids_BT.shape[1] // 2
+        num_written = batch.ids_BT.shape[1] - num_given
+        given_BT = batch.ids_BT[:, :num_given]
+        return self.writer(self.export(module), given_BT, num_written, batch.step)

@@ -1,0 +1,238 @@
+"""EAGLE 3 heads for a frozen target: the recipe of `outrider train eagle`.
+
+The layer reads token p with the target's fused states of token p - 1 and says what the target says
+after token p. It begins at a text's second token, since the first has no state before it; so entry
+e of a window is of token e + 1. Later drafts are learned in turns (turns.py).
+
+Only the ids that the text has most often are drafted, `draft_vocab_size` of them: the output head
+is most of what a draft reads. In every turn the loss is the divergence of the layer's law from the
+target's law over these ids, turn s at 0.8 ** s. The output head begins as those rows of the
+target's, and the fused state as the target's highest layer that is read.
+
+Shapes:  B = windows of a batch, T = tokens, D = hidden size, K = layers of the target that are
+         read, W = ids that are drafted, P = places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outrider.core.errors import ConfigError
+from outrider.drafters.eagle.config import EagleConfig, config_values
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.loading import DTYPES
+from outrider.models.rope_config import Rope
+from outrider.train.exam import Exam
+from outrider.train.llama_module import FFN, Attention, Turns, as_dtype, initialise
+from outrider.train.loop import Batch, Export
+from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.session import Session
+from outrider.train.target import FrozenTarget
+from outrider.train.turns import Heads, attend, heads_of, later
+
+_DECAY = 0.8
+# Ids that are kept of a target's law.
+_NUM_KEPT = 32
+
+
+class EagleLayer(nn.Module):
+    """Names as in published files."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self._config = config
+        self.hidden_norm = nn.RMSNorm(size, eps)
+        self.input_layernorm = nn.RMSNorm(size, eps)
+        self.self_attn = Attention(config, 2 * size)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
+        self.mlp = FFN(config)
+
+    def turn(
+        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, kept: list[Heads]
+    ) -> Tensor:
+        """The layer's states in its next turn; `kept` has keys and values of its turns so far."""
+        pair = [self.input_layernorm(embedded_BTD), self.hidden_norm(states_BTD)]
+        heads = heads_of(self.self_attn, self._config, torch.cat(pair, dim=-1), turns)
+        x_BTD = states_BTD + self.self_attn.o_proj(attend(*heads, kept))
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class Eagle(nn.Module):
+    """What is trained. Its state has the names and shapes of the files that drafters/eagle reads.
+    `num_states` layers of the target are fused."""
+
+    def __init__(self, config: EagleConfig, num_states: int, num_positions: int) -> None:
+        super().__init__()
+        layer = config.layer
+        size = layer.hidden_size
+        self.fc = nn.Linear(num_states * size, size, bias=False)
+        self.midlayer = EagleLayer(layer)
+        self.norm = nn.RMSNorm(size, layer.rms_norm_eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.turns = Turns(layer, num_positions)
+
+    def forward(self, embedded_BTD: Tensor, hidden_BTKD: Tensor, num_turns: int) -> list[Tensor]:
+        """logits_BTW of each turn; entry e has token e + 1 and the target's states of token e."""
+        states_BTD = self.fc(hidden_BTKD.flatten(2))
+        kept = list[Heads]()
+        found: list[Tensor] = []
+        for number in range(num_turns):
+            before_BTD = later(states_BTD, 1) if number else states_BTD
+            states_BTD = self.midlayer.turn(embedded_BTD, before_BTD, self.turns, kept)
+            found.append(self.lm_head(self.norm(states_BTD)))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleRecipe:
+    """A `Recipe`. `ids_W` are the ids that are drafted, in rising order."""
+
+    target: FrozenTarget
+    config: EagleConfig
+    hidden_layers: tuple[int, ...]
+    ids_W: Tensor
+    exam: Exam
+    window: int
+    num_turns: int
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def name(self) -> str:
+        return "eagle"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        layer = self.config.layer
+        return {
+            "target": str(self.target.folder),
+            "sizes": [layer.hidden_size, layer.ffn_size, layer.num_heads, len(self.ids_W)],
+            "hidden_layers": list(self.hidden_layers),
+            "ids": int((self.ids_W * torch.arange(1, len(self.ids_W) + 1)).sum()),
+            "turns": self.num_turns,
+        }
+
+    def build(self, generator: torch.Generator) -> Eagle:
+        longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
+        net = Eagle(self.config, len(self.hidden_layers), longest)
+        initialise(net, generator, num_layers=1)
+        size = self.config.layer.hidden_size
+        highest = int(np.argmax(self.hidden_layers))
+        with torch.no_grad():
+            net.lm_head.weight.copy_(self.target.head[self.ids_W.to(self.target.device)])
+            net.norm.weight.copy_(self.target.norm)
+            net.fc.weight[:, highest * size : (highest + 1) * size] += torch.eye(size)
+        return net
+
+    def loss(self, module: Eagle, batch: Batch) -> Tensor:
+        found, last_BTD = self._turns(module, batch.ids_BT, self.num_turns)
+        laws = top_laws(self._wanted(last_BTD[:, 1:]).flatten(0, 1), _NUM_KEPT)
+        shape = found[0].shape[:2]
+        total = last_BTD.new_zeros((), dtype=torch.float32)
+        weights = [_DECAY**turn for turn in range(self.num_turns)]
+        for turn, (logits_BTW, weight) in enumerate(zip(found, weights, strict=True)):
+            # The first entries of later turns have no state before them.
+            part = TopLaws(
+                laws.ids_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
+                laws.logprobs_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
+            )
+            total = total + weight * distillation(logits_BTW[:, turn:].flatten(0, 1), part)
+        return total / sum(weights)
+
+    def measure(self, module: Eagle) -> Mapping[str, float]:
+        def accepted(ids_T: Tensor, k: int) -> Tensor:
+            """Draft number s of a round whose pending token is at p is right if turn s is, at
+            p + s: what it follows were accepted drafts, which are the text."""
+            found, _ = self._turns(module, ids_T[None], k)
+            ids_W = self.ids_W.to(ids_T.device)
+            accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
+            for turn, logits_1TW in enumerate(found):
+                # Nothing is drafted after the first token.
+                chosen_T = functional.pad(ids_W[logits_1TW[0].argmax(-1)], (1, 0), value=-1)
+                right_T = torch.zeros_like(ids_T)
+                right_T[: max(len(ids_T) - 1 - turn, 0)] = chosen_T[turn:-1] == ids_T[turn + 1 :]
+                right_T[0] = 0
+                going_T = going_T * right_T
+                accepted_T += going_T
+            return accepted_T
+
+        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
+
+    def export(self, module: Eagle) -> Export:
+        ids_W, size = self.ids_W.cpu(), self.config.layer.vocab_size
+        tensors = as_dtype(module.state_dict(), self.dtype)
+        tensors["d2t"] = ids_W - torch.arange(len(ids_W))
+        tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill(0, ids_W, value=True)
+        dtype = {"dtype": str(self.dtype).removeprefix("torch.")}
+        return Export(tensors, config_values(self.config, self.hidden_layers) | dtype)
+
+    def _turns(self, module: Eagle, ids_BT: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
+        """Logits of each turn, of entries; the target's last residuals, of tokens."""
+        reading = self.target.read(ids_BT, self.hidden_layers)
+        embedded_BTD = functional.embedding(ids_BT[:, 1:], self.target.embedding)
+        found = module(embedded_BTD.float(), reading.hidden_BTKD[:, :-1].float(), count)
+        return found, reading.last_BTD
+
+    def _wanted(self, last_BTD: Tensor) -> Tensor:
+        """The target's logits of the ids that are drafted."""
+        with torch.no_grad():
+            norm_BTD = self.target.net.model.norm(last_BTD)
+            return functional.linear(norm_BTD, self.target.head[self.ids_W.to(last_BTD.device)])
+
+
+def eagle_recipe(
+    session: Session, *, draft_vocab_size: int, ffn_size: int, num_turns: int, dtype: str
+) -> EagleRecipe:
+    """Heads of the target's width. 0 leaves a size to the target. Raises ConfigError for a target
+    that is too small."""
+    target = session.target.config
+    if target.num_layers < 2:
+        raise ConfigError(
+            f"EAGLE heads fuse three layers, and the target has {target.num_layers}.",
+            hint="train a draft model or an MTP block for it",
+        )
+    num_ids = min(draft_vocab_size or target.vocab_size, target.vocab_size)
+    layer = LlamaConfig(
+        family="llama",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        ffn_size=ffn_size or target.ffn_size,
+        num_layers=1,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        max_tokens=target.max_tokens,
+        rms_norm_eps=target.rms_norm_eps,
+        rope=Rope(theta=target.rope.theta),
+    )
+    return EagleRecipe(
+        target=session.target,
+        config=EagleConfig(layer, fused=True, draft_vocab_size=num_ids),
+        hidden_layers=fused_layers(target.num_layers),
+        ids_W=frequent_ids(session.text.tokens.tokens, target, num_ids),
+        exam=session.exam,
+        window=session.text.wish.window,
+        num_turns=num_turns,
+        dtype=DTYPES[dtype],
+    )
+
+
+def fused_layers(num_layers: int) -> tuple[int, int, int]:
+    """Low, middle and high: small targets have little to say below, so high is their last."""
+    return num_layers // 4, num_layers * 5 // 8, num_layers
+
+
+def frequent_ids(tokens: NDArray[np.integer[Any]], target: LlamaConfig, num_ids: int) -> Tensor:
+    """The ids that `tokens` has most often, stop ids among them, in rising order."""
+    counts = np.bincount(tokens, minlength=target.vocab_size)
+    counts[list(target.stop_ids)] = counts.max() + 1
+    likeliest = np.argsort(-counts, kind="stable")[:num_ids]
+    return torch.tensor(np.sort(likeliest).astype(np.int64))

@@ -1,0 +1,92 @@
+"""The folder that a run fills: the finished net in Hugging Face form, and `training/` beside it.
+
+`training/` has what a run needs to go on: its state, the tokens and what was computed from them. It
+may be deleted once the net is good. `config.json` is written last, so a folder without it is never
+taken for a model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+from outrider.core.errors import ConfigError, MachineError
+from outrider.models.weights import WEIGHTS
+from outrider.train.loop import Export
+
+WORK = "training"
+STATE = "state.safetensors"
+_READABLE = 0o644
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def claim(folder: Path, *, fresh: bool) -> Path:
+    """The run's `training/` folder within `folder`, made if need be; `fresh` empties it.
+
+    Raises ConfigError if `folder` holds something that is no run, MachineError if it cannot be
+    written.
+    """
+    work = folder / WORK
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file.", hint="name a new folder")
+    if folder.is_dir() and not work.is_dir() and (held := sorted(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is there already and holds {held[0].name}, but no run of training.",
+            hint="name a new folder",
+        )
+    try:
+        if fresh and work.is_dir():
+            shutil.rmtree(work)
+        work.mkdir(parents=True, exist_ok=True)
+        probe = work / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return work
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a model's tokenizer, for a net that shares it."""
+    return tuple(path for name in _TOKENIZER if (path := folder / name).is_file())
+
+
+def fill(folder: Path, export: Export, card: str, provenance: Mapping[str, object]) -> None:
+    """Write the net. Each file is whole or absent. Raises MachineError."""
+    weights = folder / f".{WEIGHTS}.part"
+    try:
+        save_file(dict(export.tensors), weights, {"format": "pt"})
+        # safetensors makes files that only their owner reads.
+        weights.chmod(_READABLE)
+        weights.replace(folder / WEIGHTS)
+        for path in export.copied:
+            if path.resolve() != (folder / path.name).resolve():
+                shutil.copyfile(path, folder / path.name)
+        _write(folder / "README.md", card)
+        _write(folder / "provenance.json", json.dumps(dict(provenance), indent=1) + "\n")
+        _write(folder / "config.json", json.dumps(dict(export.config), indent=1) + "\n")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _unwritable(folder: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"{folder} cannot be written: {error.strerror or error}.",
+        hint="free some space, or name a folder that you may write",
+    )

@@ -1,0 +1,239 @@
+"""The Llama family as torch.nn modules, to be trained or to teach; tensors are named as on the hub.
+
+A layer is  x += out(attention(rope(qkv(norm(x)))))  and then  x += down(silu(gate(y)) * up(y))  for
+y = norm(x): the arithmetic of models/llama.py, whose decoder reads what is exported from here.
+Whole windows are read at once, causally, and there is no KV.
+
+Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, G = heads, H = head size,
+         R = half of what turns of a head, K = kept layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outrider.core.errors import CheckpointError
+from outrider.models.hf_config import read_native_config
+from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.rope import rope_tables
+from outrider.models.weight_reader import HEAD
+from outrider.models.weights import Weights
+
+# As Llama's own checkpoints began.
+_INITIAL_STD = 0.02
+
+
+class Turns(nn.Module):
+    """Rotary tables of positions, outside the state: config.json determines them."""
+
+    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+        super().__init__()
+        cos_TH, sin_TH = rope_tables(
+            config.rope, head_dim=config.head_dim, num_positions=num_positions
+        )
+        half = config.rope.rotary_dim(config.head_dim) // 2
+        self.cos_TR: Tensor
+        self.sin_TR: Tensor
+        self.register_buffer("cos_TR", cos_TH[:, :half].clone(), persistent=False)
+        self.register_buffer("sin_TR", sin_TH[:, :half].clone(), persistent=False)
+
+    def forward(self, x_BGTH: Tensor) -> Tensor:
+        """Turn pairs (i, i + R) of every head, at positions 0 to T - 1."""
+        num_tokens, half = x_BGTH.shape[-2], self.cos_TR.shape[1]
+        cos_TR, sin_TR = self.cos_TR[:num_tokens], self.sin_TR[:num_tokens]
+        first, second, still = torch.split(
+            x_BGTH, [half, half, x_BGTH.shape[-1] - 2 * half], dim=-1
+        )
+        turned = (first * cos_TR - second * sin_TR, second * cos_TR + first * sin_TR)
+        return torch.cat((*turned, still), dim=-1)
+
+
+class Attention(nn.Module):
+    """`num_in` is the size of what q, k and v read, by default the hidden size."""
+
+    def __init__(self, config: LlamaConfig, num_in: int | None = None) -> None:
+        super().__init__()
+        self._config = config
+        width, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        num_in = num_in or config.hidden_size
+        self.q_proj = nn.Linear(num_in, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(num_in, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(num_in, kv, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.out_bias)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x_BTD: Tensor, turns: Turns, mask_TT: Tensor | None = None) -> Tensor:
+        """Causal without a mask; with one, a token sees what the mask says."""
+        q_BGTH = self._heads(self.q_proj(x_BTD), self._config.num_heads)
+        k_BGTH = self._heads(self.k_proj(x_BTD), self._config.num_kv_heads)
+        v_BGTH = self._heads(self.v_proj(x_BTD), self._config.num_kv_heads)
+        if self._config.qk_norm:
+            q_BGTH, k_BGTH = self.q_norm(q_BGTH), self.k_norm(k_BGTH)
+        found_BGTH = functional.scaled_dot_product_attention(
+            turns(q_BGTH),
+            turns(k_BGTH),
+            v_BGTH,
+            attn_mask=mask_TT,
+            is_causal=mask_TT is None,
+            enable_gqa=True,
+        )
+        return self.o_proj(found_BGTH.transpose(1, 2).flatten(2))
+
+    def _heads(self, x_BTE: Tensor, num_heads: int) -> Tensor:
+        return x_BTE.view(*x_BTE.shape[:2], num_heads, self._config.head_dim).transpose(1, 2)
+
+
+class FFN(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, ffn, bias = config.hidden_size, config.ffn_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, ffn, bias=bias)
+        self.up_proj = nn.Linear(hidden, ffn, bias=bias)
+        self.down_proj = nn.Linear(ffn, hidden, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FFN(config)
+
+    def forward(self, x_BTD: Tensor, turns: Turns) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), turns)
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class Trunk(nn.Module):
+    """All but the output head."""
+
+    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.turns = Turns(config, num_positions)
+
+    def forward(self, ids_BT: Tensor, kept: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """(x_BTD, kept_BTKD): the last residual before its norm, and those after `kept` layers."""
+        x_BTD = self.embed_tokens(ids_BT)
+        found = {0: x_BTD}
+        for depth, layer in enumerate(self.layers, start=1):
+            x_BTD = layer(x_BTD, self.turns)
+            if depth in kept:
+                found[depth] = x_BTD
+        states = [found[depth] for depth in kept]
+        return x_BTD, torch.stack(states, dim=2) if states else x_BTD[:, :, None, :0]
+
+
+class Llama(nn.Module):
+    """A decoder of the family. Its state has the names and shapes of a checkpoint on the hub."""
+
+    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config, num_positions)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def head(self) -> Tensor:
+        """The output head's weight, of shape [V, D]."""
+        if self.config.tie_word_embeddings:
+            return self.model.embed_tokens.weight
+        return self.lm_head.weight
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """logits_BTV."""
+        return self.logits(self.model(ids_BT)[0])
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Logits of last residuals, of any number of leading dimensions."""
+        return functional.linear(self.model.norm(x_BTD), self.head)
+
+
+def fresh_llama(config: LlamaConfig, num_positions: int, generator: torch.Generator) -> Llama:
+    """A net as training begins: normal weights, those that end a residual branch smaller."""
+    net = Llama(config, num_positions)
+    initialise(net, generator, num_layers=config.num_layers)
+    return net
+
+
+def initialise(net: nn.Module, generator: torch.Generator, *, num_layers: int) -> None:
+    """Draw all matrices of `net` anew; norms stay 1, biases become 0."""
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif parameter.ndim > 1:
+                ends = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = _INITIAL_STD * ((2 * num_layers) ** -0.5 if ends else 1)
+                parameter.normal_(0.0, std, generator=generator)
+
+
+def read_llama(folder: Path, num_positions: int) -> Llama:
+    """The checkpoint in `folder` as a module, in float32 on the host. Raises CheckpointError."""
+    config = read_llama_config(folder)
+    with Weights(folder) as weights:
+        if config.tie_word_embeddings and HEAD in weights:
+            config = replace(config, tie_word_embeddings=False)
+        net = Llama(config, num_positions)
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                parameter.copy_(weights.take(name, *parameter.shape))
+        weights.check_all_taken()
+    return net
+
+
+def read_llama_config(folder: Path) -> LlamaConfig:
+    """Raises CheckpointError for a family that these modules do not have."""
+    config = read_native_config(folder)
+    if not isinstance(config, LlamaConfig) or config.fused_tensors:
+        raise CheckpointError(
+            f"{folder}: a {config.family} model cannot be trained here, nor teach.",
+            hint=f"choose one of: {', '.join(f for f in LLAMA_FAMILIES if f != 'phi3')}",
+        )
+    return config
+
+
+def config_json(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
+    """`config.json` of a plain Llama, with the sizes of `config`."""
+    stop = list(config.stop_ids)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_tokens,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": stop[0] if stop else None,
+        "eos_token_id": stop if len(stop) > 1 else (stop[0] if stop else None),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def as_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors of a state, on the host, as they are exported."""
+    return {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}

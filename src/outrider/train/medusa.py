@@ -1,0 +1,232 @@
+"""Medusa heads for a frozen target: the recipe of `outrider train medusa`.
+
+Head i sees the target's state of the token at p and is to say what the target says of the token at
+p + 2 + i, having read the text up to there. The heads do not see the tokens between, so what they
+learn is the mean of those laws over how texts go on. The loss of head i counts 0.8 ** i, since a
+later draft counts where earlier ones were right (Cai et al. 2024, arXiv 2401.10774, 2.2.1).
+
+The blocks begin as zero, so a head begins as the target's own output matrix, or a copy of it that
+is trained as well, or random numbers.
+
+The folder also says at which ranks the target's greedy text was found on the held-out prompts:
+calibrated trees are shaped by that.
+
+Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, H = heads,
+         P = places, R = ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outrider.core.spec import ModelSpec
+from outrider.drafters.medusa.config import MedusaConfig, config_values
+from outrider.drafters.trees import Chances, RankTally, Shape, best_shape
+from outrider.models.loading import DTYPES
+from outrider.train.exam import Exam
+from outrider.train.llama_module import as_dtype
+from outrider.train.loop import Batch, Export
+from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.session import Session
+from outrider.train.target import FrozenTarget
+
+HeadInit = Literal["tie", "copy", "random"]
+
+_DECAY = 0.8
+# Ids that are kept of a target's law, and ranks that are counted.
+_NUM_KEPT = 16
+_NUM_RANKS = 8
+# Drafts of the tree that figures are of; with the pending token they fill a tile of rows.
+_TREE_NODES = 15
+
+
+class ResBlock(nn.Module):
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + functional.silu(self.linear(x))
+
+
+class MedusaHeads(nn.ModuleList):
+    """Its state has the names and shapes of the published files. A head without a matrix of its
+    own ends in the target's."""
+
+    def __init__(self, config: MedusaConfig, last_VD: Tensor | None, hidden_size: int) -> None:
+        super().__init__()
+        for _ in range(config.num_heads):
+            parts: list[nn.Module] = [ResBlock(hidden_size) for _ in range(config.num_layers)]
+            if last_VD is not None:
+                last = nn.Linear(hidden_size, len(last_VD), bias=False)
+                with torch.no_grad():
+                    last.weight.copy_(last_VD)
+                parts.append(last)
+            self.append(nn.Sequential(*parts))
+        self._has_last = last_VD is not None
+
+    def logits(self, head: int, x: Tensor, shared_VD: Tensor) -> Tensor:
+        """Of head `head`, from normed states of any leading shape."""
+        out = cast("Tensor", self[head](x))
+        return out if self._has_last else functional.linear(out, shared_VD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaRecipe:
+    """A `Recipe`. `spec` is the target's."""
+
+    target: FrozenTarget
+    config: MedusaConfig
+    spec: ModelSpec
+    exam: Exam
+    init: HeadInit = "tie"
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def name(self) -> str:
+        return "medusa"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {
+            "target": str(self.target.folder),
+            "heads": self.config.num_heads,
+            "blocks": self.config.num_layers,
+            "init": self.init,
+        }
+
+    def build(self, generator: torch.Generator) -> MedusaHeads:
+        last_VD = None
+        if self.init == "copy":
+            last_VD = self.target.head.float().cpu()
+        elif self.init == "random":
+            shape = (self.spec.vocab_size, self.spec.hidden_size)
+            last_VD = torch.randn(shape, generator=generator) / self.spec.hidden_size**0.5
+        return MedusaHeads(self.config, last_VD, self.spec.hidden_size)
+
+    def loss(self, module: MedusaHeads, batch: Batch) -> Tensor:
+        ids_BT = batch.ids_BT
+        last_BTD = self.target.read(ids_BT).last_BTD
+        laws = top_laws(self.target.logits(last_BTD).flatten(0, 1), _NUM_KEPT)
+        ids_BTC = laws.ids_PC.view(*ids_BT.shape, -1)
+        logprobs_BTC = laws.logprobs_PC.view(*ids_BT.shape, -1)
+        normed_BTD = self._normed(last_BTD)
+        total = last_BTD.new_zeros((), dtype=torch.float32)
+        weights = [_DECAY**head for head in range(self.config.num_heads)]
+        for head, weight in enumerate(weights):
+            # The law after token p + 1 + i is that of the token behind it.
+            ahead = head + 1
+            wanted = TopLaws(
+                ids_BTC[:, ahead:].flatten(0, 1), logprobs_BTC[:, ahead:].flatten(0, 1)
+            )
+            x_PD = normed_BTD[:, :-ahead].flatten(0, 1)
+            logits_PV = module.logits(head, x_PD, self.target.head.float())
+            total = total + weight * distillation(logits_PV, wanted)
+        return total / sum(weights)
+
+    def measure(self, module: MedusaHeads) -> Mapping[str, float]:
+        """Of a chain, and of the best tree by the ranks that are seen here."""
+        shape = best_shape(self.chances(module), _TREE_NODES)
+
+        def in_chain(ids_T: Tensor, k: int) -> Tensor:
+            deepest = min(k, self.config.num_heads)
+            return _accepted(self._ranks(module, ids_T), _chain_paths(deepest))
+
+        def in_tree(ids_T: Tensor, k: int) -> Tensor:
+            del k
+            return _accepted(self._ranks(module, ids_T), _paths(shape))
+
+        return {
+            "tokens_per_round": self.exam.tokens_per_round(in_chain),
+            "tokens_per_round_of_trees": self.exam.tokens_per_round(in_tree),
+        }
+
+    def chances(self, module: MedusaHeads) -> Chances:
+        """At which ranks the target's greedy text stands, on the held-out prompts."""
+        tally = RankTally(self.config.num_heads, _NUM_RANKS)
+        for text in self.exam.texts:
+            ids_T = torch.tensor(text.ids, device=self.exam.device)
+            for ranks in self._ranks(module, ids_T)[text.num_prompt - 1 :]:
+                if ranks:
+                    tally.note(ranks)
+        return tally.chances()
+
+    def export(self, module: MedusaHeads) -> Export:
+        with torch.no_grad():
+            chances = self.chances(module)
+        counted = MedusaConfig(self.config.num_heads, self.config.num_layers, chances)
+        values = config_values(counted, self.spec)
+        values["dtype"] = str(self.dtype).removeprefix("torch.")
+        return Export(as_dtype(module.state_dict(), self.dtype), values)
+
+    def _ranks(self, module: MedusaHeads, ids_T: Tensor) -> list[list[int | None]]:
+        """For each pending place, the rank of every token behind it among its head's candidates,
+        to the end of the text; None is none of them."""
+        normed_TD = self._normed(self.target.read(ids_T[None]).last_BTD)[0]
+        by_head: list[list[int | None]] = []
+        for head in range(self.config.num_heads):
+            # Where token p is pending, the state is that of the token before it.
+            wanted_P = ids_T[2 + head :]
+            logits_PV = module.logits(head, normed_TD[: len(wanted_P)], self.target.head.float())
+            best_PR = logits_PV.topk(_NUM_RANKS).indices
+            by_head.append(_places(best_PR == wanted_P[:, None]))
+        behind = [
+            [ranks[place] for ranks in by_head if place < len(ranks)]
+            for place in range(len(ids_T) - 1)
+        ]
+        return [[], *behind]
+
+    def _normed(self, last_BTD: Tensor) -> Tensor:
+        norm_D, eps = self.target.norm.float(), self.target.config.rms_norm_eps
+        return functional.rms_norm(last_BTD.float(), norm_D.shape, norm_D, eps)
+
+
+def _places(hit_PR: Tensor) -> list[int | None]:
+    """Where each row is true, None if nowhere."""
+    places_P = torch.where(hit_PR.any(-1), hit_PR.int().argmax(-1), -1)
+    return [None if place < 0 else place for place in cast("list[int]", places_P.tolist())]
+
+
+def _chain_paths(depth: int) -> frozenset[tuple[int, ...]]:
+    return frozenset((0,) * length for length in range(1, depth + 1))
+
+
+def _paths(shape: Shape) -> frozenset[tuple[int, ...]]:
+    """The ranks along the path to every node."""
+    paths: list[tuple[int, ...]] = []
+    for parent, rank in zip(shape.parents, shape.ranks, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+    return frozenset(paths)
+
+
+def _accepted(ranks: Sequence[Sequence[int | None]], paths: frozenset[tuple[int, ...]]) -> Tensor:
+    """accepted_T: how far the text at each place runs through a tree of these `paths`."""
+    accepted: list[int] = []
+    for places in ranks:
+        length = 0
+        while length < len(places) and tuple(places[: length + 1]) in paths:
+            length += 1
+        accepted.append(length)
+    return torch.tensor(accepted)
+
+
+def medusa_recipe(
+    session: Session, *, num_heads: int, num_layers: int, init: HeadInit, dtype: str
+) -> MedusaRecipe:
+    spec = session.target.config.spec("", bytes_per_weight=4, bytes_per_kv=4)
+    return MedusaRecipe(
+        target=session.target,
+        config=MedusaConfig(num_heads, num_layers),
+        spec=spec,
+        exam=session.exam,
+        init=init,
+        dtype=DTYPES[dtype],
+    )

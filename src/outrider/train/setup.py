@@ -1,0 +1,142 @@
+"""From a user's wishes to recipes of whole models: a draft for a target, a model from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.core.errors import VocabularyError
+from outrider.core.host import host_rows
+from outrider.core.params import SamplingParams
+from outrider.models.json_object import JsonObject
+from outrider.models.loading import DTYPES, resolve
+from outrider.train.draft_model import DraftChoices, DraftRecipe
+from outrider.train.folder import fill, tokenizer_files
+from outrider.train.laws import LawCache
+from outrider.train.llama_module import read_llama_config
+from outrider.train.loop import Export
+from outrider.train.pretrain import PretrainRecipe
+from outrider.train.session import RunWish, Session, TextSession, open_text
+from outrider.train.shapes import draft_of, small_llama
+from outrider.train.tokens import tensor_of
+from outrider.train.writing import write_texts
+
+# Held-out windows that a figure of a language model is the mean of.
+_HELD_OUT_WINDOWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWish:
+    """`start` names a model to begin from; then sizes are its own. 0 leaves a size to the target.
+    `temperature` is that of the student's own text, which `on_policy` of the steps learn from."""
+
+    hidden_size: int = 0
+    num_layers: int = 0
+    start: str = ""
+    reverse: float = 0.0
+    on_policy: float = 0.0
+    temperature: float = 1.0
+    dtype: str = "bfloat16"
+
+
+def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
+    """Raises VocabularyError if `start` reads ids differently from the target."""
+    text, target = session.text, session.target
+    start = resolve(wish.start) if wish.start else None
+    config = draft_of(target.config, hidden_size=wish.hidden_size, num_layers=wish.num_layers)
+    if start is not None:
+        _check_vocabulary(text.tokenizer, start, target.config.vocab_size)
+        config = read_llama_config(start)
+    choices = DraftChoices(
+        reverse=wish.reverse,
+        on_policy=wish.on_policy,
+        start=start,
+        raw={} if start is None else JsonObject.read(start / "config.json").values,
+        dtype=DTYPES[wish.dtype],
+        copied=tokenizer_files(target.folder),
+    )
+    windows = text.windows()
+    cache = LawCache(
+        text.work,
+        windows.digest[:8],
+        num_windows=windows.num_windows,
+        window=windows.window,
+        num_kept=choices.num_kept,
+    )
+    return DraftRecipe(
+        target=target,
+        config=config,
+        choices=choices,
+        exam=session.exam,
+        cache=cache,
+        window=windows.window,
+        writer=own_writer(wish.temperature, text.wish.device) if wish.on_policy else None,
+    )
+
+
+def own_writer(temperature: float, device: str) -> Callable[[Export, Tensor, int, int], Tensor]:
+    """A `Writer`: the student, as it is, goes on from given ids through the engine."""
+
+    def write(export: Export, given_BT: Tensor, num_written: int, step: int) -> Tensor:
+        rows = host_rows(given_BT)
+        params = SamplingParams(
+            max_tokens=num_written,
+            temperature=temperature,
+            ignore_eos=True,
+            seed=step * len(rows),
+        )
+        with TemporaryDirectory() as folder:
+            fill(Path(folder), export, "", {})
+            texts = write_texts(folder, rows, params, device=device)
+        return torch.tensor(texts, device=given_BT.device)
+
+    return write
+
+
+def open_pretrain(
+    wish: RunWish, tokenizer: str, *, hidden_size: int, num_layers: int, dtype: str
+) -> tuple[TextSession, PretrainRecipe]:
+    """A model from scratch, with the vocabulary in `tokenizer`: a model, or a folder with a
+    tokenizer.json. Its window is eight times the one it learns in, as positions go on."""
+    folder = resolve(tokenizer)
+    loaded = Tokenizer.load(folder)
+    config = small_llama(
+        vocab_size=loaded.vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        max_tokens=8 * wish.window,
+        stop_ids=loaded.stop_ids,
+    )
+    text = open_text(wish, folder, config.vocab_size)
+    return text, PretrainRecipe(
+        config=config,
+        held_out_BT=_held_out(text, wish.window).to(text.device),
+        window=wish.window,
+        dtype=DTYPES[dtype],
+        copied=tokenizer_files(folder),
+    )
+
+
+def _held_out(text: TextSession, window: int) -> Tensor:
+    ids = text.tokens.held_out
+    num_windows = min(_HELD_OUT_WINDOWS, len(ids) // window)
+    part = ids[: num_windows * window]
+    return tensor_of(part, np.dtype(np.int64)).view(num_windows, window)
+
+
+def _check_vocabulary(tokenizer: Tokenizer, start: Path, num_ids: int) -> None:
+    other, config = Tokenizer.load(start), read_llama_config(start)
+    differences = first_differences(tokenizer, other)
+    if differences or config.vocab_size != num_ids:
+        first = differences[0].token_id if differences else min(config.vocab_size, num_ids)
+        raise VocabularyError(
+            f"{start} and the target read ids differently, first id {first}.",
+            hint="begin from a draft of the target's own family, or leave --start out",
+        )

@@ -1,0 +1,69 @@
+"""Python source that is on this machine anyway: the standard library, and installed packages whose
+own metadata say that their licence is permissive. No test files: they repeat themselves.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+# The word that means all of this where texts are named.
+PYTHON = "python"
+_PSF = "PSF-2.0 (CPython standard library)"
+_PERMISSIVE = ("MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC")
+_SKIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "dist-packages"}
+# Generated tables rather than source.
+_MAX_BYTES = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    path: Path
+    licence: str
+
+
+def python_sources() -> list[Source]:
+    """All of it, sorted by path."""
+    found = {source.path: source for source in (*_standard_library(), *_packages())}
+    return [found[path] for path in sorted(found)]
+
+
+def _standard_library() -> Iterator[Source]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in root.rglob("*.py"):
+        if _wanted(path, path.relative_to(root)):
+            yield Source(path, _PSF)
+
+
+def _packages() -> Iterator[Source]:
+    for package in distributions():
+        licence = permissive_licence(package)
+        if licence is None:
+            continue
+        for file in package.files or ():
+            path = Path(str(file.locate()))
+            if file.suffix == ".py" and _wanted(path, Path(str(file))):
+                yield Source(path, f"{licence} ({package.name})")
+
+
+def permissive_licence(package: Distribution) -> str | None:
+    """The licence that a package's metadata state, if it is one of the permissive ones."""
+    fields: list[str] = []
+    for key in ("License-Expression", "License"):
+        fields += package.metadata.get_all(key) or []
+    classifiers: list[str] = package.metadata.get_all("Classifier") or []
+    fields += [line.split("::")[-1].strip() for line in classifiers if "License ::" in line]
+    # A whole licence text says too many words to tell by one of them.
+    short = [text for text in fields if 0 < len(text) < 100]
+    if any("GPL" in text for text in short):
+        return None
+    return next((text for text in short if any(word in text for word in _PERMISSIVE)), None)
+
+
+def _wanted(path: Path, inside: Path) -> bool:
+    if _SKIPPED & set(inside.parts):
+        return False
+    return path.is_file() and path.stat().st_size <= _MAX_BYTES

@@ -1,0 +1,134 @@
+"""Hidden states and blocks in float64 for tests that enumerate laws or follow a memory.
+
+Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers (1 here),
+         D = width, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from doubles.tiny_attention import WIDTH
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.drafters.heads import NetOutput
+
+LAYER = 1
+_RATES_D = torch.tensor([1.0, 0.37, 1.9, 0.11], dtype=torch.float64)
+
+
+def state_after(text: Sequence[int]) -> Tensor:
+    """state_D: what a made-up target thinks after `text`; the last tokens count most."""
+    state_D = torch.zeros(WIDTH, dtype=torch.float64)
+    for place, token in enumerate(text):
+        state_D = 0.6 * state_D + torch.sin((token + 1) * _RATES_D + 0.1 * place)
+    return state_D
+
+
+def states_of(text: Sequence[int], start: int, stop: int) -> Tensor:
+    """hidden_PKD of tokens `start` to `stop` of `text`."""
+    rows = [state_after(text[: place + 1]) for place in range(start, stop)]
+    empty = torch.zeros(0, WIDTH, dtype=torch.float64)
+    return (torch.stack(rows) if rows else empty)[:, None]
+
+
+class HiddenOver:
+    """HiddenStore over another store: it remembers the tokens and makes their states up."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._kept: dict[int, list[int]] = {}
+        self._staged: dict[int, list[int]] = {}
+
+    def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
+        assert stop <= len(self._kept[seq_id])
+        return states_of(self._kept[seq_id], start, stop)
+
+    def note(self, rows: Sequence[StepRow]) -> None:
+        for row in rows:
+            self._staged[row.seq_id] += row.tokens
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        shared = self._store.open(seq_id, tokens)
+        self._kept[seq_id], self._staged[seq_id] = list(tokens[:shared]), []
+        return shared
+
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        self._store.fork(source, new, length)
+        self._kept[new], self._staged[new] = self._kept[source][:length], []
+
+    def length(self, seq_id: int) -> int:
+        return self._store.length(seq_id)
+
+    def num_staged(self, seq_id: int) -> int:
+        return self._store.num_staged(seq_id)
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        self._store.reserve(counts)
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        for seq_id, path in paths.items():
+            self._kept[seq_id] += [self._staged[seq_id][node] for node in path]
+            self._staged[seq_id] = []
+        return self._store.commit(paths)
+
+    def close(self, seq_id: int) -> None:
+        self._store.close(seq_id)
+        del self._kept[seq_id], self._staged[seq_id]
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self._store.num_free_tokens
+
+
+class WithHidden:
+    """A target that keeps made-up hidden states beside its memory."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model, self.state = model, HiddenOver(model.state)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._model.spec
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        assert needs.hidden_layers in ((), (LAYER,))
+        out = self._model.step(rows, DraftNeeds())
+        self.state.note(rows)
+        return out
+
+
+class ToyNet:
+    """HeadNet whose block is a toy hybrid, told of the state of the token before."""
+
+    hidden_layers = (LAYER,)
+
+    def __init__(self, *, vocab_size: int, seed: int = 7, num_slots: int = 2048) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        self._block = ToyHybrid(vocab_size=vocab_size, seed=seed, num_slots=num_slots)
+        self._out_DV = torch.randn(WIDTH, vocab_size, generator=rng, dtype=torch.float64)
+        self._back_VD = torch.randn(vocab_size, WIDTH, generator=rng, dtype=torch.float64)
+
+    @property
+    def state(self) -> StateStore:
+        return self._block.state
+
+    def fuse(self, hidden_PKD: Tensor) -> Tensor:
+        return torch.tanh(hidden_PKD[:, 0])
+
+    def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        all_rows = [replace(row, logits_from=0) for row in rows]
+        logits_NV = self._block.step(all_rows, DraftNeeds()).logits_MV
+        assert hidden_ND.shape == (len(logits_NV), WIDTH)
+        logits_NV = logits_NV + hidden_ND @ self._out_DV
+        places: list[int] = []
+        start = 0
+        for row in rows:
+            places += range(start + row.logits_from, start + len(row.tokens))
+            start += len(row.tokens)
+        return NetOutput(logits_NV[places], torch.tanh(logits_NV @ self._back_VD))

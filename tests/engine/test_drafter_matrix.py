@@ -1,0 +1,107 @@
+"""Whatever drafts, greedy text is that of plain decoding: chains and trees, dense and hybrid.
+
+Here a few rows meet every pair of two settings; `benchmarks/drafters_parity.py` runs them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doubles.grounds import dense_ground, hybrid_ground
+from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground, meant
+from outrider.bench.drafters.table import available, known
+from outrider.bench.pairwise import Row, all_pairs
+
+pytestmark = pytest.mark.weights
+
+TEXT = """def add(a, b):
+    return a + b
+
+
+for i in range(10):
+    print(add(i, 2 * i))
+"""
+# Short and long, and some with a common beginning.
+PROMPTS = [TEXT, TEXT * 2, "The", TEXT + "x", "1 + 1 =", TEXT[:9]]
+NUM_TOKENS = 9
+NUM_PARTS = 8
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DrafterMatrix]:
+    folder = tmp_path_factory.mktemp("grounds")
+    grounds = (dense_ground(folder / "dense-heads"), hybrid_ground(folder))
+    return {ground.name: DrafterMatrix(ground, PROMPTS, NUM_TOKENS) for ground in grounds}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_text_is_that_of_plain_decoding(
+    matrices: dict[str, DrafterMatrix], name: str, part: int
+) -> None:
+    matrix = matrices[name]
+    for cell in matrix.run(matrix.ground.pair_rows()[part::NUM_PARTS]):
+        assert cell.first_difference is None, cell.row
+        assert cell.num_equal == cell.num_tokens == NUM_TOKENS * len(PROMPTS), cell.row
+
+
+def cell_of(matrix: DrafterMatrix, **settings: object) -> DrafterCell:
+    """Of a row with some settings changed."""
+    row = {name: values[0] for name, values in matrix.ground.factors().items()}
+    row |= {"k": "4", "batch_size": "3", "prefill_chunk": "16"}
+    (cell,) = matrix.run([row | {name: str(value) for name, value in settings.items()}])
+    assert cell.holds
+    return cell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_trees_branch_and_parts_of_drafts_are_kept(
+    matrices: dict[str, DrafterMatrix], name: str
+) -> None:
+    tree = cell_of(matrices[name], drafter="model", shape="tree")
+    assert tree.branched
+    chain = cell_of(matrices[name], drafter="model")
+    assert not chain.branched
+    assert 0 < chain.num_accepted < chain.num_drafted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollback", ["ring", "replay"])
+def test_tight_memory_pre_empts_hybrids_too(
+    matrices: dict[str, DrafterMatrix], rollback: str
+) -> None:
+    cell = cell_of(
+        matrices["hybrid"], drafter="model", rollback=rollback, memory="tight", batch_size=8
+    )
+    assert cell.num_preempted > 0
+
+
+@pytest.fixture(scope="module")
+def ground() -> Ground:
+    return Ground(name="any", target="t", drafts=dict.fromkeys(available()), recurrent=True)
+
+
+def test_rows_meet_every_pair_that_means_anything(ground: Ground) -> None:
+    rows = ground.pair_rows()
+    assert len(rows) < 80
+    met = {pair for row in rows for pair in pairs_of(row)}
+    factors = {name: values for name, values in ground.factors().items() if name != "shape"}
+    assert set(all_pairs(factors)) <= met
+    for name in available():
+        assert known(name).branches == any(
+            (("drafter", name), ("shape", "tree")) == pair for pair in met
+        )
+
+
+def test_the_full_product_has_each_configuration_once(ground: Ground) -> None:
+    rows = ground.all_rows()
+    assert len(rows) == len({tuple(row.items()) for row in rows}) > 1000
+    assert all(row == meant(row) for row in rows)
+
+
+def pairs_of(row: Row) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    return all_pairs({name: (value,) for name, value in row.items()})

@@ -1,0 +1,165 @@
+"""EAGLE heads end to end: nothing changes but the number of passes, and faults are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.eagle_heads import EagleFolder, save_tensors
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.workloads import load_prompts
+from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
+from outrider.models.loading import resolve
+
+# For the embedded target.
+EAGLE3 = EagleFolder(
+    256, 8192, ids=tuple(range(3000)), head_dim=64, ffn_size=128, scale=0.02, dtype=torch.float16
+)
+EAGLE1 = replace(EAGLE3, fused=False, ids=None)
+KINDS = {"3": EAGLE3, "1": EAGLE1}
+PROMPTS = load_prompts("humaneval")[3:6]
+GREEDY = SamplingParams(max_tokens=24)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95, seed=5)
+TREE = EngineConfig(k=3, tree_nodes=9)
+CHAIN = EngineConfig(k=4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    root = tmp_path_factory.mktemp("heads")
+    return {kind: heads.write(root / kind) for kind, heads in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    return texts(LLM(config=EngineConfig(drafter="none", batch_size=1)), GREEDY)
+
+
+def texts(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:
+    return [tuple(result.token_ids) for result in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_tokens_equal_plain_decoding(
+    kind: str,
+    config: EngineConfig,
+    batch_size: int,
+    folders: Mapping[str, Path],
+    plain: list[tuple[int, ...]],
+) -> None:
+    """Random heads are almost never right, which is the harder case for memory."""
+    llm = LLM(draft=folders[kind], config=replace(config, batch_size=batch_size))
+    assert llm.drafter == "eagle"
+    assert texts(llm, GREEDY) == plain
+    assert llm.last_result.stats.num_drafted > 0
+    assert llm.notes == ()
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefill_chunk": 7},
+        {"fused_round": False},
+        {"batched_verify": False},
+        {"schedule": "pdv"},
+        {"arena_tokens": 256, "page_size": 16, "reserve": 0.0},
+        {"controller": "band", "k": 3},
+    ],
+    ids="-".join,
+)
+def test_under_other_settings_too(
+    changes: Mapping[str, object], folders: Mapping[str, Path], plain: list[tuple[int, ...]]
+) -> None:
+    config = replace(TREE, batch_size=3, **changes)  # pyright: ignore[reportArgumentType]
+    assert texts(LLM(draft=folders["3"], config=config), GREEDY) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("sampler", ["match", "coupled"])
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_text_that_the_seed_determines(
+    sampler: str, config: EngineConfig, folders: Mapping[str, Path]
+) -> None:
+    config = replace(config, sampler=sampler, batch_size=3)
+    alone = LLM(config=replace(config, drafter="none"))
+    assert texts(LLM(draft=folders["3"], config=config), SAMPLED) == texts(alone, SAMPLED)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_seeded_text_does_not_depend_on_its_batch(
+    config: EngineConfig, folders: Mapping[str, Path]
+) -> None:
+    one, three = (
+        LLM(draft=folders["1"], config=replace(config, batch_size=size)) for size in (1, 3)
+    )
+    assert texts(one, SAMPLED) == texts(three, SAMPLED)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_lite_drafts_without_weights(batch_size: int, plain: list[tuple[int, ...]]) -> None:
+    llm = LLM(config=EngineConfig(drafter="eagle-lite", batch_size=batch_size))
+    assert texts(llm, GREEDY) == plain
+    stats = llm.last_result.stats
+    assert 0 < stats.num_drafted <= 2 * stats.num_rounds
+    seeded = LLM(config=EngineConfig(drafter="eagle-lite", sampler="match", batch_size=batch_size))
+    alone = LLM(config=EngineConfig(drafter="none", sampler="match", batch_size=1))
+    assert texts(seeded, SAMPLED) == texts(alone, SAMPLED)
+
+
+@pytest.mark.weights
+def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
+    wrong = {
+        "hidden": (replace(EAGLE3, hidden_size=128), CheckpointError, "hidden_size 128"),
+        "vocabulary": (replace(EAGLE3, vocab_size=9000), VocabularyError, "know 9000 ids"),
+        "layer": (replace(EAGLE3, layers=(1, 4, 9)), CheckpointError, "the target has layers 0"),
+    }
+    for name, (heads, kind, message) in wrong.items():
+        with pytest.raises(kind, match=message) as caught:
+            LLM(draft=heads.write(tmp_path / name))
+        assert caught.value.hint
+
+
+@pytest.mark.weights
+def test_heads_with_a_nan_are_refused(tmp_path: Path) -> None:
+    tensors = EAGLE3.tensors()
+    tensors["lm_head.weight"][5, 5] = torch.nan
+    folder = EAGLE3.write(tmp_path)
+    save_tensors(folder, tensors)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight holds numbers that are none"):
+        LLM(draft=folder)
+
+
+def test_a_drafter_and_a_folder_that_disagree_are_refused(folders: Mapping[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="needs a draft model, and --draft names eagle"):
+        LLM(draft=folders["3"], config=EngineConfig(drafter="model"))
+    draft = resolve("outrider/embedded-draft")
+    with pytest.raises(ConfigError, match="needs eagle heads, and --draft names a draft model"):
+        LLM(draft=draft, config=EngineConfig(drafter="eagle"))
+    with pytest.raises(ConfigError, match="needs eagle heads, and none was given"):
+        LLM(resolve("outrider/embedded"), config=EngineConfig(drafter="eagle"))
+    with pytest.raises(ConfigError, match="tensor_parallel=2: draft heads share"):
+        LLM(draft=folders["3"], config=EngineConfig(tensor_parallel=2))
+
+
+def test_pickled_heads_are_refused_with_a_way_to_convert(tmp_path: Path) -> None:
+    EAGLE3.write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format") as e:
+        LLM(draft=tmp_path)
+    assert "weights_only=True" in (e.value.hint or "")

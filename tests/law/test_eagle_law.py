@@ -1,0 +1,63 @@
+"""The law of whole generations that were drafted from hidden states, chains and trees."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from checks.engine_law import FILTERS, PROMPT, VOCAB, engine_law, target_law
+from checks.law import assert_same_law
+from doubles.rig import Rig, first_maximum
+from doubles.toy_heads import ToyNet, WithHidden
+from doubles.toy_hybrid import ToyHybrid
+from outrider.control.fixed import FixedController
+from outrider.core.budget import Budget
+from outrider.core.noise import race_node
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule
+from outrider.core.sampling import PLAIN
+from outrider.drafters.eagle.drafter import eagle_drafter, planted
+from outrider.drafters.growing import Growth
+from outrider.drafters.hidden_chain import ChainLimits
+from outrider.drafters.trees import pick_in_tree, race_in_tree
+from outrider.verify.block import BlockRule
+from outrider.verify.coupled import CoupledRule
+from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
+
+LIMITS = ChainLimits(chunk=2, reach=3, window=1000, first=1)
+
+
+def check_law(rule: AcceptanceRule, params: SamplingParams, *, num_nodes: int) -> None:
+    races = isinstance(rule, CoupledRule)
+    growth = Growth(first_maximum, "the heads")
+    if races:
+        growth = Growth(first_maximum, "the heads", race_node)
+    draw = race_in_tree if races else pick_in_tree
+    plant = partial(planted, whose="the heads", draw=draw, sampling=PLAIN) if num_nodes else None
+    net = ToyNet(vocab_size=VOCAB, num_slots=256)
+    rig = Rig(
+        WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0)),
+        eagle_drafter(net, growth, LIMITS, plant),
+        rule,
+        chunk=3,
+        controller=FixedController(Budget(2, num_nodes=num_nodes)),
+    )
+    wanted = target_law(ToyHybrid, PROMPT, params)
+    assert_same_law(engine_law(rig, PROMPT, params), wanted)
+    assert max(trace.num_drafted for trace in rig.traces) > 0
+
+
+@pytest.mark.parametrize("num_nodes", [0, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
+def test_a_generation_follows_the_target(params: SamplingParams, num_nodes: int) -> None:
+    check_law(BlockRule(), params, num_nodes=num_nodes)
+
+
+@pytest.mark.parametrize("num_nodes", [0, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "rule", [TokenRule(), MatchRule(), CoupledRule()], ids=lambda rule: rule.name
+)
+def test_under_every_rule(rule: AcceptanceRule, num_nodes: int) -> None:
+    check_law(rule, FILTERS[1], num_nodes=num_nodes)

@@ -1,0 +1,43 @@
+"""Blocks that read hidden states keep the target's law: whole generations, enumerated."""
+
+from __future__ import annotations
+
+import pytest
+
+from checks.engine_law import PROMPT, VOCAB, engine_law, target_law
+from checks.law import assert_same_law
+from doubles.rig import Rig, first_maximum
+from doubles.toy_heads import ToyNet, WithHidden
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.noise import pick_node, race_node
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule
+from outrider.drafters.growing import Growth
+from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.verify.block import BlockRule
+from outrider.verify.coupled import CoupledRule
+from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
+
+# A first round reads the prompt; the second one drafts two tokens.
+FOUR = SamplingParams(temperature=1.3, top_k=2, max_tokens=4)
+RULES: dict[str, AcceptanceRule] = {
+    "block": BlockRule(),
+    "token": TokenRule(),
+    "match": MatchRule(),
+    "coupled": CoupledRule(),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_generation_follows_the_target(rule: str, depth: int) -> None:
+    blocks = [ToyNet(vocab_size=VOCAB, seed=7 + index) for index in range(depth)]
+    draw = race_node if rule == "coupled" else pick_node
+    growth = Growth(first_maximum, "the blocks", draw)
+    limits = ChainLimits(chunk=2, reach=3, window=100)
+    target = WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0))
+    rig = Rig(target, HiddenChainDrafter("mtp", blocks, growth, limits), RULES[rule], k=2, chunk=3)
+    found = engine_law(rig, PROMPT, FOUR)
+    assert max(trace.num_drafted for trace in rig.traces) == 2
+    assert_same_law(found, target_law(ToyHybrid, PROMPT, FOUR))

@@ -1,0 +1,111 @@
+"""Drafters of trees keep the target's law: whole generations, enumerated, and greedy texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from checks.engine import PROMPT, check_greedy
+from checks.engine_law import FILTERS, LENGTH, VOCAB, check_engine_law, engine_law
+from doubles.rig import Rig, first_maximum
+from doubles.toy_heads import WithHidden
+from doubles.toy_hybrid import ToyHybrid
+from doubles.toy_places import ToyBlock, ToyHeads
+from outrider.control.fixed import FixedController
+from outrider.core.budget import Budget
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import AcceptanceRule, Drafter
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.medusa.drafter import MedusaDrafter
+from outrider.drafters.model_tree import ModelTreeDrafter
+from outrider.drafters.places import Places
+from outrider.drafters.trees import race_in_tree
+from outrider.verify.block import BlockRule
+from outrider.verify.coupled import CoupledRule
+from outrider.verify.match import MatchRule
+from outrider.verify.token import TokenRule
+
+
+def medusa(vocab_size: int = VOCAB) -> Drafter:
+    heads = ToyHeads(num_heads=2, vocab_size=vocab_size)
+    return MedusaDrafter(heads, Places(first_maximum, "the heads"))
+
+
+def block(vocab_size: int = VOCAB) -> Drafter:
+    net = ToyBlock(num_places=2, vocab_size=vocab_size)
+    return BlockDrafter(net, Places(first_maximum, "the net"), least=0.2)
+
+
+def model(vocab_size: int = VOCAB) -> Drafter:
+    draft = ToyHybrid(vocab_size=vocab_size, seed=7, num_slots=2048)
+    return ModelTreeDrafter(draft, chunk=2)
+
+
+def racing() -> Drafter:
+    """For the coupled rule alone."""
+    heads = ToyHeads(num_heads=2, vocab_size=VOCAB)
+    return MedusaDrafter(heads, Places(first_maximum, "the heads", draw=race_in_tree))
+
+
+DRAFTERS: dict[str, Callable[..., Drafter]] = {"medusa": medusa, "block": block, "model": model}
+every_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
+
+
+def rig(drafter: Drafter, budget: Budget, rule: AcceptanceRule | None = None) -> Rig:
+    target = WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0))
+    controller = FixedController(budget)
+    return Rig(target, drafter, rule or BlockRule(), k=budget.depth, controller=controller, chunk=3)
+
+
+@pytest.mark.parametrize("make", [medusa, block])
+@pytest.mark.parametrize("params", FILTERS[:3], ids=["temperature", "top-k", "top-p"])
+def test_chains(make: Callable[..., Drafter], params: SamplingParams) -> None:
+    check_engine_law(rig(make(), Budget(2)), ToyHybrid, params)
+
+
+@every_drafter
+@pytest.mark.parametrize("rule", [BlockRule(), MatchRule()], ids=lambda rule: rule.name)
+def test_trees(make: Callable[..., Drafter], rule: AcceptanceRule) -> None:
+    check_engine_law(rig(make(), Budget(2, num_nodes=3), rule), ToyHybrid, FILTERS[1])
+
+
+@pytest.mark.slow
+@every_drafter
+@pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
+def test_trees_under_other_filters(make: Callable[..., Drafter], params: SamplingParams) -> None:
+    check_engine_law(rig(make(), Budget(2, num_nodes=3), TokenRule()), ToyHybrid, params)
+
+
+def test_races_in_trees() -> None:
+    check_engine_law(rig(racing(), Budget(2, num_nodes=3), CoupledRule()), ToyHybrid, FILTERS[1])
+
+
+def test_the_walk_is_not_empty() -> None:
+    """Drafts are accepted and refused in it, at both depths."""
+    params = SamplingParams(temperature=2.0, max_tokens=LENGTH)
+    run = rig(medusa(), Budget(2, num_nodes=3))
+    found = engine_law(run, (0, 1), params)
+    assert sum(found.values()) == pytest.approx(1)
+    assert len(found) == VOCAB**LENGTH
+
+
+@every_drafter
+@pytest.mark.parametrize("num_nodes", [0, 6, 20])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_texts_are_plain_decoding_s(
+    make: Callable[..., Drafter], num_nodes: int, batch_size: int
+) -> None:
+    budget = Budget(3, num_nodes=num_nodes)
+    run = Rig(
+        WithHidden(ToyHybrid(vocab_size=5)),
+        make(5),
+        controller=FixedController(budget),
+        k=3,
+        chunk=3,
+        batch_size=batch_size,
+        spare=24,
+    )
+    check_greedy(run, ToyHybrid, [PROMPT, (4,), (0, 0, 0, 0)], 11)
+    if num_nodes:
+        assert any(trace.num_accepted for trace in run.traces)

@@ -1,0 +1,101 @@
+"""Bugs in drafters that look up, in how they are scored, and in the watchdog."""
+
+from __future__ import annotations
+
+from checks.lookups import (
+    check_automaton,
+    check_counts,
+    check_recycling,
+    check_shadow,
+    check_suffix,
+    check_watchdog,
+)
+from mutants.planting import Mutant
+
+AUTOMATON = "outrider.drafters.suffix.automaton"
+CURSOR = "outrider.drafters.suffix.cursor"
+SUFFIX = "outrider.drafters.suffix.drafter"
+MEMORY = "outrider.drafters.suffix.memory"
+RECYCLING = "outrider.drafters.recycling"
+SHADOW = "outrider.drafters.portfolio.shadow"
+WATCHDOG = "outrider.control.watchdog"
+
+MUTANTS = (
+    Mutant(
+        "runs are not split",
+        AUTOMATON,
+        "if self._length[target] == length:",
+        "if self._length[target] >= length:",
+        check_automaton,
+    ),
+    Mutant(
+        "a split forgets what followed",
+        AUTOMATON,
+        "self._copy_edges(target, split)",
+        "self._copy_edges(state, split)",
+        check_automaton,
+    ),
+    Mutant(
+        "only one edge leads to a split",
+        AUTOMATON,
+        "found = None if state == NONE else self._edges.get(state << _SHIFT | token)",
+        "found = None",
+        check_automaton,
+    ),
+    Mutant(
+        "the end of a text is its own context",
+        CURSOR,
+        "while state != ROOT and not automaton.total(state):",
+        "while False:",
+        check_automaton,
+    ),
+    Mutant(
+        "a token foreseen is not counted",
+        CURSOR,
+        "while state != ROOT and automaton.step(state, token) is None:",
+        "while state != ROOT:",
+        check_counts,
+    ),
+    Mutant(
+        "children worth more than their parent",
+        SUFFIX,
+        "probability = -here.lost * share",
+        "probability = share",
+        check_suffix,
+    ),
+    Mutant(
+        "requests do not share what they wrote",
+        MEMORY,
+        "self._growing = Writer(memory.growing)\n        self._others",
+        "self._growing = Writer(SuffixAutomaton())\n        self._others",
+        check_suffix,
+    ),
+    Mutant(
+        "ranks are kept by the token that they name",
+        RECYCLING,
+        "verified = (tokens[-1 - len(last.tokens)], *last.draft.tokens)",
+        "verified = (tokens[-1], *last.draft.tokens)",
+        check_recycling,
+    ),
+    Mutant(
+        "what the text did not reach counts as refused",
+        SHADOW,
+        "self._acceptance.observe(row.seq_id, len(written), kept)",
+        "self._acceptance.observe(row.seq_id, len(drafted), kept)",
+        check_shadow,
+    ),
+    Mutant(
+        "a watchdog that never bites",
+        WATCHDOG,
+        "counts.highest >= counts.needed",
+        "counts.highest >= 0",
+        check_watchdog,
+    ),
+    Mutant(
+        "a watchdog that bites everybody",
+        WATCHDOG,
+        "counts.highest >= counts.needed",
+        "False",
+        check_watchdog,
+    ),
+)

@@ -1,0 +1,97 @@
+"""A hybrid checkpoint in a user's hands: every drafter and schedule, and the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doubles.tiny_hybrids import hybrid_config, write_hybrid
+from outrider.api.llm import LLM
+from outrider.cli.main import run
+from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams
+from outrider.models.loading import resolve
+
+pytestmark = pytest.mark.slow
+PROMPTS = ["def add(a, b):\n", "The river", "2 + 2 = 2 + 2 = 2 + 2", "def add(a, b):\n    return"]
+CPU = EngineConfig(device="cpu", batch_size=3, k=3, context=96, sampler="coupled")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A dense hybrid and a mixture beside the embedded tokenizer."""
+    written: dict[str, str] = {}
+    for name in ("qwen3_5", "qwen3_next"):
+        config = hybrid_config(name, vocab_size=8192)
+        folder = write_hybrid(tmp_path_factory.mktemp(name), config, seed=5)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(resolve("outrider/embedded") / file, folder)
+        written[name] = str(folder)
+    return written
+
+
+def texts(model: str, draft: str | None, config: EngineConfig) -> list[tuple[int, ...]]:
+    params = [
+        SamplingParams(max_tokens=20),
+        SamplingParams(max_tokens=12, repetition_penalty=1.4, presence_penalty=0.3),
+        SamplingParams(max_tokens=20, temperature=0.7, seed=4),
+        SamplingParams(max_tokens=8, logprobs=True),
+    ]
+    llm = LLM(model, draft=draft, config=config)
+    results = [*llm.generate(PROMPTS, params), *llm.generate(PROMPTS[:1], params[2])]
+    return [tuple(result.token_ids) for result in results]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("rollback", ["ring", "replay"])
+def test_any_drafter_leaves_the_text_as_it_is(
+    folders: dict[str, str], name: str, rollback: str
+) -> None:
+    config = replace(CPU, state_rollback=rollback)
+    plain = texts(folders[name], None, replace(config, drafter="none"))
+    assert plain[4] != ()
+    assert texts(folders[name], None, replace(config, drafter="ngram")) == plain
+    other = folders["qwen3_next" if name == "qwen3_5" else "qwen3_5"]
+    assert texts(folders[name], other, config) == plain
+    # Itself as its draft: all is accepted, and it is the same text still.
+    assert texts(folders[name], folders[name], config) == plain
+
+
+@pytest.mark.parametrize("schedule", ["pd", "pdv", "ssd"])
+def test_any_schedule_leaves_the_text_as_it_is(folders: dict[str, str], schedule: str) -> None:
+    plain = texts(folders["qwen3_5"], None, replace(CPU, drafter="none"))
+    config = replace(CPU, schedule=schedule, prefill_chunk=5, fan_out=4)
+    assert texts(folders["qwen3_5"], folders["qwen3_next"], config) == plain
+
+
+def test_checkpoints_off_and_a_short_history(folders: dict[str, str]) -> None:
+    plain = texts(folders["qwen3_5"], None, replace(CPU, drafter="none"))
+    config = replace(CPU, drafter="ngram", state_checkpoints=0, state_history=1)
+    assert texts(folders["qwen3_5"], None, config) == plain
+    llm = LLM(folders["qwen3_5"], config=config)
+    assert any("drafts are cut from 3 tokens a round to 1" in note for note in llm.notes)
+
+
+def test_the_command_line(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    printed: list[str] = []
+    for drafter in ("none", "ngram"):
+        arguments = ["--target", folders["qwen3_5"], "--drafter", drafter, "--max-tokens", "24"]
+        assert run(["generate", *arguments, "--context", "96", "--json", "2 + 2 = 2 + 2 ="]) == 0
+        printed.append(json.loads(capsys.readouterr().out)["text"])
+    assert printed[0] == printed[1] != ""
+
+
+def test_a_folder_without_the_weights_of_a_layer_is_refused(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    for file in Path(folders["qwen3_5"]).iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["linear_num_value_heads"] = 6
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Exception, match="has shape"):
+        LLM(str(tmp_path), config=CPU)

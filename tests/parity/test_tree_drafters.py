@@ -1,0 +1,105 @@
+"""Drafters of heads and trees on the embedded target: plain decoding's text, whatever they guess.
+
+The heads are random but for what an identity does, so most of their drafts are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from doubles.head_files import block_tensors, medusa_tensors, write_block, write_medusa
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.workloads import load_prompts
+from outrider.core.errors import ConfigError
+from outrider.core.spec import ModelSpec
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.medusa.config import MedusaConfig
+from outrider.models.hf_config import read_native_config
+from outrider.models.loading import resolve
+
+PROMPTS = [*load_prompts("humaneval")[:2], "x = 1"]
+GREEDY = SamplingParams(max_tokens=24)
+PLAIN = EngineConfig(drafter="none")
+BLOCK = BlockConfig(
+    num_places=4, num_context=3, num_layers=1, num_heads=4, ffn_size=64, hidden_layers=(4, 8)
+)
+
+pytestmark = pytest.mark.weights
+
+
+def texts(config: EngineConfig, draft: str | None = None) -> list[Sequence[int]]:
+    with closing(LLM(draft=draft, config=config)) as llm:
+        return [result.token_ids for result in llm.generate(PROMPTS, GREEDY)]
+
+
+@cache
+def plain() -> list[Sequence[int]]:
+    return texts(PLAIN)
+
+
+def spec() -> ModelSpec:
+    config = read_native_config(resolve("outrider/embedded"))
+    return config.spec("", bytes_per_weight=2, bytes_per_kv=2)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("heads")
+    heads = MedusaConfig(num_heads=3)
+    return {
+        "medusa": write_medusa(
+            root / "medusa", heads, spec(), medusa_tensors(heads, spec(), own=(1,))
+        ),
+        "block": write_block(root / "block", BLOCK, spec(), block_tensors(BLOCK, spec())),
+    }
+
+
+@pytest.mark.parametrize("tree_nodes", [0, 12])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", ["medusa", "block"])
+def test_random_heads(
+    folders: dict[str, Path], kind: str, batch_size: int, tree_nodes: int
+) -> None:
+    config = EngineConfig(k=4, tree_nodes=tree_nodes, batch_size=batch_size, least_confidence=0.0)
+    assert texts(config, str(folders[kind])) == plain()
+
+
+@pytest.mark.parametrize("init", ["tie", "copy", "random"])
+def test_lite_heads(init: str) -> None:
+    config = EngineConfig(drafter="medusa-lite", head_init=init, lite_heads=3, k=4)
+    assert texts(config) == plain()
+    assert texts(replace(config, tree_nodes=10, tree_shape="calibrated")) == plain()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("schedule", ["single", "pd"])
+def test_a_draft_model_that_branches(batch_size: int, schedule: str) -> None:
+    config = EngineConfig(k=4, tree_nodes=16, batch_size=batch_size, schedule=schedule)
+    assert texts(config) == plain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["humaneval", "gsm8k"])
+def test_trees_accept_more_tokens_a_round_than_chains_of_as_many_rows(workload: str) -> None:
+    """Counts, not seconds; 15 drafts and the pending token are one tile of rows."""
+    rounds: list[float] = []
+    for config in (EngineConfig(k=15), EngineConfig(k=14, tree_nodes=15)):
+        with closing(LLM(config=config)) as llm:
+            results = llm.generate(load_prompts(workload)[:6], SamplingParams(max_tokens=64))
+        stats = [result.stats for result in results]
+        rounds.append(sum(s.num_emitted for s in stats) / sum(s.num_rounds for s in stats))
+    chain, tree = rounds
+    assert tree > chain
+
+
+def test_heads_of_another_kind_than_asked_for_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="medusa heads"):
+        LLM(draft=str(folders["block"]), config=EngineConfig(drafter="medusa"))
+    with pytest.raises(ConfigError, match="block"):
+        LLM(config=EngineConfig(drafter="block"))

@@ -1,0 +1,303 @@
+"""Drafters compared: who takes part, turns, pairing, verdicts; with writers that have no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.fake_writer import FakeWriter
+from outrider.bench import figure_style
+from outrider.bench.drafters.cells import Cell, agreement, cells
+from outrider.bench.drafters.figures import FIGURES, draw_all
+from outrider.bench.drafters.lineup import Drafts, Lineup, Runner, line_up
+from outrider.bench.drafters.record import evidence_of, evidence_record, plan_record, sample_rows
+from outrider.bench.drafters.report import Evidence, findings, sections
+from outrider.bench.drafters.samples import Plan, Race, Sample, pieces_of
+from outrider.bench.drafters.table import (
+    KNOWN,
+    OFF,
+    available,
+    contestants_named,
+    known,
+)
+from outrider.bench.engines.record import csv_text
+from outrider.bench.pages import Page, markdown
+from outrider.core.clock import FakeClock
+from outrider.core.config import DRAFTERS, EngineConfig
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.params import SamplingParams
+
+TEXTS = {"code": [f"code {i}" for i in range(6)], "maths": [f"maths {i}" for i in range(6)]}
+PARAMS = SamplingParams(max_tokens=12)
+
+
+def plan(repeats: int = 1, at_once: int = 1) -> Plan:
+    return Plan(pieces=pieces_of(TEXTS, at_once=at_once), repeats=repeats, params=PARAMS)
+
+
+def field(clock: FakeClock) -> list[Runner]:
+    """Off takes 10 ms a token, `good` 12 ms for four, `bad` 20 ms for one."""
+    return [
+        FakeWriter(clock, 0.010).runner(OFF),
+        FakeWriter(clock, 0.012, drafted=4, kept=3, draft_seconds=0.003).runner("good"),
+        FakeWriter(clock, 0.020, drafted=4, kept=0, draft_seconds=0.010).runner("bad"),
+    ]
+
+
+def run(plan: Plan, runners: list[Runner], clock: FakeClock) -> list[Sample]:
+    return [sample for visit in Race(plan, runners, clock).run() for sample in visit]
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    clock = FakeClock()
+    return run(plan(), field(clock), clock)
+
+
+@pytest.fixture(scope="module")
+def found(samples: list[Sample]) -> dict[tuple[str, str], Cell]:
+    return {(cell.domain, cell.contestant): cell for cell in cells(samples)}
+
+
+def test_a_word_names_drafter_draft_depth_and_nodes() -> None:
+    off, *rest = contestants_named("ngram, model=a/b:8, model=c:/d+24,ngram,model:2+7")
+    assert (off.name, off.drafter) == (OFF, "none")
+    assert [(c.drafter, c.draft, c.k, c.tree_nodes) for c in rest] == [
+        ("ngram", None, None, 0),
+        ("model", "a/b", 8, 0),
+        ("model", "c:/d", None, 24),
+        ("model", None, 2, 7),
+    ]
+    base = EngineConfig(k=5)
+    configs = [contestant.config(base) for contestant in rest]
+    assert [(c.k, c.tree_nodes, c.profile) for c in configs] == [
+        (5, 0, True),
+        (8, 0, True),
+        (5, 24, True),
+        (2, 7, True),
+    ]
+    assert off.config(base).drafter == "none"
+
+
+def test_all_is_every_common_drafter_of_this_version_and_trees_of_those_that_branch() -> None:
+    drafted = {(c.drafter, c.tree_nodes > 0) for c in contestants_named("all")} - {("none", False)}
+    common = {name for name in DRAFTERS if name not in ("auto", "none") and known(name).common}
+    assert {name for name, _ in drafted} == common
+    assert {name for name, tree in drafted if tree} == {n for n in common if known(n).branches}
+    assert {"bridge", "prediction"} <= set(available()) - common
+
+
+def test_every_drafter_that_needs_a_draft_says_so() -> None:
+    """One without a line in the table would be offered nothing to draft from."""
+    assert set(available()) <= set(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "names none"),
+        ("off", "names none"),
+        ("ngrm", "did you mean 'ngram'"),
+        ("ngram+", "names no contestant"),
+        ("=x", "names no contestant"),
+    ],
+)
+def test_words_that_name_nobody(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        contestants_named(words)
+    assert said in f"{caught.value} {caught.value.hint}"
+
+
+def test_drafts_are_those_named_then_those_that_belong_to_the_target() -> None:
+    drafts = Drafts("a-model", {"eagle": Path("heads/eagle")})
+    (_, model, other, eagle, ngram) = contestants_named("model,model=b,eagle,ngram")
+    assert drafts.of_contestant(model) == "a-model"
+    assert drafts.of_contestant(other) == "b"
+    assert drafts.of_contestant(eagle) == str(Path("heads/eagle"))
+    assert drafts.of_contestant(ngram) is None
+    with pytest.raises(ConfigError, match="no draft model"):
+        Drafts(None, {}).of_contestant(model)
+    with pytest.raises(ConfigError, match="no eagle heads"):
+        Drafts(None, {}).of_contestant(eagle)
+
+
+def test_who_cannot_run_is_skipped_by_name_with_the_reason() -> None:
+    opened: list[tuple[str | None, str]] = []
+
+    class Stub:
+        """Stands for an LLM that was loaded."""
+
+        def __init__(self, config: EngineConfig) -> None:
+            self.config, self.drafter, self.exact = config, config.drafter, True
+            self.kernels = type("Kernels", (), {"exact": True, "choices": ()})()
+            self.notes = ("a note",)
+
+        def close(self) -> None:
+            opened.clear()
+
+    def open_one(target: str, draft: str | None, config: EngineConfig) -> Any:
+        assert target == "t"
+        opened.append((draft, config.drafter))
+        if config.drafter == "ngram":
+            raise CheckpointError("broken file", hint="download it again")
+        return Stub(config)
+
+    chosen = contestants_named("ngram,model,eagle")
+    lineup = line_up(chosen, "t", Drafts("d", {}), EngineConfig(), opener=open_one)
+    assert opened == [(None, "none"), (None, "ngram"), ("d", "model")]
+    assert [runner.name for runner in lineup.present] == [OFF, "model"]
+    assert lineup.skipped["ngram"] == "broken file (download it again)"
+    assert "no eagle heads" in lineup.skipped["eagle"]
+    assert lineup.notes[0] == "a note"
+    lineup.close()
+    assert not opened
+    with pytest.raises(ConfigError, match="no eagle heads"):
+        line_up(contestants_named("eagle"), "t", Drafts(None, {}), EngineConfig(), opener=open_one)
+
+
+def test_pieces_are_cut_and_domains_take_turns() -> None:
+    pieces = pieces_of(TEXTS, at_once=4)
+    assert [(p.domain, p.number, len(p.prompts)) for p in pieces] == [
+        ("code", 0, 4),
+        ("maths", 0, 4),
+        ("code", 1, 2),
+        ("maths", 1, 2),
+    ]
+
+
+def test_contestants_take_turns_over_the_same_pieces() -> None:
+    clock = FakeClock()
+    runners = field(clock)
+    order: list[str] = []
+
+    class Noting(FakeWriter):
+        name: str = ""
+
+        def generate(self, prompts: Any, params: SamplingParams, /) -> Any:
+            order.append(f"{self.name} {prompts[0]}")
+            return super().generate(prompts, params)
+
+    for runner in runners:
+        writer = Noting(clock, 0.01)
+        writer.name = runner.name
+        runner.writer = writer
+    texts = {"code": TEXTS["code"][:3]}
+    run(Plan(pieces=pieces_of(texts, at_once=1), repeats=1, params=PARAMS), runners, clock)
+    assert [line.split()[0] for line in order] == [
+        *("off", "good", "bad"),
+        *("off", "good", "bad"),
+        *("good", "bad", "off"),
+        *("bad", "off", "good"),
+    ]
+    assert [line.split()[2] for line in order] == [*"000", *"000", *"111", *"222"]
+
+
+def test_cells_have_ratios_shares_and_positions(found: dict[tuple[str, str], Cell]) -> None:
+    good, bad, off = (found["code", name] for name in ("good", "bad", OFF))
+    assert off.tokens_per_second == pytest.approx(100)
+    assert (off.speedup, off.verdict, off.acceptance) == (None, "", None)
+    assert good.speedup is not None
+    assert good.speedup.value == pytest.approx(10 / 3)
+    assert (good.verdict, bad.verdict) == ("gain", "loss")
+    assert good.tokens_per_round == 4
+    assert good.acceptance == 0.75
+    assert good.by_position == (1, 1, 1, 0)
+    assert bad.by_position == (0, 0, 0, 0)
+    assert (good.draft_share, bad.draft_share) == (0.25, 0.5)
+    assert good.num_pieces == 6
+    assert found["all", "good"].num_pieces == 12
+    assert bad.speedup is not None
+    assert bad.speedup.value == pytest.approx(0.5)
+
+
+def test_a_piece_of_several_prompts_counts_them_all() -> None:
+    clock = FakeClock()
+    (cell,) = [
+        cell
+        for cell in cells(run(plan(at_once=3), field(clock), clock))
+        if (cell.domain, cell.contestant) == ("maths", "good")
+    ]
+    assert (cell.num_pieces, cell.verdict) == (2, "not judged")
+    assert cell.tokens_per_second == pytest.approx(1000 / 3)
+
+
+def test_other_tokens_are_a_failure_unless_they_may_differ() -> None:
+    clock = FakeClock()
+    off, liar, lossy = (
+        FakeWriter(clock, 0.01).runner(OFF),
+        FakeWriter(clock, 0.01, drafted=2, lie=(1, 2)).runner("liar"),
+        FakeWriter(clock, 0.01, drafted=2, lie=(3,)).runner("lossy"),
+    )
+    lossy.exact = False
+    taken = run(plan(), [off, liar, lossy], clock)
+    assert agreement(taken) == (24, 12)
+    by_name = {cell.contestant: cell for cell in cells(taken) if cell.domain == "code"}
+    assert by_name["liar"].status == "6 failed: DifferentTokens: not those of off"
+    assert by_name["liar"].speedup is None
+    assert by_name["lossy"].status == "success"
+
+
+def test_one_that_fails_takes_nobody_along() -> None:
+    clock = FakeClock()
+    runners = field(clock)
+    runners[1] = FakeWriter(clock, 0.01, drafted=1, broken=("code 2",)).runner("good")
+    taken = run(plan(), runners, clock)
+    failed = [(s.domain, s.piece, s.reason) for s in taken if not s.ok]
+    assert failed == [("code", 2, "ValueError: cannot write code 2")]
+    by_name = {c.contestant: c for c in cells(taken) if c.domain == "code"}
+    assert by_name["good"].num_pieces == 5
+    assert by_name["bad"].num_pieces == 6
+
+
+def evidence(taken: list[Sample], skipped: dict[str, str] | None = None) -> Evidence:
+    runners = [Runner(name, reason=reason) for name, reason in (skipped or {}).items()]
+    return evidence_of(plan(), Lineup(runners, ()), taken)
+
+
+def test_findings_name_the_fastest_and_where_speculation_loses(samples: list[Sample]) -> None:
+    told = " ".join(findings(evidence(samples)))
+    assert "Tokens were those of plain decoding in 24 of the 24 runs that must" in told
+    assert "code: good is the fastest at 3.333×" in told
+    assert "maths: bad loses, at 0.500×" in told
+    assert "drafting takes 50.0 % of the time" in told
+    gains = [sample for sample in samples if sample.contestant != "bad"]
+    assert "No drafter was found to lose time" in " ".join(findings(evidence(gains)))
+
+
+def test_a_drafter_that_drafts_nothing_is_named() -> None:
+    clock = FakeClock()
+    runners = [FakeWriter(clock, 0.01).runner(OFF), FakeWriter(clock, 0.01).runner("idle")]
+    assert "code: idle drafted nothing." in findings(evidence(run(plan(), runners, clock)))
+
+
+def test_a_page_has_every_cell_and_why_others_are_not_there(samples: list[Sample]) -> None:
+    found = evidence(samples, {"eagle": "there are no eagle heads"})
+    page = markdown(Page("Drafters", list(sections(found))))
+    assert page.count("| good |") == 3
+    assert "| eagle | there are no eagle heads |" in page
+    assert "| loss |" in page
+
+
+def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
+    record = {**evidence_record(evidence(samples)), "plan": plan_record(plan())}
+    again = json.loads(json.dumps(record, allow_nan=False))
+    assert {cell["verdict"] for cell in again["cells"]} == {"", "gain", "loss"}
+    assert again["plan"]["prompts"] == {"code": 6, "maths": 6}
+    rows = csv_text(sample_rows(samples)).splitlines()
+    assert len(rows) == 1 + 2 * 6 * 3
+    assert rows[0].startswith("domain,piece,repeat,drafter,status,seconds")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(figure_style.why_not() is not None, reason="matplotlib is not installed")
+def test_figures_are_drawn_light_and_dark_and_the_same_every_time(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    kinds = [f"{side}.{kind}" for side in ("", "-dark") for kind in ("svg", "png")]
+    first, second = (draw_all(cells(samples), "x", tmp_path / name) for name in "ab")
+    assert {path.name for path in first} == {name + kind for name in FIGURES for kind in kinds}
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
+    assert draw_all([c for c in cells(samples) if c.contestant == OFF], "x", tmp_path) == []

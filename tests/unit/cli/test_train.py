@@ -1,0 +1,185 @@
+"""`outrider train`: a draft that the engine then uses, runs that go on, mistakes that are named."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command
+from outrider.api.llm import LLM
+from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams
+from outrider.train.folder import STATE, WORK
+
+SMALL = ("--batch", "2", "--window", "64", "--warmup", "1", "--device", "cpu")
+DRAFT = (*SMALL, "--hidden", "64", "--layers", "1", "--exam-prompts", "2")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(12):
+        body = f"def add_{number}(a, b):\n    return a + b + {number}\n\n\n" * 12
+        (folder / f"{number}.py").write_text(body, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> None:
+    words = ("train", "draft", "made", str(texts), *DRAFT, "--steps", "6", "--json")
+    shown = outrider(*words)
+    assert shown.code == 0, shown.err
+    record = json.loads(shown.out)
+    assert record["steps"] == 6
+    assert record["before"]["tokens_per_round"] <= 1.05
+    folder = Path("made")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for said in ("outrider/embedded", "not told: 12 files", "tokens per round", "SHA-256"):
+        assert said in card
+    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    assert len(provenance["files"]) == 12
+    assert provenance["standing"]["step"] == 6
+
+    done = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "6", "--json")
+    assert json.loads(done.out)["loss"] == record["loss"]
+    other = outrider(
+        "train", "draft", "made", str(texts), *SMALL, "--hidden", "128", "--steps", "6"
+    )
+    assert other.code == 2
+    assert "--fresh" in other.err
+
+    llm = LLM(draft="made", config=EngineConfig(device="cpu"))
+    plain = LLM(config=EngineConfig(device="cpu", drafter="none"))
+    params = SamplingParams(max_tokens=24)
+    with_draft, without = (one.generate("def add(a, b):", params)[0] for one in (llm, plain))
+    assert with_draft.token_ids == without.token_ids
+    llm.close()
+    plain.close()
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.usefixtures("outrider")
+def test_simulated_rounds_are_the_engines(tmp_path: Path) -> None:
+    """The exam of a finished draft says what the engine then does after the same prompts."""
+    from outrider.bench.workloads import builtin_texts
+    from outrider.train.loop import Plan
+    from outrider.train.session import RunWish, open_session
+    from outrider.train.setup import DraftWish, draft_recipe
+    from outrider.train.tokens import Wish
+
+    (tmp_path / "text.py").write_text("x = 1\n" * 400, encoding="utf-8")
+    prompts = tuple(builtin_texts("code")[:3])
+    wish = RunWish(
+        folder=tmp_path / "run",
+        words=("text.py",),
+        plan=Plan(steps=1),
+        prompts=prompts,
+        exam_tokens=40,
+        window=16,
+        text=Wish(held_out=0.0),
+        device="cpu",
+    )
+    session = open_session(wish, "outrider/embedded")
+    recipe = draft_recipe(session, DraftWish(start="outrider/embedded-draft"))
+    simulated = recipe.measure(session.text.trainer(recipe).module.eval())["tokens_per_round"]
+    llm = LLM(config=EngineConfig(device="cpu", controller="fixed", k=4))
+    params = SamplingParams(max_tokens=40)
+    results = [llm.generate(prompt, params)[0] for prompt in prompts]
+    llm.close()
+    assert [r.token_ids for r in results] == [
+        one.ids[one.num_prompt :] for one in session.exam.texts
+    ]
+    num_rounds = sum(result.stats.num_rounds for result in results)
+    measured = sum(len(result.token_ids) for result in results) / num_rounds
+    assert simulated == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_killed_run_goes_on(outrider: Command, texts: Path, tmp_path: Path) -> None:
+    words = ["train", "draft", "made", str(texts), *DRAFT, "--save-seconds", "0.2"]
+    command = [sys.executable, "-m", "outrider", *words, "--steps", "100000"]
+    state = tmp_path / "made" / WORK / STATE
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not state.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert state.exists()
+    shown = outrider(*words, "--minutes", "0.001")
+    assert shown.code == 0, shown.err
+    assert "going on from step" in shown.err
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_tokenizer_and_then_a_model_of_ones_own(outrider: Command, texts: Path) -> None:
+    made = outrider("train", "tokenizer", "words", str(texts), "--size", "400", "--json")
+    assert made.code == 0, made.err
+    assert json.loads(made.out)["num_tokens"] <= 400
+    words = ("train", "pretrain", "model", str(texts), *SMALL, "--tokenizer", "words")
+    shown = outrider(*words, "--hidden", "64", "--layers", "1", "--steps", "30", "--json")
+    assert shown.code == 0, shown.err
+    record = json.loads(shown.out)
+    assert record["after"].get("held_out_loss", 0) <= record["before"].get("held_out_loss", 0)
+    assert record["loss"] < 6
+    reply = outrider(
+        "generate", "def", "--target", "model", "--drafter", "none", "--max-tokens", "4"
+    )
+    assert reply.code == 0, reply.err
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_student_learns_from_its_own_text(outrider: Command, texts: Path) -> None:
+    words = ("train", "draft", "made", str(texts), *DRAFT, "--steps", "2", "--on-policy", "0.5")
+    shown = outrider(*words, "--reverse", "1", "--json")
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("draft",), 2, "FOLDER is missing"),
+        (("draft", "made"), 2, "TEXTS is missing"),
+        (("draft", "made", "nowhere"), 2, "nowhere"),
+        (("draft", "made", "texts", "--target", "none/such"), 3, "none/such"),
+        (("draft", "taken", "texts"), 2, "taken"),
+        (("draft", "file", "texts"), 2, "file"),
+        (("draft", "made", "texts", "--hidden", "100"), 2, "--hidden 128"),
+        (("draft", "made", "empty"), 2, "empty"),
+        (("tokenizer", "taken", "texts"), 2, "taken"),
+        (("pretrain", "made", "texts", "--tokenizer", "texts"), 3, "tokenizer.json"),
+    ],
+    ids=str,
+)
+@pytest.mark.weights
+@pytest.mark.usefixtures("texts")
+def test_mistakes_are_named_with_what_to_try(
+    outrider: Command,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine", encoding="utf-8")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    shown = outrider("train", *words)
+    assert (shown.code, shown.out) == (code, "")
+    assert said in shown.err
+    assert "try:" in shown.err
+    assert (tmp_path / "taken" / "thesis.txt").read_text(encoding="utf-8") == "mine"

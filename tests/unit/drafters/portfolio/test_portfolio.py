@@ -1,0 +1,255 @@
+"""The portfolio: who proposes, how deep, and what becomes of a member that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from checks.drafters import row
+from outrider.core.budget import Budget
+from outrider.core.clock import FakeClock
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.errors import CapacityError
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.offers import NO_OFFER, Offer
+from outrider.drafters.portfolio.drafter import PortfolioDrafter
+from outrider.drafters.portfolio.neural import LOOK_AFTER, LOOK_DEPTH, Neural
+from outrider.drafters.portfolio.pace import Pace
+
+K = 6
+Text = Sequence[int]
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Offers as many of its `token` as `kept` says, each that likely; hears every text."""
+
+    name: str
+    token: int
+    kept: Callable[[Text], Sequence[float]]
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+    heard: list[int] = field(default_factory=list[int])
+    opened: set[int] = field(default_factory=set[int])
+
+    def open(self, seq_id: int, prompt: Text) -> None:
+        del prompt
+        self.opened.add(seq_id)
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        self.heard += [len(asked.tokens) for asked in rows]
+        kept = [tuple(self.kept(asked.tokens)[: asked.budget.depth]) for asked in rows]
+        return [Offer(Draft.chain([self.token] * len(k)), k) if k else NO_OFFER for k in kept]
+
+    def close(self, seq_id: int) -> None:
+        self.opened.remove(seq_id)
+
+
+@dataclass(slots=True)
+class Model:
+    """Takes `seconds` a token; drafts its `token` to the full depth, or fails as told."""
+
+    clock: FakeClock
+    seconds: float = 0.01
+    token: int = 9
+    error: Callable[[DraftRow], Exception | None] = lambda asked: None
+    open_error: Exception | None = None
+    name: str = "model"
+    needs: DraftNeeds = field(default_factory=lambda: DraftNeeds(hidden_layers=(1, 2)))
+    asked: list[int] = field(default_factory=list[int])
+
+    def open(self, seq_id: int, prompt: Text) -> None:
+        del seq_id, prompt
+        if self.open_error is not None:
+            raise self.open_error
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        for one in rows:
+            error = self.error(one)
+            if error is not None:
+                raise error
+        self.asked += [one.budget.depth for one in rows]
+        self.clock.advance(self.seconds * max(one.budget.depth for one in rows))
+        return [Draft.chain([self.token] * one.budget.depth) for one in rows]
+
+    def close(self, seq_id: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Game:
+    """A portfolio in play: a pass takes a second, and `truth` says how many of a draft by a member
+    are kept."""
+
+    members: Sequence[Lookup]
+    truth: Callable[[str], int]
+    seconds: float = 0.01
+    clock: FakeClock = field(default_factory=FakeClock)
+    model: Model = field(init=False)
+    portfolio: PortfolioDrafter = field(init=False)
+    text: list[int] = field(default_factory=lambda: [0])
+    last: Outcome | None = None
+
+    def __post_init__(self) -> None:
+        self.model = Model(self.clock, self.seconds)
+        self.portfolio = PortfolioDrafter(self.members, Neural(self.model, Pace(clock=self.clock)))
+        self.portfolio.open(0, self.text)
+
+    def play(self, num_rounds: int, depth: int = K) -> list[str]:
+        """Who proposed in each round."""
+        who = list[str]()
+        for _ in range(num_rounds):
+            asked = row(0, self.text, depth=depth, last=self.last)
+            draft = self.portfolio.propose([asked])[0]
+            self.clock.advance(1.0)
+            num_kept = min(self.truth(draft.by), len(draft))
+            self.last = Outcome(0, draft, Verdict(tuple(range(num_kept)), 1))
+            self.text += self.last.tokens
+            who.append(draft.by)
+        return who
+
+
+def sure(count: int) -> Callable[[Text], Sequence[float]]:
+    return lambda text: [0.95**place for place in range(1, count + 1)]
+
+
+def silent(text: Text) -> Sequence[float]:
+    del text
+    return []
+
+
+def test_the_best_offer_proposes_and_all_hear() -> None:
+    members = [Lookup("a", 1, sure(2)), Lookup("b", 2, sure(4)), Lookup("c", 3, silent)]
+    portfolio = PortfolioDrafter(members)
+    portfolio.open(0, [5])
+    draft = portfolio.propose([row(0, [5, 6], depth=K)])[0]
+    assert (draft.tokens, draft.by) == ((2, 2, 2, 2), "b")
+    assert [member.heard for member in members] == [[2], [2], [2]]
+    assert portfolio.name == "lookup"
+    portfolio.close(0)
+    assert not any(member.opened for member in members)
+
+
+def test_the_first_of_equals_proposes() -> None:
+    portfolio = PortfolioDrafter([Lookup("a", 1, sure(3)), Lookup("b", 2, sure(3))])
+    portfolio.open(0, [5])
+    assert portfolio.propose([row(0, [5], depth=K)])[0].by == "a"
+
+
+def test_each_request_has_its_own_choice() -> None:
+    odd = Lookup("odd", 1, lambda text: [0.9] if len(text) % 2 else [])
+    even = Lookup("even", 2, lambda text: [] if len(text) % 2 else [0.9])
+    portfolio = PortfolioDrafter([odd, even])
+    rows = [row(0, [5], depth=K), row(1, [5, 5], depth=K), row(2, [5, 5, 5], depth=0)]
+    assert [draft.by for draft in portfolio.propose(rows)] == ["odd", "even", ""]
+    assert portfolio.propose([]) == []
+
+
+def test_an_offer_that_is_not_worth_its_rows_is_left_out() -> None:
+    portfolio = PortfolioDrafter([Lookup("a", 1, lambda text: [0.03] * 4)])
+    assert portfolio.propose([row(0, [5], depth=K)])[0].tokens == ()
+
+
+def test_the_model_drafts_where_lookups_are_silent_and_it_pays() -> None:
+    game = Game([Lookup("a", 1, silent)], lambda by: K)
+    assert set(game.play(40)) == {"model"}
+    assert game.model.asked[-1] == K
+
+
+def test_a_sure_lookup_is_preferred_to_a_model() -> None:
+    game = Game([Lookup("a", 1, sure(K))], lambda by: K, seconds=0.2)
+    assert set(game.play(60)[-20:]) == {"a"}
+
+
+def test_the_model_is_preferred_to_a_doubtful_lookup() -> None:
+    game = Game([Lookup("a", 1, lambda text: [0.3, 0.2])], lambda by: K if by == "model" else 0)
+    assert set(game.play(60)[-20:]) == {"model"}
+
+
+def test_a_model_that_is_never_right_is_left_out_but_for_short_looks() -> None:
+    game = Game([Lookup("a", 1, silent)], lambda by: 0, seconds=0.1)
+    who = game.play(3 * LOOK_AFTER)
+    looks = [place for place, by in enumerate(who) if by == "model"]
+    assert who.count("model") < 0.1 * len(who)
+    assert looks[-1] > LOOK_AFTER
+    assert game.model.asked[-1] <= LOOK_DEPTH
+
+
+def test_a_model_that_came_alive_is_found_by_a_look() -> None:
+    alive = [0]
+    game = Game([Lookup("a", 1, silent)], lambda by: alive[0], seconds=0.05)
+    assert game.play(100)[-1] == ""
+    alive[0] = K
+    assert set(game.play(12 * LOOK_AFTER)[-20:]) == {"model"}
+
+
+def test_a_model_as_slow_as_the_target_is_left_out() -> None:
+    """Three tokens a round, for six passes as long as the target's."""
+    game = Game([Lookup("a", 1, silent)], lambda by: 2, seconds=1.0)
+    assert game.play(LOOK_AFTER)[-40:] == [""] * 40
+
+
+def test_stats_say_what_each_member_did() -> None:
+    game = Game([Lookup("a", 1, sure(K))], lambda by: 2, seconds=0.2)
+    who = game.play(50)
+    stats = game.portfolio.stats()
+    assert set(stats) == {"a", "model"}
+    for name, counts in stats.items():
+        assert counts.num_rounds == who[:-1].count(name)
+        assert counts.num_accepted <= counts.num_drafted
+
+
+def test_needs_are_those_of_all_members() -> None:
+    wide = Lookup("wide", 1, silent, needs=DraftNeeds(num_likely=8))
+    game = Game([wide, Lookup("a", 2, silent)], lambda by: 0)
+    assert game.portfolio.needs == DraftNeeds(hidden_layers=(1, 2), num_likely=8)
+    assert game.portfolio.name == "portfolio"
+
+
+def failing(error: Exception, seq_id: int) -> PortfolioDrafter:
+    clock = FakeClock()
+    model = Model(clock, error=lambda asked: error if asked.seq_id == seq_id else None)
+    portfolio = PortfolioDrafter([Lookup("a", 1, silent)], Neural(model, Pace(clock=clock)))
+    for one in (0, 1):
+        portfolio.open(one, [5])
+    return portfolio
+
+
+def test_a_model_that_fails_for_one_request_drafts_for_the_others() -> None:
+    portfolio = failing(ValueError("no"), 0)
+    rows = [row(0, [5], depth=K), row(1, [5], depth=K)]
+    for _ in range(2):
+        first, second = portfolio.propose(rows)
+        assert (len(first), second.by) == (0, "model")
+
+
+def test_memory_that_is_full_costs_one_draft() -> None:
+    portfolio = failing(CapacityError("full"), 0)
+    rows = [row(0, [5], depth=K)]
+    assert portfolio.propose(rows)[0].tokens == ()
+    again = failing(CapacityError("full"), 1)
+    assert len(again.propose(rows)[0]) > 0
+
+
+def test_a_model_that_cannot_open_leaves_the_lookups() -> None:
+    clock = FakeClock()
+    model = Model(clock, open_error=CapacityError("full"))
+    portfolio = PortfolioDrafter([Lookup("a", 1, sure(2))], Neural(model, Pace(clock=clock)))
+    portfolio.open(0, [5])
+    assert portfolio.propose([row(0, [5], depth=K)])[0].by == "a"
+    portfolio.close(0)
+    assert model.asked == []
+
+
+def test_a_shallower_tree_is_a_smaller_one() -> None:
+    clock = FakeClock()
+    seen = list[Budget]()
+
+    class Watching(Model):
+        def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+            seen.extend(one.budget for one in rows)
+            return Model.propose(self, rows)
+
+    portfolio = PortfolioDrafter([], Neural(Watching(clock, 0.01), Pace(clock=clock)))
+    portfolio.open(0, [5])
+    asked = replace(row(0, [5], depth=K), budget=Budget(K, num_nodes=24))
+    portfolio.propose([asked])
+    assert seen[0].num_nodes == 24 * seen[0].depth // K

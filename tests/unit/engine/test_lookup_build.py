@@ -1,0 +1,129 @@
+"""What a configuration builds of lookups, portfolios and the watchdog."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from checks.engine import PROMPT, greedy, plain
+from checks.state import VOCAB
+from doubles.rig import Request, Rig, first_maximum, round_of
+from doubles.tiny_attention import TinyAttentionLM
+from outrider.control.fixed import FixedController
+from outrider.control.goodput import GoodputController
+from outrider.control.watchdog import Watchdog
+from outrider.core.budget import RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.sequence import LiveSequence
+from outrider.drafters.portfolio.drafter import PortfolioDrafter
+from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.engine.build import build_engine
+from outrider.engine.drafters import build_drafter, resolve_drafter
+from outrider.engine.engine import Engine
+from outrider.engine.parts import Parts
+from outrider.engine.stages import Stages
+
+
+def parts_for(config: EngineConfig, *, with_draft: bool) -> Parts:
+    target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
+    draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
+    return Parts(target, draft, first_maximum, corpus=((1, 2, 3, 4),))
+
+
+def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:
+    traces: list[RoundTrace] = []
+    parts = parts_for(config, with_draft=with_draft)
+    return build_engine(config, parts, num_slots=256, sink=traces.append), traces
+
+
+@pytest.mark.parametrize(
+    ("drafter", "has_draft", "name"),
+    [
+        ("suffix", True, "suffix"),
+        ("recycling", False, "recycling"),
+        ("lookup", True, "lookup"),
+        ("portfolio", True, "portfolio"),
+        ("portfolio", False, "lookup"),
+    ],
+)
+@pytest.mark.parametrize("tree_nodes", [0, 9])
+def test_whatever_is_built_decodes_plainly(
+    drafter: str, has_draft: bool, name: str, tree_nodes: int
+) -> None:
+    config = EngineConfig(
+        drafter=drafter, tree_nodes=tree_nodes, sampler="token", prefill_chunk=3, page_size=4
+    )
+    assert resolve_drafter(config, has_draft=has_draft) == name
+    engine, traces = built(config, with_draft=has_draft)
+    assert engine.drafter.name == name
+    seq = Rig(engine.residents.target).live(0, Request(PROMPT, greedy(30)))
+    engine.submit(seq)
+    while engine.has_work:
+        engine.step()
+    assert not seq.no_drafts
+    assert tuple(seq.tokens[len(PROMPT) :]) == plain(TinyAttentionLM, PROMPT, 30)
+    assert any(trace.num_drafted for trace in traces)
+
+
+def test_the_members_of_a_portfolio() -> None:
+    config = EngineConfig(drafter="portfolio")
+    drafter = build_drafter(config, parts_for(config, with_draft=True), ahead=False)
+    assert isinstance(drafter, PortfolioDrafter)
+    assert list(drafter.stats()) == ["forced", "prediction", "suffix", "ngram", "model"]
+
+
+def test_a_corpus_is_read_before_the_first_request() -> None:
+    config = EngineConfig(drafter="suffix", suffix_tokens=256)
+    parts = parts_for(config, with_draft=False)
+    with_corpus = build_drafter(config, parts, ahead=False)
+    without = build_drafter(config, replace(parts, corpus=()), ahead=False)
+    assert isinstance(with_corpus, SuffixDrafter)
+    assert isinstance(without, SuffixDrafter)
+    assert with_corpus.num_states > without.num_states
+
+
+def test_a_portfolio_with_a_process_is_refused() -> None:
+    config = EngineConfig(drafter="portfolio", drafter_home="process")
+    with pytest.raises(ConfigError, match="portfolio") as caught:
+        resolve_drafter(config, has_draft=True)
+    assert caught.value.hint
+    assert resolve_drafter(config, has_draft=False) == "lookup"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (EngineConfig(), Watchdog),
+        (EngineConfig(controller="band"), Watchdog),
+        (EngineConfig(watchdog="engine"), Watchdog),
+        (EngineConfig(watchdog="off"), FixedController),
+        (EngineConfig(controller="goodput"), GoodputController),
+        (EngineConfig(k=0), FixedController),
+    ],
+)
+def test_who_is_watched(config: EngineConfig, kind: type) -> None:
+    engine, _ = built(replace(config, page_size=4))
+    assert isinstance(cast(Stages, round_of(engine)).controller, kind)
+
+
+def test_a_dead_drafter_is_turned_off_with_a_reason_and_the_text_stays() -> None:
+    """The draft model knows nothing of the target: hardly a token is kept, and rows are wasted."""
+
+    def run(config: EngineConfig) -> tuple[LiveSequence, list[int]]:
+        engine, traces = built(replace(config, page_size=4))
+        seq = Rig(engine.residents.target).live(0, Request((1,), greedy(200)))
+        engine.submit(seq)
+        while engine.has_work:
+            engine.step()
+        return seq, [trace.num_drafted for trace in traces]
+
+    plainly, _ = run(EngineConfig(drafter="none"))
+    watched, drafted = run(EngineConfig(k=8))
+    unwatched, always = run(EngineConfig(k=8, watchdog="off"))
+    assert watched.tokens == unwatched.tokens == plainly.tokens
+    assert "'model' brought" in watched.rested
+    assert (unwatched.rested, plainly.rested) == ("", "")
+    assert sum(drafted) < sum(always) / 2

@@ -1,0 +1,117 @@
+"""What a folder of heads is taken for, and which layers of the target it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.eagle_heads import EagleFolder, save_tensors
+from doubles.tiny_checkpoints import random_llama, random_model, variant, write_checkpoint
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.models.heads import DraftKind, HeadKind, head_target, hidden_layers_of, kind_of
+
+EAGLE3 = EagleFolder(64, 96)
+EAGLE1 = replace(EAGLE3, fused=False)
+
+
+def folder_of(path: Path, config: Mapping[str, object], names: Sequence[str] = ("a",)) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_tensors(path, {name: torch.ones(1) for name in names})
+    return path
+
+
+KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
+    "EAGLE 3": (EAGLE3.config(), ("fc.weight", "midlayer.x"), "eagle"),
+    "EAGLE 3, unnamed": ({"model_type": "llama", "draft_vocab_size": 9}, ("fc.weight",), "eagle"),
+    "EAGLE 1": (EAGLE1.config(), ("fc.weight", "layers.0.x"), "eagle"),
+    "named EAGLE": ({"architectures": ["EagleForCausalLM"]}, ("a",), "eagle"),
+    "Medusa": ({"medusa_num_heads": 3, "medusa_num_layers": 1}, ("0.0.linear.weight",), "medusa"),
+    "MTP": ({"model_type": "outrider_mtp"}, ("a",), "mtp"),
+    "block": ({"model_type": "outrider_block"}, ("a",), "block"),
+    "a model": ({"model_type": "llama"}, ("model.embed_tokens.weight",), "model"),
+    "a model with fc": ({"model_type": "x"}, ("fc.weight", "model.embed_tokens.weight"), "model"),
+}
+
+
+@pytest.mark.parametrize(("config", "names", "kind"), KINDS.values(), ids=KINDS)
+def test_what_a_folder_is_taken_for(
+    config: dict[str, object], names: tuple[str, ...], kind: DraftKind, tmp_path: Path
+) -> None:
+    assert kind_of(folder_of(tmp_path, config, names)) == kind
+
+
+def test_a_model_in_shards_is_a_model(tmp_path: Path) -> None:
+    assert kind_of(write_checkpoint(tmp_path, variant("sharded"))) == "model"
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json") as caught:
+        kind_of(tmp_path)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("config", [EAGLE3.config(), EAGLE1.config()], ids=["named", "unnamed"])
+def test_pickled_heads_are_refused_before_anything_is_missed(
+    config: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format") as caught:
+        kind_of(tmp_path)
+    assert "save_file" in (caught.value.hint or "")
+
+
+def test_a_pickled_model_is_left_to_the_loader(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert kind_of(tmp_path) == "model"
+
+
+LAYERS: Mapping[str, tuple[dict[str, object], HeadKind, tuple[int, ...]]] = {
+    "EAGLE 3": (EAGLE3.config(), "eagle", (2, 16, 29)),
+    "EAGLE 1": (EAGLE1.config(), "eagle", (32,)),
+    "said": ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "eagle", (1, 5)),
+    "said within": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 30, 32]}},
+        "eagle",
+        (3, 30, 32),
+    ),
+    "Medusa": ({"medusa_num_heads": 3}, "medusa", (32,)),
+    "MTP": ({"model_type": "outrider_mtp"}, "mtp", (32,)),
+    "block": ({"model_type": "outrider_block", "hidden_layers": [8, 32]}, "block", (8, 32)),
+}
+
+
+@pytest.mark.parametrize(("config", "kind", "wanted"), LAYERS.values(), ids=LAYERS)
+def test_the_layers_that_heads_read(
+    config: dict[str, object], kind: HeadKind, wanted: tuple[int, ...], tmp_path: Path
+) -> None:
+    assert hidden_layers_of(folder_of(tmp_path, config), kind, 32) == wanted
+
+
+@pytest.mark.parametrize("named", [[2, 9, 33], [-1, 2], [4, 4, 5]])
+def test_layers_that_the_target_lacks_are_refused(named: list[int], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"hidden_layers": named})
+    with pytest.raises(CheckpointError, match="the target has layers 0 to 32") as caught:
+        hidden_layers_of(folder, "eagle", 32)
+    assert "--target" in (caught.value.hint or "")
+
+
+def test_a_target_too_small_for_the_usual_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the target has layers 0 to 2"):
+        hidden_layers_of(folder_of(tmp_path, EAGLE3.config()), "eagle", 2)
+
+
+def test_only_some_targets_share_their_tables() -> None:
+    llama = random_llama()
+    assert head_target(llama) is llama
+    with pytest.raises(ConfigError, match="does not share its tables") as caught:
+        head_target(random_model(variant("gpt2")))
+    assert "--drafter ngram" in (caught.value.hint or "")
