@@ -58,7 +58,7 @@ def check_counts() -> None:
         writer.follow(token)
     state = walked(automaton, (1, 2))
     assert state is not None
-    assert {edge.token: edge.count for edge in automaton.edges(state)} == {3: 2, 4: 1}
+    assert {edge.token: edge.times for edge in automaton.edges(state)} == {3: 2, 4: 1}
     trust = Trust(SharedTrust())
     place = bucket(2, 1, 1)
     before = trust.rate(place)

@@ -16,6 +16,7 @@ from outrider.control.band import MOST_SEQUENCES, BandController
 from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
+from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
 
@@ -25,6 +26,8 @@ CONTROLLERS: Mapping[str, MakeController] = {
     "band": lambda k, min_k: BandController(k=k, min_k=min_k, target=0.7),
     "slo": lambda k, min_k: SloController(k=k, min_k=min_k, target_ms=20.0),
     "goodput": lambda k, min_k: GoodputController(k=k),
+    "watched": lambda k, min_k: Watchdog(FixedController(Budget(k))),
+    "watched together": lambda k, min_k: Watchdog(FixedController(Budget(k)), shared=True),
 }
 every_controller = pytest.mark.parametrize("make", CONTROLLERS.values(), ids=CONTROLLERS.keys())
 

@@ -23,8 +23,9 @@ ENGINE = (
     "--min-ngram --no-batched-verify --no-deterministic --no-force-reference --no-fused-round "
     "--no-profile --page-size "
     "--prefill-chunk --profile --quantise --sampler --target-acceptance --target-ms --threads "
-    "--head-init --least-confidence --lite-heads --tree-nodes --tree-shape "
-    "--suffix-corpus --suffix-tokens --watchdog"
+    "--head-init --least-confidence --lite-alpha --lite-heads --tree-nodes --tree-shape "
+    "--suffix-corpus --suffix-tokens --watchdog "
+    "--kv-budget --kv-window --self-quantise --skip-layers"
 )
 SAMPLING = (
     "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p "
@@ -88,6 +89,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("train", "draft"): f"{OF_DRAFTERS_TRAINING} --dtype --hidden --layers --on-policy --reverse "
     "--start --temperature",
     ("train", "eagle"): f"{OF_DRAFTERS_TRAINING} --draft-vocab --dtype --ffn --turns",
+    ("train", "block"): f"{OF_DRAFTERS_TRAINING} --context-tokens --dtype --layers --places",
     ("train", "medusa"): f"{OF_DRAFTERS_TRAINING} --dtype --heads --init --layers",
     ("train", "mtp"): f"{OF_DRAFTERS_TRAINING} --blocks --dtype --turns",
     ("train", "pretrain"): f"{OF_TRAINING} --dtype --hidden --layers --tokenizer",

@@ -1,8 +1,8 @@
 """Targets with something to draft from for every drafter that can ride with them.
 
 The dense one is the embedded target with its draft model and heads of noise, unless trained ones
-come with it. The hybrid one is noise itself, and its draft model is nearly its twin, so that parts of
-drafts are kept; both read with the embedded tokenizer.
+come with it. The hybrid one is noise itself, and its draft model is nearly its twin, so that parts
+of drafts are kept; both read with the embedded tokenizer.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _sizes(spec: ModelSpec) -> LlamaConfig:
 def _disturb(path: Path) -> None:
     rng = torch.Generator().manual_seed(1)
     with Weights(path.parent) as weights:
-        tensors = {name: tensor.clone() for name, tensor in weights.each()}
-    for tensor in tensors.values():
-        tensor *= 1 + _NOISE * torch.randn(tensor.shape, generator=rng)
+        tensors = {
+            name: tensor * (1 + _NOISE * torch.randn(tensor.shape, generator=rng))
+            for name, tensor in weights.each()
+        }
     save_tensors(path, tensors)

@@ -36,7 +36,12 @@ def block_like(
         max_tokens=256,
         qk_norm=family == "qwen3",
     )
-    return MtpConfig(block, 0, reads_normed)
+    return MtpConfig(block=block, reads_normed=reads_normed)
+
+
+def llama_block(config: MtpConfig) -> LlamaConfig:
+    assert isinstance(config.block, LlamaConfig)
+    return config.block
 
 
 def mtp_tensors(config: MtpConfig, *, first: int = 0, seed: int = 3) -> Tensors:
@@ -44,7 +49,7 @@ def mtp_tensors(config: MtpConfig, *, first: int = 0, seed: int = 3) -> Tensors:
     rng = torch.Generator().manual_seed(seed)
     found: Tensors = {}
     for index in range(first, first + config.depth):
-        for name, shape in _shapes(config.block).items():
+        for name, shape in _shapes(llama_block(config)).items():
             noise = torch.randn(shape, generator=rng)
             scaled = 1 + 0.1 * noise if len(shape) == 1 else 1.5 * noise / shape[-1] ** 0.5
             found[f"model.layers.{index}.{name}.weight"] = scaled

@@ -227,6 +227,24 @@ def test_memory_that_ends_too_early_pre_empts() -> None:
         assert tuple(seq.tokens[14:]) == plainly("wide_heads", tuple(seq.tokens[:14]), 20)
 
 
+def test_keys_of_a_longer_prompt_are_not_shared_past_the_end_of_a_shorter_one() -> None:
+    """A text that is read again may be another's prompt, whose keys saw all of it."""
+    target = random_model(variant("wide_heads"), room=ROOM)
+    assert isinstance(target, LlamaModel)
+    prompt = TEXT[:14]
+    wanted = plainly("wide_heads", prompt, 20)
+    Rig(target, NoDrafter(), compaction=KEEP).outputs([(*prompt, *wanted)], greedy(2))
+    engine = engine_over(target, "single", 64, target.state.num_free_tokens, 1.0)
+    seq = live(0, Request(prompt, greedy(20)))
+    engine.submit(seq)
+    while seq.num_emitted < 10:
+        engine.step()
+    engine.residents.preempt(seq)
+    while engine.has_work:
+        engine.step()
+    assert tuple(seq.tokens[14:]) == wanted
+
+
 def test_the_gate_asks_for_what_happens_not_for_the_budget() -> None:
     target = model("wide_heads")
     rig = Rig(target, NoDrafter(), compaction=KEEP)

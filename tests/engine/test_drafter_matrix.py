@@ -5,8 +5,6 @@ Here a few rows meet every pair of two settings; `benchmarks/drafters_parity.py`
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from doubles.grounds import dense_ground, hybrid_ground
@@ -23,8 +21,8 @@ TEXT = """def add(a, b):
 for i in range(10):
     print(add(i, 2 * i))
 """
-# Short and long, and some with a common beginning.
-PROMPTS = [TEXT, TEXT * 2, "The", TEXT + "x", "1 + 1 =", TEXT[:9]]
+# Short and long, two with a common beginning; together more than tight memory holds.
+PROMPTS = [TEXT[4:40], TEXT[20:60], TEXT[30:75], TEXT[9:50], TEXT[:9], TEXT * 2, TEXT]
 NUM_TOKENS = 9
 NUM_PARTS = 8
 

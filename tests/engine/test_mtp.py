@@ -106,6 +106,20 @@ def test_a_stop_anywhere_ends_all_memories_there(folders: dict[int, Path]) -> No
         rig.end()
 
 
+def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]) -> None:
+    """Memory of the target ends early, so the youngest are put off, and their blocks' memory is
+    made anew."""
+    small = replace(ROOM, num_slots=44)
+    scarce = load_model(stored("llama2", 0), LoadOptions(room=small, device="cpu"))
+    heads = Heads(folders[2], "mtp", ROOM)
+    own = mtp_drafter(heads, scarce, GROWTH, chunk=4, batch_size=3)
+    rig = Rig(scarce, own, k=3, batch_size=3, chunk=4, spare=4, reserve=0.0)
+    texts = rig.outputs(PROMPTS, greedy(16))
+    assert texts == [list(plain(llama, prompt, 16)) for prompt in PROMPTS]
+    assert any(seq.num_preempted for seq in rig.sequences)
+    assert any(trace.num_drafted for trace in rig.traces)
+
+
 def test_a_full_memory_of_the_block_costs_drafts_alone(folders: dict[int, Path]) -> None:
     small = replace(ROOM, num_slots=16)
     heads = Heads(folders[1], "mtp", small)

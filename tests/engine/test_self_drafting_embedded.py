@@ -161,6 +161,13 @@ def test_a_copy_shares_all_but_its_matrices() -> None:
     assert sizes[0] < 0.3 * sizes[1]
 
 
+def test_what_settings_change_or_do_not_is_said() -> None:
+    notes = LLM(config=EngineConfig(drafter="ngram", skip_layers="3", kv_budget=64)).notes
+    assert "skip_layers has no effect on drafter ngram" in notes
+    assert "prompts of over 65 tokens lose keys: another model's text" in notes
+    assert not LLM(config=EngineConfig(drafter="layer-skip", skip_layers="3")).notes
+
+
 @pytest.mark.parametrize(
     ("text", "layers"),
     [("", (2, 6)), ("0", (0,)), (" 2, 5-6 ", (2, 5, 6)), ("1-3,2", (1, 2, 3))],

@@ -13,7 +13,6 @@ from checks.lookups import (
 from mutants.planting import Mutant
 
 AUTOMATON = "outrider.drafters.suffix.automaton"
-CURSOR = "outrider.drafters.suffix.cursor"
 SUFFIX = "outrider.drafters.suffix.drafter"
 MEMORY = "outrider.drafters.suffix.memory"
 RECYCLING = "outrider.drafters.recycling"
@@ -44,16 +43,16 @@ MUTANTS = (
     ),
     Mutant(
         "the end of a text is its own context",
-        CURSOR,
-        "while state != ROOT and not automaton.total(state):",
+        AUTOMATON,
+        "while state != ROOT and not self._total[state]:",
         "while False:",
         check_automaton,
     ),
     Mutant(
         "a token foreseen is not counted",
-        CURSOR,
-        "while state != ROOT and automaton.step(state, token) is None:",
-        "while state != ROOT:",
+        AUTOMATON,
+        "self._note(state, edge)\n        self._link[new]",
+        "\n        self._link[new]",
         check_counts,
     ),
     Mutant(

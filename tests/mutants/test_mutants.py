@@ -9,7 +9,18 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import ahead, drafters, fourteen, lookups, memory, noise, rounds, rules, sched
+from mutants import (
+    ahead,
+    drafters,
+    fourteen,
+    lookups,
+    memory,
+    noise,
+    recurrent,
+    rounds,
+    rules,
+    sched,
+)
 from mutants.planting import Mutant, planted
 from outrider.core.errors import OutriderError
 
@@ -18,6 +29,7 @@ MUTANTS = (
     *rules.MUTANTS,
     *noise.MUTANTS,
     *memory.MUTANTS,
+    *recurrent.MUTANTS,
     *sched.MUTANTS,
     *rounds.MUTANTS,
     *drafters.MUTANTS,

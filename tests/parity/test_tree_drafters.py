@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,31 @@ def test_random_heads(
 ) -> None:
     config = EngineConfig(k=4, tree_nodes=tree_nodes, batch_size=batch_size, least_confidence=0.0)
     assert texts(config, str(folders[kind])) == plain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "pdv", "batch_size": 3, "hybrid_threshold": 0},
+        {"schedule": "ssd", "batch_size": 3},
+        {"batched_verify": False},
+        {"prefill_chunk": 7, "page_size": 4, "batch_size": 3},
+        {"controller": "band", "batch_size": 3},
+        {"force_reference": True},
+        {"quantise": "int8"},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+@pytest.mark.parametrize("kind", ["medusa", "block"])
+def test_in_other_surroundings(
+    folders: dict[str, Path], kind: str, changes: dict[str, Any]
+) -> None:
+    """Lanes, drafting ahead, token by token, small chunks, adaptive depth, other kernels."""
+    config = EngineConfig(k=4, tree_nodes=12, least_confidence=0.0, **changes)
+    kept = {key: changes[key] for key in ("force_reference", "quantise") if key in changes}
+    wanted = texts(EngineConfig(drafter="none", **kept)) if kept else plain()
+    assert texts(config, str(folders[kind])) == wanted
 
 
 @pytest.mark.parametrize("init", ["tie", "copy", "random"])

@@ -9,13 +9,21 @@ from pathlib import Path
 import torch
 
 from outrider.api.corpus import Texts, read_corpus
-from outrider.api.sources import hidden_layers, room_of, source_of, states_of, whole_pages
+from outrider.api.sources import (
+    hidden_layers,
+    idle_settings,
+    room_of,
+    source_of,
+    states_of,
+    whole_pages,
+)
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.build import draft_size, resolve_window
+from outrider.engine.compaction import keep_of
 from outrider.engine.drafters import ahead_choices, ahead_room
 from outrider.engine.history import history_note
 from outrider.engine.lanes.build import LaneTarget, Machine
@@ -70,6 +78,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     """Everything is checked before weights are read: names, window, vocabulary."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
+    keep_of(config)
     folder = resolve(model)
     draft = draft or draft_of(model, config.drafter)
     source = source_of(folder, draft, config)
@@ -120,7 +129,12 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         f"context {config.context or 'auto'}",
         k=k,
         num_slots=num_slots,
-        notes=(*_notes(target, config), *_idle(config, drafter), *_cut(config, drafter, target)),
+        notes=(
+            *_notes(target, config),
+            *idle_settings(config, drafter),
+            *_cut(config, drafter, target),
+            *(heads.notes(window) if heads else ()),
+        ),
         translator=translator,
         child=child,
         end=end,
@@ -253,24 +267,15 @@ def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> i
 
 
 def _notes(target: Decoder, config: EngineConfig) -> tuple[str, ...]:
-    """What the checkpoint limits, and fallbacks that were not asked for."""
+    """What checkpoint and settings limit, and fallbacks that were not asked for."""
+    notes = list(target.config.notes)
+    if config.kv_budget:
+        most = config.kv_budget + 1
+        notes.append(f"prompts of over {most} tokens lose keys: another model's text")
     if config.force_reference:
-        return target.config.notes
+        return tuple(notes)
     refused = [f"kernels: {reason}" for c in target.kernels.choices for reason in c.refusals]
-    return (*target.config.notes, *refused[:1])
-
-
-def _idle(config: EngineConfig, drafter: str) -> tuple[str, ...]:
-    """Settings that were asked for and have no effect here."""
-    schedule = resolve_schedule(config, has_draft=drafter == "model")
-    notes: list[str] = []
-    if schedule == "ssd" and drafter != "model":
-        notes.append(f"ssd drafts ahead with a draft model only; drafter {drafter} drafts in turns")
-    if config.drafter_home == "process" and drafter != "model":
-        notes.append(f"drafter_home has no effect on drafter {drafter}")
-    if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
-        notes.append("saguaro and force_hits have an effect with --schedule ssd only")
-    return tuple(notes)
+    return (*notes, *refused[:1])
 
 
 def _cut(config: EngineConfig, drafter: str, target: Decoder) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.engine.build import draft_size
 from outrider.engine.drafters import resolve_drafter
+from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED
 from outrider.models.decoder import Room
 from outrider.models.heads import (
     HEAD_KINDS,
@@ -21,6 +22,7 @@ from outrider.models.heads import (
 )
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import resolve
+from outrider.sched.table import resolve_schedule
 from outrider.state.room import StateRoom
 
 _WITH_MODEL = ("model", "bridge")
@@ -88,6 +90,21 @@ def hidden_layers(heads: Heads | None, drafter: str, target: DecoderConfig) -> t
     if heads is not None:
         return heads.room.hidden_layers
     return (_num_layers(target),) if drafter in WITHOUT_WEIGHTS else ()
+
+
+def idle_settings(config: EngineConfig, drafter: str) -> tuple[str, ...]:
+    """Settings that were asked for and have no effect here."""
+    schedule = resolve_schedule(config, has_draft=drafter == "model")
+    notes: list[str] = []
+    if schedule == "ssd" and drafter != "model":
+        notes.append(f"ssd drafts ahead with a draft model only; drafter {drafter} drafts in turns")
+    if config.drafter_home == "process" and drafter != "model":
+        notes.append(f"drafter_home has no effect on drafter {drafter}")
+    if config.skip_layers and drafter not in (QUANTISED, FEWER_LAYERS):
+        notes.append(f"skip_layers has no effect on drafter {drafter}")
+    if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
+        notes.append("saguaro and force_hits have an effect with --schedule ssd only")
+    return tuple(notes)
 
 
 def room_of(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:

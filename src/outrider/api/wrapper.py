@@ -30,6 +30,7 @@ from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.state.capacity import arena_slots
 from outrider.state.paged_kv import PagedKV
+from outrider.state.room import StateRoom
 
 _NEEDS = DraftNeeds()
 # Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.
@@ -281,6 +282,7 @@ def load_wrapper(
         sequences=_NUM_CACHES,
         window=min(config.max_tokens, _MAX_CONTEXT),
         device=pick_device(device),
+        states=StateRoom(),
     )
     room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
     options = LoadOptions(room=room, dtype=dtype, device=device)

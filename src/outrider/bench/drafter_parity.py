@@ -140,7 +140,7 @@ class DrafterMatrix:
 
 
 # Room for the longest prompt of a check; tight memory holds one such text and little more.
-_CONTEXT = 192
+_CONTEXT = 112
 
 
 def config_of(row: Row) -> EngineConfig:

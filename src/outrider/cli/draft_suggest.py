@@ -20,6 +20,8 @@ from outrider.core.errors import CheckpointError
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES
 from outrider.models.json_object import JsonObject
+from outrider.models.llama_config import LLAMA_FAMILIES
+from outrider.models.loading import ALIASES, resolve
 from outrider.pairs.catalog import draft_of, list_pairs
 
 # A draft model that is not this much smaller costs more than it brings.
@@ -68,32 +70,33 @@ def _generate(target: str, *flags: str) -> str:
 
 
 def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
-    depth = own_mtp_depth(folder)
-    if not depth:
-        return
-    try:
-        there = has_own_mtp(folder)
-    except CheckpointError:
-        # Of a model that is not cached only the small files are here.
-        there = True
-    if there and "mtp" in available():
+    """Of a model that is not cached only the small files are here, and its config is believed."""
+    announced = own_mtp_depth(folder) > 0
+    here = any(folder.glob("*.safetensors"))
+    there = has_own_mtp(folder) if here else announced
+    if there or announced:
         yield Suggestion(
             drafter="mtp",
             draft=None,
-            ready=any(folder.glob("*.safetensors")),
-            reason=f"the checkpoint has an MTP block of its own (depth {depth}), trained with it",
+            ready=here and there,
+            reason="the checkpoint has an MTP block of its own, trained with it"
+            if there
+            else "config.json announces an MTP block, and its tensors are not in the files: fetch "
+            "the whole checkpoint",
             command=_generate(target, "--drafter mtp"),
         )
 
 
 def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
+    aliases = {resolve(alias): alias for alias in ALIASES}
     for kind, heads in heads_beside(folder).items():
+        name = aliases.get(heads, str(heads))
         yield Suggestion(
             drafter=kind,
-            draft=str(heads),
+            draft=name,
             ready=True,
             reason=f"{kind} heads of the target's sizes lie beside it",
-            command=_generate(target, f"--draft {heads}"),
+            command=_generate(target, f"--draft {name}"),
         )
 
 
@@ -105,14 +108,17 @@ def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
         known = pair.target_model_id.lower()
         if not pair.supported or not names & {known, known.rpartition("/")[2]}:
             continue
-        bridge = pair.vocabulary == "bridge"
-        drafter = "bridge" if bridge else "model"
-        flags = [f"--draft {pair.draft_model_id}", *(["--drafter bridge"] if bridge else [])]
-        built_in = draft_of(target) == pair.draft_model_id
+        draft = pair.draft_to_load
+        if draft is None:
+            # The target drafts for itself, which is suggested of every target.
+            continue
+        flags = [f"--draft {draft}"]
+        flags += [f"--drafter {pair.drafter}"] if pair.drafter != "auto" else []
+        built_in = draft_of(target) == draft
         yield Suggestion(
-            drafter=drafter,
-            draft=pair.draft_model_id,
-            ready=pair.draft_model_id in here,
+            drafter="model" if pair.drafter == "auto" else pair.drafter,
+            draft=draft,
+            ready=draft in here,
             reason=f"known pair {pair.pair_name}: {pair.notes}",
             command=_generate(target, *([] if built_in else flags)),
         )
@@ -158,7 +164,7 @@ def _itself(target: str, folder: Path) -> Iterator[Suggestion]:
         "acceptance depends on how much the layers that are left out do",
     }
     for drafter, reason in reasons.items():
-        if drafter in available() and family in FAMILIES:
+        if drafter in available() and family in LLAMA_FAMILIES:
             yield Suggestion(
                 drafter=drafter,
                 draft=None,
@@ -192,8 +198,16 @@ def _training(target: str, folder: Path) -> Iterator[Suggestion]:
     if family in FAMILIES:
         yield Suggestion(
             drafter="model",
-            draft="FOLDER",
+            draft="my-draft",
             ready=False,
             reason="a draft model trained on your own text, on this machine",
-            command=f"outrider train draft --target {target}",
+            command=f"outrider train draft my-draft TEXTS --target {target}",
+        )
+    if family in LLAMA_FAMILIES and "eagle" not in heads_beside(folder):
+        yield Suggestion(
+            drafter="eagle",
+            draft="my-eagle",
+            ready=False,
+            reason="EAGLE heads trained on your own text; mtp, medusa and block are made alike",
+            command=f"outrider train eagle my-eagle TEXTS --target {target}",
         )

@@ -48,11 +48,12 @@ def known_pairs(resolved: Resolved, names: str, *, most_in_flight: int) -> list[
 
 
 def _known(pair: ModelPair, engine: EngineConfig, *, own: bool) -> Subject:
-    if engine.drafter == "auto" and pair.vocabulary == "bridge":
-        engine = replace(engine, drafter="bridge")
+    if engine.drafter == "auto" and pair.drafter != "auto":
+        bits = pair.self_quantise or engine.self_quantise
+        engine = replace(engine, drafter=pair.drafter, self_quantise=bits)
     if engine.dtype == "auto" and pair.target_model_id != EMBEDDED_TARGET:
         engine = replace(engine, dtype=pair.target.dtype)
-    return Subject(pair.pair_name, Models(pair.target_model_id, pair.draft_model_id), engine, own)
+    return Subject(pair.pair_name, Models(pair.target_model_id, pair.draft_to_load), engine, own)
 
 
 def _engine(resolved: Resolved, most_in_flight: int) -> EngineConfig:

@@ -93,7 +93,7 @@ def _memory(gigabytes: float) -> str:
 
 
 def _note(pair: ModelPair) -> str:
-    bridge = "; needs --drafter bridge" if pair.vocabulary == "bridge" else ""
+    bridge = f"; needs --drafter {pair.drafter}" if pair.drafter != "auto" else ""
     gated = "; gated, needs `hf auth login`" if pair.gated else ""
     refusal = f"; not supported yet: {pair.refusal}" if pair.refusal else ""
     return f"{pair.notes}{bridge}{gated}{refusal}"

@@ -134,7 +134,8 @@ def _pairs(
         return tuple(_named(get_pair(name), program.draft, engine) for name in dict.fromkeys(names))
     draft = {"auto": draft_of(program.target), "none": None}.get(program.draft, program.draft)
     for pair in PAIRS.values():
-        if (pair.target_model_id, pair.draft_model_id) == (program.target, draft):
+        models = (pair.target_model_id, pair.draft_to_load)
+        if draft is not None and models == (program.target, draft):
             return (_named(pair, "auto", engine),)
     slugs = [_slug(name) for name in (program.target, draft) if name]
     return (_pair("+".join(slugs), program.target, draft, engine),)
@@ -142,11 +143,12 @@ def _pairs(
 
 def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> SweepPair:
     """A known pair, in its published precision; --draft replaces its draft, none drops it."""
-    if engine.drafter == "auto" and pair.vocabulary == "bridge" and draft != "none":
-        engine = replace(engine, drafter="bridge")
+    if engine.drafter == "auto" and pair.drafter != "auto" and draft != "none":
+        bits = pair.self_quantise or engine.self_quantise
+        engine = replace(engine, drafter=pair.drafter, self_quantise=bits)
     if engine.dtype == "auto" and PAIRS["embedded"] is not pair:
         engine = replace(engine, dtype=pair.target_dtype)
-    chosen = {"auto": pair.draft_model_id, "none": None}.get(draft, draft)
+    chosen = {"auto": pair.draft_to_load, "none": None}.get(draft, draft)
     return _pair(pair.pair_name, pair.target_model_id, chosen, engine)
 
 

@@ -122,6 +122,20 @@ class EagleOptions(DrafterOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions(DrafterOptions):
+    """Of `train block`."""
+
+    places: int = setting(4, "Places: drafts of a round.", minimum=1, maximum=64)
+    context_tokens: int = setting(
+        8, "Tokens whose states are read for a guess.", minimum=1, maximum=1024
+    )
+    layers: int = setting(1, "Layers of the net.", minimum=1, maximum=16)
+    dtype: str = setting(
+        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainOptions(RunOptions):
     """Of `train pretrain`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.cli.train_options import (
+    BlockOptions,
     DraftOptions,
     EagleOptions,
     MedusaOptions,
@@ -33,6 +34,14 @@ TRAIN = Verb(
             example="outrider train draft my-draft python --tokens 100000 --minutes 0.1",
             arguments=_TRAINED,
             options=DraftOptions,
+        ),
+        Verb(
+            name="block",
+            target="outrider.cli.train_block:block",
+            text="Train a block net, which guesses several places in one pass.",
+            example="outrider train block my-net python --tokens 100000 --minutes 0.1",
+            arguments=_TRAINED,
+            options=BlockOptions,
         ),
         Verb(
             name="medusa",

@@ -62,6 +62,12 @@ class EngineConfig:
         minimum=0,
         maximum=1,
     )
+    lite_alpha: float = setting(
+        0.7,
+        "With drafter eagle-lite, how far the target's last state is carried on; 0 repeats it.",
+        minimum=0,
+        maximum=2,
+    )
     lite_heads: int = setting(
         2, "With drafter medusa-lite, how many heads guess.", minimum=1, maximum=16
     )

@@ -11,7 +11,7 @@ Shapes:  V = vocabulary, M = nodes that were fed, R = ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -22,10 +22,9 @@ from outrider.core.errors import NumericsError, blaming
 from outrider.core.host import host_floats, host_rows
 from outrider.core.laws import processed_probs
 from outrider.core.noise import ROOT
-from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.model import MAX_TEMPERATURE
+from outrider.drafters.places import drawn_params
 from outrider.drafters.trees import (
     Chances,
     DrawInTree,
@@ -136,7 +135,7 @@ class SettledTree:
         sampling: Sampling = PLAIN,
     ) -> None:
         self.row = row
-        self._params, self._sampling = _heated(row), sampling
+        self._params, self._sampling = drawn_params(row), sampling
         self._shape = shape.by_depth()
         self._tree = DrawnTree(self._shape, row.noise, draw)
         self._has_children = set(self._shape.parents)
@@ -187,12 +186,6 @@ def _path(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]
         path.append(tokens[node])
         node = parents[node]
     return path[::-1]
-
-
-def _heated(row: DraftRow) -> SamplingParams:
-    """With the temperature that drafts are drawn at."""
-    temperature = row.params.temperature * row.budget.temperature
-    return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
 
 
 def _shape_logits(tree: GrowingTree, level: Sequence[int], logits_MV: Tensor) -> None:

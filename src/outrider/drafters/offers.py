@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
 
 # A row of a pass costs some hundredths of it, so a token that is kept more seldom is not drafted.
+# The second is for trees: who asks for one has rows to spare.
 LEAST_KEPT = 0.12
+LEAST_IN_TREE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class Offer:
     def num_expected(self) -> float:
         """Draft tokens that are kept, in the mean."""
         return sum(self.kept)
+
+
+def least_kept(budget: Budget) -> float:
+    """The probability to be kept below which no token is drafted."""
+    return LEAST_IN_TREE if budget.size > budget.depth else LEAST_KEPT
 
 
 NO_OFFER = Offer(Draft.empty())

@@ -70,7 +70,7 @@ class Places:
         shape = chain_shape(len(logits_KV))
         if branches:
             shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
-        laws_KV = processed_probs(logits_KV, _heated(row), self.sampling)
+        laws_KV = processed_probs(logits_KV, drawn_params(row), self.sampling)
         tree = DrawnTree(shape, row.noise, self.draw)
         for place in shape.depths:
             tree.grow(laws_KV[place])
@@ -99,8 +99,8 @@ class Places:
         return chances[:num_places]
 
 
-def _heated(row: DraftRow) -> SamplingParams:
-    """With the temperature that drafts are drawn at."""
+def drawn_params(row: DraftRow) -> SamplingParams:
+    """The request's, with the temperature that drafts are drawn at."""
     temperature = row.params.temperature * row.budget.temperature
     return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
 

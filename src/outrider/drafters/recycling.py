@@ -9,11 +9,12 @@ Language Models with Token Recycling" (arXiv 2408.08696).
 The tree has one shape for all requests, the nodes with the highest product of rates, entry r being
 right at the rate
 
-    rate_r = (W first_r + hits_r) / (W + trials)
+    rate_r = f (W first_r + hits_r) / (W + trials)
+    f      = (V + hits of the request) / (V + those foretold)
 
-which the text tells whether anything is drafted or not. Nodes below 0.12 are left out, so where
+which the text tells whether anything is drafted or not. Nodes below 0.04 are left out, so where
 entries are never right nothing is proposed. A budget without room for branches gets the first
-entries as a chain.
+entries as a chain, down to 0.12.
 
 The table is shared by all requests. So, as with any memory they share, a seed's text is the same in
 every run only under the rules that tie it to the seed.
@@ -23,13 +24,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from outrider.core.draft import Draft
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.offers import LEAST_KEPT, NO_OFFER, Offer
+from outrider.drafters.offers import NO_OFFER, Offer, least_kept
 from outrider.drafters.trees import Shape, best_shape
 
 WIDTH = 8
@@ -37,26 +39,43 @@ _UNKNOWN = -1
 # What is supposed of the entries, and for how many trials.
 _FIRST_RATES = (0.4, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
 _FIRST_WEIGHT = 16.0
-# Share of old trials that a new one leaves.
+# Share of old trials that a new one leaves, of all requests and of one.
 _FADE = 1 - 1 / 512
+_OWN_FADE = 1 - 1 / 64
+# V: how much requests are alike, in hits of the first entry.
+_EVENNESS = 3.0
 # Rates are rounded to so many parts of one before a shape is made for them: few shapes are made.
-_PARTS = 25
+_PARTS = 50
+
+
+@dataclass(slots=True)
+class _Request:
+    """How often first entries were right, and how often that was foretold; counts fade."""
+
+    num_read: int
+    hits: float = 0.0
+    foretold: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """How much better or worse than others this request does."""
+        return (_EVENNESS + self.hits) / (_EVENNESS + self.foretold)
 
 
 class RecyclingDrafter:
-    """Deterministic trees and chains from `num_tokens` rows of `WIDTH` ids; holds no model."""
+    """Deterministic trees and chains from `WIDTH` ids a token of the vocabulary; no model."""
 
     name = "recycling"
 
     def __init__(self, *, vocab_size: int) -> None:
         self.needs = DraftNeeds(num_likely=min(WIDTH, vocab_size))
         self._table = array("i", [_UNKNOWN]) * (vocab_size * WIDTH)
-        self._num_read: dict[int, int] = {}
+        self._requests: dict[int, _Request] = {}
         self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
         self._trials = _FIRST_WEIGHT
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._num_read[seq_id] = len(prompt)
+        self._requests[seq_id] = _Request(len(prompt))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
@@ -68,7 +87,7 @@ class RecyclingDrafter:
         return [self._offer(row) for row in rows]
 
     def close(self, seq_id: int) -> None:
-        del self._num_read[seq_id]
+        del self._requests[seq_id]
 
     def entries(self, token: int) -> tuple[int, ...]:
         """What the target found likeliest after `token`, best first; nothing if it is not known."""
@@ -82,9 +101,10 @@ class RecyclingDrafter:
     def _learn(self, row: DraftRow) -> None:
         """First what the text says of the table, then what the last pass said."""
         tokens = row.tokens
-        for place in range(max(self._num_read[row.seq_id], 1), len(tokens)):
-            self._judge(tokens[place - 1], tokens[place])
-        self._num_read[row.seq_id] = len(tokens)
+        request = self._requests[row.seq_id]
+        for place in range(max(request.num_read, 1), len(tokens)):
+            self._judge(request, tokens[place - 1], tokens[place])
+        request.num_read = len(tokens)
         last = row.last
         if last is None or not last.likely:
             return
@@ -92,10 +112,12 @@ class RecyclingDrafter:
         for token, likely in zip(verified, last.likely, strict=True):
             self._store(token, likely)
 
-    def _judge(self, before: int, token: int) -> None:
+    def _judge(self, request: _Request, before: int, token: int) -> None:
         entries = self.entries(before)
         if not entries:
             return
+        request.hits = _OWN_FADE * request.hits + (entries[0] == token)
+        request.foretold = _OWN_FADE * request.foretold + self._hits[0] / self._trials
         self._trials = _FADE * self._trials + 1
         for rank in range(WIDTH):
             right = rank < len(entries) and entries[rank] == token
@@ -109,8 +131,11 @@ class RecyclingDrafter:
         budget = row.budget
         branches = budget.size > budget.depth
         # A tree is best where rates do not rise with the rank; if they do, it is noise.
-        parts = [int(part) for part in accumulate(map(_part, self.rates()), min)]
+        factor = self._requests[row.seq_id].factor
+        rates = accumulate((factor * rate for rate in self.rates()), min)
+        parts = [min(round(_PARTS * rate), _PARTS) for rate in rates]
         shape = _shape(tuple(parts if branches else parts[:1]), budget.depth, budget.size)
+        shape = shape.first(sum(worth >= least_kept(budget) for worth in shape.worths))
         tokens: list[int] = []
         parents: list[int] = []
         kept: list[float] = []
@@ -131,13 +156,8 @@ class RecyclingDrafter:
         return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
 
 
-def _part(rate: float) -> int:
-    return round(_PARTS * rate)
-
-
 @lru_cache(maxsize=256)
 def _shape(parts: tuple[int, ...], depth: int, size: int) -> Shape:
     """The best tree when entry r is right at `parts[r]` of `_PARTS`."""
     rates = [part / _PARTS for part in parts]
-    shape = best_shape([rates] * depth, size)
-    return shape.first(sum(worth >= LEAST_KEPT for worth in shape.worths))
+    return best_shape([rates] * depth, size)

@@ -99,9 +99,16 @@ class Compaction:
         return end if end > self.keep.budget else None
 
 
+def keep_of(config: EngineConfig) -> Keep | None:
+    """What of a longer prompt is kept; None for all. Raises ConfigError for a window that leaves
+    nothing to choose."""
+    return Keep(config.kv_budget, config.kv_window) if config.kv_budget else None
+
+
 def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> Compaction | None:
     """What the settings say of it. Raises ConfigError where target or drafter cannot go along."""
-    if not config.kv_budget:
+    keep = keep_of(config)
+    if keep is None:
         return None
     if not isinstance(target, CompactingLM):
         raise ConfigError(
@@ -115,7 +122,7 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
             "are dropped with the keys.",
             hint="leave --kv-budget at 0, or choose another --drafter",
         )
-    return Compaction(Keep(config.kv_budget, config.kv_window))
+    return Compaction(keep)
 
 
 def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:

@@ -42,7 +42,8 @@ def build_without_weights(config: EngineConfig, parts: Parts) -> Drafter:
         return _medusa_lite(config, parts)
     from outrider.drafters.eagle.lite import LiteDrafter
 
-    return LiteDrafter(normed_target(parts.target), growth_of(config, parts, "eagle-lite"))
+    target, growth = normed_target(parts.target), growth_of(config, parts, "eagle-lite")
+    return LiteDrafter(target, growth, alpha=config.lite_alpha)
 
 
 def growth_of(config: EngineConfig, parts: Parts, whose: str) -> Growth:

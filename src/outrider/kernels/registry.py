@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -28,6 +28,9 @@ from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.build import built_kernels
 from outrider.kernels.contests import TILES, thread_answer, tiles_answer, why_no_tiles
+from outrider.kernels.delta.native import NativeDelta
+from outrider.kernels.delta.plan import Run
+from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
 from outrider.kernels.forward import Forward, ForwardParts, NativeForward
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
@@ -41,7 +44,7 @@ from outrider.kernels.sampling.native import native_sampling
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "argmax", "verify_prefix", "softmax", "pick", "leftover",
+    "gelu", "delta", "argmax", "verify_prefix", "softmax", "pick", "leftover",
 )  # fmt: skip
 
 # Below it a GPU has no matrix units for bfloat16.
@@ -53,6 +56,19 @@ _log = logging.getLogger(__name__)
 class Linear(Protocol):
     def __call__(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None: ...
+
+
+class Delta(Protocol):
+    def __call__(
+        self,
+        first_NP: Tensor,
+        weights: DeltaWeights,
+        runs: Sequence[Run],
+        cells: Cells,
+        layer: int,
+        out_NO: Tensor,
+        /,
     ) -> None: ...
 
 
@@ -87,6 +103,8 @@ class Kernels:
     attention(qkv_NE, k_GSD, v_GSD, plan, scale, out_NO)
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
+    delta(first_NP, weights, runs, cells, layer, out_NO)
+                                                      a layer's gated delta rule
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
                                                       a host sync
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
@@ -110,6 +128,7 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, float, Tensor], None]
     silu_mul: Callable[[Tensor, Tensor], None]
     gelu: Callable[[Tensor, Tensor], None]
+    delta: Delta
     argmax: Callable[[Tensor], list[int]]
     verify_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     sampling: Sampling
@@ -229,6 +248,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         attention=ops.attention,
         silu_mul=ops.silu_mul,
         gelu=ops.gelu,
+        delta=NativeDelta(library, ops.team),
         argmax=ops.argmax,
         verify_prefix=ops.verify_prefix,
         sampling=native_sampling(library, ops.team),
@@ -270,7 +290,8 @@ def _triton(
     room = Room(device)
     ops, laws = TritonOps(room, quantise), EagerLaws(room, device)
     exact = rows_alike(ops, device, dtype) if exact is None else exact
-    linear, *others = (Choice(op, "triton", refusals) for op in OPS)
+    none = Choice("delta", "reference", (*refusals, "triton: it has no kernel of this rule"))
+    linear, *others = (none if op == none.op else Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
     return Kernels(
@@ -283,6 +304,7 @@ def _triton(
         attention=ops.attention,
         silu_mul=ops.silu_mul,
         gelu=ops.gelu,
+        delta=torch_delta,
         argmax=laws.argmax,
         verify_prefix=laws.verify_prefix,
         sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
@@ -304,6 +326,7 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
+        delta=torch_delta,
         argmax=pointwise.argmax,
         verify_prefix=verify_prefix,
         sampling=PLAIN,

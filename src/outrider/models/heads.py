@@ -11,22 +11,29 @@ of their own, with a `config.json` and safetensors, in the formats that their pr
 
 Hidden layer i is the residual after i layers of the target, 0 to L.
 
-Shapes:  V = vocabulary, D = hidden size.
+Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S = slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CausalLM
+from outrider.core.protocols import CausalLM, StateStore, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_weights import Tables
+from outrider.models.weight_reader import Placement
 from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
+from outrider.state.paged_kv import PagedKV
 
 HeadKind = Literal["eagle", "medusa", "mtp", "block"]
 DraftKind = Literal["model", "eagle", "medusa", "mtp", "block"]
@@ -54,6 +61,16 @@ class Heads:
     kind: HeadKind
     room: Room
 
+    def notes(self, window: int) -> tuple[str, ...]:
+        """A sentence if EAGLE heads were trained on texts shorter than `window`: nothing stops them
+        there, for their positions go on as the target's do."""
+        if self.kind != "eagle":
+            return ()
+        trained = _config(self.folder).integer("max_position_embeddings", window)
+        if trained >= window:
+            return ()
+        return (f"the heads were trained on {trained} tokens; later drafts may be kept less often",)
+
 
 @runtime_checkable
 class HeadTarget(CausalLM, Protocol):
@@ -74,6 +91,27 @@ def head_target(target: CausalLM) -> HeadTarget:
             hint="draft without heads: --drafter ngram, or name a draft model with --draft",
         )
     return target
+
+
+class HeadMemory(StateStore, Protocol):
+    """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD)."""
+
+    @property
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
+    def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
+        """Stage the rows' tokens and say where each reads and writes. Raises CapacityError."""
+        ...
+
+
+def head_memory(spec: ModelSpec, place: Placement, room: Room) -> HeadMemory:
+    """Memory of their own, for heads of these sizes."""
+    return PagedKV(
+        spec,
+        dtype=place.dtype,
+        device=place.device,
+        num_slots=room.num_slots,
+        page_size=room.page_size,
+    )
 
 
 def kind_of(folder: Path) -> DraftKind:

@@ -30,7 +30,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.compacting import compact
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.llama_config import LlamaConfig
-from outrider.models.llama_weights import Tables, leave_mtp, read_layer, read_tables
+from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
 from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
@@ -78,8 +78,7 @@ class LlamaModel:
         self._layers = [
             read_layer(reader, config, index, share) for index in range(config.num_layers)
         ]
-        leave_mtp(weights, config)
-        weights.check_all_taken()
+        weights.check_all_taken(beside=mtp_prefixes(weights, config))
         self._depths = frozenset(range(config.num_layers))
         tables = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)

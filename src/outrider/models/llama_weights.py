@@ -9,6 +9,7 @@ Shapes:  D = hidden size, V = vocabulary, E = fused q, k and v, F = FFN size, H 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import torch
 from torch import Tensor
@@ -42,12 +43,10 @@ def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE)
     )
 
 
-def leave_mtp(weights: Weights, config: LlamaConfig) -> None:
-    """A block for multi-token prediction may lie behind the last layer; a drafter reads it."""
-    index = config.num_layers
-    while f"model.layers.{index}.enorm.weight" in weights:
-        weights.leave(f"model.layers.{index}.")
-        index += 1
+def mtp_prefixes(weights: Weights, config: LlamaConfig) -> tuple[str, ...]:
+    """Of blocks for multi-token prediction that lie behind the last layer; a drafter reads them."""
+    behind = (f"model.layers.{index}." for index in count(config.num_layers))
+    return tuple(takewhile(lambda prefix: f"{prefix}enorm.weight" in weights, behind))
 
 
 def read_layer(

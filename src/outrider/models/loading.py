@@ -31,13 +31,9 @@ from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
-ALIASES = {
-    "outrider/embedded": "target",
-    "outrider/embedded-draft": "draft",
-    "outrider/embedded-eagle": "eagle",
-    "outrider/embedded-medusa": "medusa",
-    "outrider/embedded-mtp": "mtp",
-}
+ALIASES = {"outrider/embedded": "target", "outrider/embedded-draft": "draft"}
+# Heads for the embedded target, which are no models.
+HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -184,8 +180,15 @@ def _pick_dtype(name: str, config: NativeConfig, weights: Weights) -> torch.dtyp
 
 def resolve(name: str) -> Path:
     """The folder that `name` means, downloaded if need be. Raises CheckpointError if none."""
-    if name in ALIASES:
-        return Path(str(files("outrider.pairs") / "tiny" / ALIASES[name]))
+    shipped_as = {**ALIASES, **HEAD_ALIASES}
+    if name in shipped_as:
+        shipped = Path(str(files("outrider.pairs") / "tiny" / shipped_as[name]))
+        if not shipped.is_dir():
+            raise CheckpointError(
+                f"{name} is not part of this installation.",
+                hint="make it with `outrider train`, and name its folder",
+            )
+        return shipped
     folder = _as_path(name)
     if name and folder.is_dir():
         return folder

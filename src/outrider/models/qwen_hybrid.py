@@ -10,9 +10,9 @@ The recurrence goes token by token in every pass, prompts included, since anothe
 would round otherwise, and a verification must give the bits of plain decoding.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, E = fused q, k
-         and v, A = heads x head size, P = outputs of a recurrent layer's first product, C = its
-         channels, O = value heads x value size, F = FFN size, K = captured layers, G = KV heads,
-         S = slots, T = positions, H = half of a head.
+         and v, A = heads x head size, P = outputs of a recurrent layer's first product, O = value
+         heads x value size, F = FFN size, K = captured layers, G = KV heads, S = slots,
+         T = positions, H = half of a head.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.delta.torch import by_row, convolve, prepare, recur
+from outrider.kernels.delta.torch import by_row
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room, num_positions
@@ -49,8 +49,7 @@ from outrider.state.staging import HybridPlan
 
 @dataclass(frozen=True, slots=True)
 class _Scratch:
-    """The buffers of one step, float32 but for `rows_ND`. The second half of `conv_N2C` is ones:
-    SiLU is the kernel that multiplies by something."""
+    """The buffers of one step, float32 but for `rows_ND`."""
 
     rows_ND: Tensor
     x_ND: Tensor
@@ -59,8 +58,6 @@ class _Scratch:
     gate_NA: Tensor
     attended_NA: Tensor
     first_NP: Tensor
-    conv_N2C: Tensor
-    mixed_NC: Tensor
     out_NO: Tensor
     gated_N2O: Tensor
     up_N2F: Tensor
@@ -192,12 +189,7 @@ class QwenHybridModel:
         shape, num_rows = config.delta, scratch.x_ND.shape[0]
         channels, values = shape.num_channels, config.value_size
         kernels.linear(scratch.norm_ND, weights.first, scratch.first_NP)
-        conv_NC = scratch.conv_N2C[:, :channels]
-        convolve(scratch.first_NP[:, :channels], delta.conv_JC, plan.runs, cells, index, conv_NC)
-        kernels.silu_mul(scratch.conv_N2C, scratch.mixed_NC)
-        inputs = prepare(scratch.mixed_NC, scratch.first_NP[:, channels + values :], delta)
-        heads = (num_rows, shape.num_heads, shape.value_dim)
-        recur(inputs, plan.runs, cells, index, scratch.out_NO.view(heads))
+        kernels.delta(scratch.first_NP, delta, plan.runs, cells, index, scratch.out_NO)
         flat = (num_rows * shape.num_heads, shape.value_dim)
         normed_NO = torch.empty_like(scratch.out_NO)
         kernels.rms_norm(
@@ -263,8 +255,6 @@ class QwenHybridModel:
             gate_NA=buffer(attended),
             attended_NA=buffer(attended),
             first_NP=buffer(delta.num_channels + values + 2 * delta.num_heads),
-            conv_N2C=buffer(2 * delta.num_channels).fill_(1),
-            mixed_NC=buffer(delta.num_channels),
             out_NO=buffer(values),
             gated_N2O=buffer(2 * values),
             up_N2F=buffer(2 * config.ffn_size),

@@ -60,12 +60,15 @@ class HybridLayer:
 
 
 class HybridReader:
-    """Norms are read as what they multiply by."""
+    """Norms are read as what they multiply by. Names begin with `prefix`; None is the text model's
+    own, which is looked for."""
 
-    def __init__(self, reader: WeightReader, config: QwenHybridConfig) -> None:
+    def __init__(
+        self, reader: WeightReader, config: QwenHybridConfig, prefix: str | None = None
+    ) -> None:
         self._reader, self._config = reader, config
         found = (prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in reader)
-        self._prefix = next(found, _PREFIXES[-1])
+        self._prefix = next(found, _PREFIXES[-1]) if prefix is None else prefix
 
     def tables(self) -> Tables:
         config = self._config
@@ -74,7 +77,7 @@ class HybridReader:
         )
         return Tables(
             embedding_VD=embedding_VD,
-            norm_D=self._norm("norm", config.hidden_size),
+            norm_D=self.norm("norm", config.hidden_size),
             head=self._reader.head(embedding_VD, tied=config.tie_word_embeddings),
         )
 
@@ -83,11 +86,11 @@ class HybridReader:
         attends = index in config.attention_layers
         sparse = config.experts if index in config.sparse_layers else None
         return HybridLayer(
-            mixer_norm_D=self._norm(f"{name}input_layernorm", config.hidden_size),
+            mixer_norm_D=self.norm(f"{name}input_layernorm", config.hidden_size),
             mixer=self._attention(f"{name}self_attn.")
             if attends
             else self._recurrent(f"{name}linear_attn."),
-            ffn_norm_D=self._norm(f"{name}post_attention_layernorm", config.hidden_size),
+            ffn_norm_D=self.norm(f"{name}post_attention_layernorm", config.hidden_size),
             ffn=self._dense(f"{name}mlp.", config.ffn_size)
             if sparse is None
             else self._mixture(f"{name}mlp.", sparse),
@@ -108,8 +111,8 @@ class HybridReader:
                 {f"{name}q_proj": 2 * attended, f"{name}k_proj": kv, f"{name}v_proj": kv}, order_E
             ),
             gate=self._linear({f"{name}q_proj": 2 * attended}, queries[:, 1].flatten()),
-            q_norm_H=self._norm(f"{name}q_norm", head)[turned],
-            k_norm_H=self._norm(f"{name}k_norm", head)[turned],
+            q_norm_H=self.norm(f"{name}q_norm", head)[turned],
+            k_norm_H=self.norm(f"{name}k_norm", head)[turned],
             out=self._linear({f"{name}o_proj": config.hidden_size}, num_in=attended),
         )
 
@@ -172,7 +175,7 @@ class HybridReader:
     def _vector(self, name: str, *shape: int) -> Tensor:
         return self._reader.vector(f"{self._prefix}{name}", *shape)
 
-    def _norm(self, name: str, size: int) -> Tensor:
+    def norm(self, name: str, size: int) -> Tensor:
         return self._vector(f"{name}.weight", size).add_(1)
 
 

@@ -120,10 +120,6 @@ class Weights:
         path = self._file_of.get(name)
         return torch.float32 if path is None else self._read(path, name).dtype
 
-    def leave(self, prefix: str) -> None:
-        """Say that tensors whose names begin so are somebody else's to read."""
-        self._untaken = {name for name in self._untaken if not name.startswith(prefix)}
-
     def check_all_taken(
         self, *, ignored: tuple[str, ...] = DERIVED, beside: tuple[str, ...] = ()
     ) -> None:

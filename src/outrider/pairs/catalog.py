@@ -47,7 +47,8 @@ class ModelPair:
     """A draft and a target that work together.
 
     `vocabulary` is "same" when every id means the same token to both, and "bridge" when drafts
-    must be spelled anew (`--drafter bridge`). `refusal` says why the pair does not run yet.
+    must be spelled anew (`--drafter bridge`). With `self_quantise` the target drafts for itself, in
+    int8 or int4, over its own memory. `refusal` says why the pair does not run yet.
     """
 
     pair_name: str
@@ -56,7 +57,20 @@ class ModelPair:
     licence: str
     notes: str
     vocabulary: Vocabulary = "same"
+    self_quantise: str | None = None
     refusal: str | None = None
+
+    @property
+    def drafter(self) -> str:
+        """The drafter that the pair needs; auto is the draft model as it is."""
+        if self.self_quantise is not None:
+            return "quantised-self"
+        return "bridge" if self.vocabulary == "bridge" else "auto"
+
+    @property
+    def draft_to_load(self) -> str | None:
+        """What --draft names; None where the target drafts for itself."""
+        return None if self.self_quantise is not None else self.draft_model_id
 
     @property
     def draft_model_id(self) -> str:
@@ -95,8 +109,10 @@ class ModelPair:
         """The command line that generates with this pair."""
         if self.target_model_id == EMBEDDED_TARGET:
             return "outrider generate PROMPT"
-        words = [f"--target {self.target_model_id}", f"--draft {self.draft_model_id}"]
-        words += ["--drafter bridge"] if self.vocabulary == "bridge" else []
+        words = [f"--target {self.target_model_id}"]
+        words += [f"--draft {self.draft_to_load}"] if self.draft_to_load else []
+        words += [f"--drafter {self.drafter}"] if self.drafter != "auto" else []
+        words += [f"--self-quantise {self.self_quantise}"] if self.self_quantise else []
         dtype = self.target_dtype
         return f"outrider generate {' '.join(words)} --dtype {dtype} PROMPT"
 
@@ -147,11 +163,12 @@ _PAIRS = (
     ),
     ModelPair(
         pair_name="llama3_self",
-        draft=replace(_LLAMA3_8B, weights_gb=4.7, dtype="int4"),
+        # It reads and writes the target's own memory.
+        draft=replace(_LLAMA3_8B, weights_gb=4.7, kv_bytes_per_token=0, dtype="int4"),
         target=_LLAMA3_8B,
         licence="Llama 3 Community",
         notes="a model drafts for itself, with 4-bit weights",
-        refusal="no kernel computes with 4-bit weights yet",
+        self_quantise="int4",
     ),
     ModelPair(
         pair_name="llama3",

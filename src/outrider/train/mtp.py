@@ -101,10 +101,11 @@ class Mtp(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe:
-    """A `Recipe`. Each place is learned in `num_turns` turns, at least one for each block."""
+    """A `Recipe` of `block.num_layers` blocks. Each place is learned in `num_turns` turns, at least
+    one for each block."""
 
     target: FrozenTarget
-    config: MtpConfig
+    block: LlamaConfig
     exam: Exam
     window: int
     num_turns: int
@@ -116,7 +117,7 @@ class MtpRecipe:
 
     @property
     def facts(self) -> Mapping[str, object]:
-        block = self.config.block
+        block = self.block
         return {
             "target": str(self.target.folder),
             "sizes": [block.hidden_size, block.ffn_size, block.num_heads, block.num_layers],
@@ -125,8 +126,8 @@ class MtpRecipe:
 
     def build(self, generator: torch.Generator) -> Mtp:
         longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
-        net = Mtp(self.config.block, longest)
-        initialise(net, generator, num_layers=self.config.depth)
+        net = Mtp(self.block, longest)
+        initialise(net, generator, num_layers=self.block.num_layers)
         return net
 
     def loss(self, module: Mtp, batch: Batch) -> Tensor:
@@ -163,7 +164,9 @@ class MtpRecipe:
         return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
 
     def export(self, module: Mtp) -> Export:
-        values = config_values(self.config) | {"dtype": str(self.dtype).removeprefix("torch.")}
+        values = config_values(MtpConfig(block=self.block)) | {
+            "dtype": str(self.dtype).removeprefix("torch.")
+        }
         return Export(as_dtype(module.state_dict(), self.dtype), values)
 
     def _turns(self, module: Mtp, ids_BT: Tensor, last_BTD: Tensor, count: int) -> list[Tensor]:
@@ -194,7 +197,7 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
     )
     return MtpRecipe(
         target=session.target,
-        config=MtpConfig(block, 0, reads_normed=False),
+        block=block,
         exam=session.exam,
         window=session.text.wish.window,
         num_turns=num_turns,

@@ -109,6 +109,9 @@ def test_an_mtp_block_is_announced_and_must_be_there(target: Path) -> None:
     edit(target, num_nextn_predict_layers=1)
     assert own_mtp_depth(target) == 1
     assert not has_own_mtp(target)
+    edit(target, num_nextn_predict_layers=None, text_config={"mtp_num_hidden_layers": 2})
+    assert own_mtp_depth(target) == 2
+    edit(target, text_config=None)
     layer = json.loads((target / "config.json").read_text())["num_hidden_layers"]
     save_tensors(target, {f"model.layers.{layer}.eh_proj.weight": torch.zeros(2, 2)})
     assert has_own_mtp(target)

@@ -111,17 +111,16 @@ def test_words_that_name_nobody(words: str, said: str) -> None:
     assert said in f"{caught.value} {caught.value.hint}"
 
 
-def test_drafts_are_those_named_then_those_that_belong_to_the_target() -> None:
+def test_drafts_are_those_that_belong_to_the_target() -> None:
     drafts = Drafts("a-model", {"eagle": Path("heads/eagle")})
-    (_, model, other, eagle, ngram) = contestants_named("model,model=b,eagle,ngram")
-    assert drafts.of_contestant(model) == "a-model"
-    assert drafts.of_contestant(other) == "b"
-    assert drafts.of_contestant(eagle) == str(Path("heads/eagle"))
-    assert drafts.of_contestant(ngram) is None
+    assert drafts.of_drafter("model", "model") == "a-model"
+    assert drafts.of_drafter("eagle", "heads") == str(Path("heads/eagle"))
+    assert drafts.of_drafter("ngram", "text") is None
+    assert Drafts(None, {}, own_mtp=True).of_drafter("mtp", "heads") is None
     with pytest.raises(ConfigError, match="no draft model"):
-        Drafts(None, {}).of_contestant(model)
+        Drafts(None, {}).of_drafter("model", "model")
     with pytest.raises(ConfigError, match="no eagle heads"):
-        Drafts(None, {}).of_contestant(eagle)
+        Drafts(None, {}).of_drafter("eagle", "heads")
 
 
 def test_who_cannot_run_is_skipped_by_name_with_the_reason() -> None:
@@ -145,10 +144,10 @@ def test_who_cannot_run_is_skipped_by_name_with_the_reason() -> None:
             raise CheckpointError("broken file", hint="download it again")
         return Stub(config)
 
-    chosen = contestants_named("ngram,model,eagle")
+    chosen = contestants_named("ngram,model,model=b,eagle")
     lineup = line_up(chosen, "t", Drafts("d", {}), EngineConfig(), opener=open_one)
-    assert opened == [(None, "none"), (None, "ngram"), ("d", "model")]
-    assert [runner.name for runner in lineup.present] == [OFF, "model"]
+    assert opened == [(None, "none"), (None, "ngram"), ("d", "model"), ("b", "model")]
+    assert [runner.name for runner in lineup.present] == [OFF, "model", "model=b"]
     assert lineup.skipped["ngram"] == "broken file (download it again)"
     assert "no eagle heads" in lineup.skipped["eagle"]
     assert lineup.notes[0] == "a note"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import outrider.pairs as pairs
 from doubles.command_line import Command
@@ -51,8 +52,8 @@ def test_the_embedded_target_has_a_pair_and_its_text(outrider: Command) -> None:
     assert found["model", EMBEDDED[1]]["ready"]
     assert found["model", EMBEDDED[1]]["command"].startswith("outrider generate --target")
     assert ("ngram", None) in found
-    assert not found["model", "FOLDER"]["ready"]
-    assert "outrider train draft" in found["model", "FOLDER"]["command"]
+    assert not found["model", "my-draft"]["ready"]
+    assert "outrider train draft my-draft" in found["model", "my-draft"]["command"]
     assert f"model={EMBEDDED[1]}" in record["measure"]
     shown = outrider("draft", "suggest", EMBEDDED[0]).out
     assert "Try them:" in shown
@@ -63,6 +64,19 @@ def test_heads_beside_a_target_come_first(outrider: Command, target: Path) -> No
     heads = eagle(target.parent / "tiny-eagle")
     first = read(outrider, "suggest", str(target))["suggestions"][0]
     assert (first["drafter"], first["draft"], first["ready"]) == ("eagle", str(heads), True)
+
+
+def test_an_mtp_block_of_its_own_comes_first_if_its_tensors_are_there(
+    outrider: Command, target: Path
+) -> None:
+    edit(target, num_nextn_predict_layers=1)
+    first = read(outrider, "suggest", str(target))["suggestions"][0]
+    assert (first["drafter"], first["ready"]) == ("mtp", False)
+    assert "tensors are not in the files" in first["reason"]
+    save_tensors(target, {"mtp.fc.weight": torch.zeros(2, 2)})
+    first = read(outrider, "suggest", str(target))["suggestions"][0]
+    assert (first["drafter"], first["ready"]) == ("mtp", True)
+    assert first["command"].endswith("--drafter mtp PROMPT")
 
 
 def test_a_folder_named_like_a_known_target_has_its_pair(outrider: Command, target: Path) -> None:

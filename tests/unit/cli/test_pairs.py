@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import outrider.pairs as pairs
 from doubles.command_line import Command
+from outrider.cli import pairs as cli_pairs
 from outrider.pairs.catalog import PAIRS, get_pair
 
 TINY = Path(pairs.__path__[0]) / "tiny"
@@ -43,7 +45,7 @@ def test_the_list_has_every_pair_and_says_what_is_special(outrider: Command) -> 
         assert pair.draft_model_id in shown
     assert "needs --drafter bridge" in shown
     assert "gated, needs `hf auth login`" in shown
-    assert "not supported yet: no kernel computes with 4-bit weights" in shown
+    assert "needs --drafter quantised-self" in shown
     assert [pair["pair_name"] for pair in read(outrider, "pairs")] == list(PAIRS)
 
 
@@ -60,12 +62,25 @@ def test_one_pair_is_shown_with_memory_and_command(outrider: Command) -> None:
     assert record["memory_gb"] > record["weights_gb"] > 18
 
 
-def test_a_pair_that_does_not_run_yet_says_why_and_has_no_command(outrider: Command) -> None:
+def test_a_target_that_drafts_for_itself_loads_no_draft(outrider: Command) -> None:
     shown = outrider("pairs", "llama3_self").out
-    assert "not supported yet" in shown
-    assert "outrider generate" not in shown
+    assert get_pair("llama3_self").command() in shown
+    assert "--draft " not in shown
     assert shown.count("is gated") == 1
     record = read(outrider, "pairs", "llama3_self")
+    assert record["supported"]
+    assert "--drafter quantised-self --self-quantise int4" in record["command"]
+
+
+def test_a_pair_that_does_not_run_yet_says_why_and_has_no_command(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = replace(get_pair("gpt2_dev"), refusal="no kernel for it")
+    monkeypatch.setattr(cli_pairs, "get_pair", {"gpt2_dev": refused}.__getitem__)
+    shown = outrider("pairs", "gpt2_dev").out
+    assert "not supported yet: no kernel for it" in shown
+    assert "outrider generate" not in shown
+    record = read(outrider, "pairs", "gpt2_dev")
     assert (record["supported"], record["command"]) == (False, None)
 
 

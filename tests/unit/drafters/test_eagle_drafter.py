@@ -24,7 +24,7 @@ from outrider.core.sampling import PLAIN
 from outrider.drafters.eagle.drafter import HiddenTreeDrafter, planted
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden_chain import ChainLimits
-from outrider.drafters.trees import pick_in_tree
+from outrider.drafters.trees import pick_in_tree, sharp_shares
 
 VOCAB = 5
 LIMITS = ChainLimits(chunk=3, reach=5, window=1000, first=1)
@@ -127,7 +127,8 @@ def _worth(path: Tokens) -> float:
     out = net.step([StepRow.chain(0, TEXT[1:])], before)
     worth = 1.0
     for place, token in enumerate(path):
-        worth *= float(out.logits_MV[-1].softmax(-1)[token])
+        logits_1V = out.logits_MV[-1:]
+        worth *= float(sharp_shares(logits_1V[:, [token]], logits_1V))
         row_below = StepRow.chain(0, (token,), parent=len(TEXT) - 2 + place)
         out = net.step([row_below], out.hidden_ND[-1:])
     return worth

@@ -5,6 +5,7 @@ Shapes:  P = tokens, D = hidden size, V = vocabulary, K = captured layers.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,25 @@ def test_the_net_is_its_definition(
     logits_PV, states_PD = definition.read(TEXT, fused_PD.double())
     torch.testing.assert_close(out.logits_MV.double(), logits_PV, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(out.hidden_ND.double(), states_PD, atol=2e-4, rtol=1e-4)
+
+
+def test_a_layer_may_be_described_apart(target: LlamaModel, tmp_path: Path) -> None:
+    """As the speculators library writes folders: names of `layers.0`, and the layer's sizes in a
+    part of config.json."""
+    tensors = {
+        name.replace("midlayer", "layers.0"): tensor for name, tensor in EAGLE3.tensors().items()
+    }
+    folder = EAGLE3.write(tmp_path)
+    save_tensors(folder, tensors)
+    layer = EAGLE3.config()
+    own = {"draft_vocab_size": layer.pop("draft_vocab_size"), "architectures": ["Eagle3Speculator"]}
+    (folder / "config.json").write_text(json.dumps({**own, "transformer_layer_config": layer}))
+    net = load_eagle(heads_in(folder, LAYERS), target)
+    net.state.open(0, ())
+    out = net.step([StepRow.chain(0, TEXT)], net.fuse(states(EAGLE3)))
+    definition = slow(EAGLE3)
+    wanted, _ = definition.read(TEXT, definition.fused(states(EAGLE3)))
+    torch.testing.assert_close(out.logits_MV.double(), wanted, atol=2e-4, rtol=1e-4)
 
 
 def test_a_tree_is_its_paths(target: LlamaModel, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_memory_follows_any_history(make: Make, params: SamplingParams, chunk: i
     texts = [list(TEXT), [4]]
     for seq_id, text in enumerate(texts):
         drafter.open(seq_id, text)
-    for _ in range(20):
+    for _ in range(12):
         budget = Budget(rng.randint(1, 4), num_nodes=rng.randint(5, 12))
         asked = [seq_id for seq_id in (0, 1) if rng.random() < 0.8]
         rows = [tree_row(texts[i], budget.depth, budget.num_nodes, params, i) for i in asked]

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from doubles.kinds import close_to
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
-from doubles.tiny_mtp import Tensors, block_like, mtp_definition, mtp_tensors, write_mtp
+from doubles.tiny_mtp import (
+    Tensors,
+    block_like,
+    llama_block,
+    mtp_definition,
+    mtp_tensors,
+    write_mtp,
+)
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
@@ -52,7 +59,7 @@ def test_it_computes_what_the_definition_says(
     tensors = mtp_tensors(config)
     (net,) = loaded(write_mtp(tmp_path, config, tensors), target)
     embedded_PD = table("model.embed_tokens.weight")[list(TOKENS)]
-    read_PD, own_PD = mtp_definition(tensors, config.block, embedded_PD, states(6))
+    read_PD, own_PD = mtp_definition(tensors, llama_block(config), embedded_PD, states(6))
     net.state.open(1, ())
     out = net.step([StepRow.chain(1, TOKENS)], net.fuse(states(6)[:, None]))
     close_to(out.hidden_ND, own_PD)
@@ -158,7 +165,8 @@ def behind_the_layers(folder: Path, depth: int) -> tuple[Path, MtpConfig, Tensor
     values = {**plain.config, "num_nextn_predict_layers": depth}
     (folder / "config.json").write_text(json.dumps(values))
     own = random_llama().config
-    config = MtpConfig(replace(own, num_layers=depth), own.num_layers, reads_normed=True)
+    block = replace(own, num_layers=depth)
+    config = MtpConfig(block=block, first_layer=own.num_layers, reads_normed=True)
     blocks = mtp_tensors(config, first=own.num_layers)
     save_tensors(folder / "model.safetensors", {**random_tensors(plain.config, seed=0), **blocks})
     return folder, config, blocks
@@ -177,7 +185,7 @@ def test_a_block_may_lie_in_the_targets_own_files(tmp_path: Path, depth: int) ->
     net = load_mtp(folder, found, target, ROOM)[0]
     renamed = {name.replace("layers.2.", "layers.0."): part for name, part in blocks.items()}
     embedded_PD = table("model.embed_tokens.weight")[list(TOKENS)]
-    read_PD, _ = mtp_definition(renamed, config.block, embedded_PD, states(6))
+    read_PD, _ = mtp_definition(renamed, llama_block(config), embedded_PD, states(6))
     net.state.open(1, ())
     out = net.step([StepRow.chain(1, TOKENS)], states(6))
     close_to(out.logits_MV, read_PD @ table("lm_head.weight").T)

@@ -6,20 +6,16 @@ Shapes:  N = tokens, C = channels, J = taps, G = key heads, H = value heads, K =
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.delta.plan import Run, StateShape
-from outrider.kernels.delta.torch import (
-    Cells,
-    DeltaWeights,
-    by_row,
-    convolve,
-    prepare,
-    recur,
-)
+from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
+from outrider.kernels.registry import Delta, choose
 
 SHAPE = StateShape(
     num_layers=2,
@@ -32,6 +28,16 @@ SHAPE = StateShape(
 )
 LAYER = 1
 HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    mixed_NC: Tensor
+    gates_N2H: Tensor
+    weights: DeltaWeights
+
+    def part(self, start: int, stop: int) -> Text:
+        return Text(self.mixed_NC[start:stop], self.gates_N2H[start:stop], self.weights)
 
 
 def _weights(rng: torch.Generator) -> DeltaWeights:
@@ -51,21 +57,17 @@ def _cells(count: int = 12) -> Cells:
     )
 
 
-def _layer(
-    mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights, runs: list[Run], cells: Cells
-) -> Tensor:
-    """out_NHV of what the model does between its first and its last product."""
-    conv_NC = torch.empty_like(mixed_NC)
-    convolve(mixed_NC, weights.conv_JC, runs, cells, LAYER, conv_NC)
-    inputs = prepare(by_row(functional.silu, conv_NC), gates_N2H, weights)
-    out_NHV = torch.empty(mixed_NC.shape[0], SHAPE.num_heads, SHAPE.value_dim)
-    recur(inputs, runs, cells, LAYER, out_NHV)
-    return out_NHV
+def _layer(delta: Delta, text: Text, runs: list[Run], cells: Cells) -> Tensor:
+    """out_NHV of what a layer does between its first product and its output norm."""
+    first_NP = torch.cat([text.mixed_NC, text.gates_N2H], dim=1)
+    out_NO = torch.empty(len(first_NP), SHAPE.num_heads * SHAPE.value_dim)
+    delta(first_NP, text.weights, tuple(runs), cells, LAYER, out_NO)
+    return out_NO.view(len(first_NP), SHAPE.num_heads, SHAPE.value_dim)
 
 
-def _formula(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> Tensor:
+def _formula(text: Text) -> Tensor:
     """The same in float64, head by head, as algorithms are written down."""
-    x_NC, gates_N2H = mixed_NC.double(), gates_N2H.double()
+    x_NC, gates_N2H, weights = text.mixed_NC.double(), text.gates_N2H.double(), text.weights
     padded_TC = functional.pad(x_NC, (0, 0, SHAPE.num_taps - 1, 0))
     taps_JC = weights.conv_JC.double()
     conv_NC = sum(taps_JC[j] * padded_TC[j : j + len(x_NC)] for j in range(SHAPE.num_taps))
@@ -95,65 +97,102 @@ def _formula(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> Tens
 
 
 @pytest.fixture
-def text() -> tuple[Tensor, Tensor, DeltaWeights]:
+def text() -> Text:
     rng = torch.Generator().manual_seed(3)
     mixed_NC = torch.randn(9, SHAPE.num_channels, generator=rng)
-    return mixed_NC, torch.randn(9, 2 * SHAPE.num_heads, generator=rng), _weights(rng)
+    return Text(mixed_NC, torch.randn(9, 2 * SHAPE.num_heads, generator=rng), _weights(rng))
+
+
+@pytest.fixture(params=["reference", "native"])
+def delta(request: pytest.FixtureRequest) -> Delta:
+    if request.param == "reference":
+        return torch_delta
+    kernels = choose(device=HOST, dtype=torch.float32)
+    if next(choice for choice in kernels.choices if choice.op == "delta").name != "native":
+        pytest.skip("no compiler")
+    return kernels.delta
 
 
 def _nothing(count: int) -> tuple[None, ...]:
     return (None,) * count
 
 
-def test_it_is_the_formula(text: tuple[Tensor, Tensor, DeltaWeights]) -> None:
-    mixed_NC, gates_N2H, weights = text
-    got_NHV = _layer(mixed_NC, gates_N2H, weights, [Run(0, _nothing(9), _nothing(9))], _cells())
-    assert float((got_NHV - _formula(mixed_NC, gates_N2H, weights)).abs().max()) < 1e-5
+def _whole(delta: Delta, text: Text) -> Tensor:
+    return _layer(delta, text, [Run(0, _nothing(9), _nothing(9))], _cells())
+
+
+def test_it_is_the_formula(delta: Delta, text: Text) -> None:
+    assert float((_whole(delta, text) - _formula(text)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_text_cut_in_two_has_the_same_bits(
-    cut: int, text: tuple[Tensor, Tensor, DeltaWeights]
-) -> None:
-    mixed_NC, gates_N2H, weights = text
-    whole_NHV = _layer(mixed_NC, gates_N2H, weights, [Run(0, _nothing(9), _nothing(9))], _cells())
+def test_a_text_cut_in_two_has_the_same_bits(delta: Delta, cut: int, text: Text) -> None:
     cells = _cells()
-    first = Run(0, (*_nothing(cut - 1), 4), _nothing(cut))
-    _layer(mixed_NC[:cut], gates_N2H[:cut], weights, [first], cells)
+    _layer(delta, text.part(0, cut), [Run(0, (*_nothing(cut - 1), 4), _nothing(cut))], cells)
     rest = Run(0, _nothing(9 - cut), _nothing(9 - cut), source=4)
-    got_NHV = _layer(mixed_NC[cut:], gates_N2H[cut:], weights, [rest], cells)
-    assert torch.equal(got_NHV, whole_NHV[cut:])
+    got_NHV = _layer(delta, text.part(cut, 9), [rest], cells)
+    assert torch.equal(got_NHV, _whole(delta, text)[cut:])
 
 
 @pytest.mark.parametrize("kept", range(7))
-def test_replaying_inputs_gives_the_bits_of_the_state(
-    kept: int, text: tuple[Tensor, Tensor, DeltaWeights]
-) -> None:
+def test_replaying_inputs_gives_the_bits_of_the_state(delta: Delta, kept: int, text: Text) -> None:
     """Of 2 tokens with a state and 6 with inputs, go on after any of them, and fold on the way."""
-    mixed_NC, gates_N2H, weights = text
     cells = _cells()
     states = (None, 0, *range(1, 7))
-    run = Run(0, states, (None, None, *range(6)))
-    _layer(mixed_NC[:8], gates_N2H[:8], weights, [run], cells)
-    replayed = tuple(range(min(kept, 6)))
+    _layer(delta, text.part(0, 8), [Run(0, states, (None, None, *range(6)))], cells)
+    replayed = tuple(range(kept))
     more = Run(0, (None,), (None,), source=0, replayed=replayed, fold=9)
-    got_NHV = _layer(mixed_NC[8:], gates_N2H[8:], weights, [more], cells)
-    directly = Run(0, (None,), (None,), source=len(replayed))
-    wanted_NHV = _layer(mixed_NC[8:], gates_N2H[8:], weights, [directly], cells)
+    got_NHV = _layer(delta, text.part(8, 9), [more], cells)
+    directly = Run(0, (None,), (None,), source=kept)
+    wanted_NHV = _layer(delta, text.part(8, 9), [directly], cells)
     assert torch.equal(got_NHV, wanted_NHV)
-    folded, known = cells.states[9], cells.states[len(replayed)]
+    folded, known = cells.states[9], cells.states[kept]
     assert torch.equal(folded.state_LHKV[LAYER], known.state_LHKV[LAYER])
     assert torch.equal(folded.conv_LWC[LAYER], known.conv_LWC[LAYER])
 
 
-def test_only_cells_that_runs_name_are_written(text: tuple[Tensor, Tensor, DeltaWeights]) -> None:
-    mixed_NC, gates_N2H, weights = text
+def test_siblings_start_where_their_parent_ended(delta: Delta, text: Text) -> None:
+    """In one pass: a run reads what the run before it wrote."""
     cells = _cells()
-    _layer(mixed_NC, gates_N2H, weights, [Run(0, (*_nothing(8), 2), (*_nothing(8), 3))], cells)
+    states: tuple[int | None, ...] = (None, 3, None, None)
+    runs = [
+        Run(0, states, _nothing(4)),
+        Run(4, _nothing(5), _nothing(5), source=3),
+    ]
+    got_NHV = _layer(delta, text, runs, cells)
+    other = Text(
+        torch.cat([text.mixed_NC[:2], text.mixed_NC[4:]]),
+        torch.cat([text.gates_N2H[:2], text.gates_N2H[4:]]),
+        text.weights,
+    )
+    alone_NHV = _layer(delta, other, [Run(0, _nothing(7), _nothing(7))], _cells())
+    assert torch.equal(got_NHV[4:], alone_NHV[2:])
+    assert torch.equal(got_NHV[:4], _whole(delta, text)[:4])
+
+
+def test_only_cells_that_runs_name_are_written(delta: Delta, text: Text) -> None:
+    cells = _cells()
+    _layer(delta, text, [Run(0, (*_nothing(8), 2), (*_nothing(8), 3))], cells)
     written = [n for n, cell in enumerate(cells.states) if cell.state_LHKV.any()]
     noted = [n for n, cell in enumerate(cells.inputs) if cell.key_LGK.any()]
     assert (written, noted) == ([2], [3])
     assert not cells.states[2].state_LHKV[1 - LAYER].any()
+
+
+def test_native_cells_are_those_of_the_reference(text: Text) -> None:
+    kernels = choose(device=HOST, dtype=torch.float32)
+    ours, theirs = _cells(), _cells()
+    run = Run(0, (*range(8), None), (*range(9),))
+    _layer(torch_delta, text, [run], ours)
+    _layer(kernels.delta, text, [run], theirs)
+    for mine, other in zip(ours.states, theirs.states, strict=True):
+        torch.testing.assert_close(mine.conv_LWC, other.conv_LWC)
+        torch.testing.assert_close(mine.state_LHKV, other.state_LHKV, rtol=1e-4, atol=1e-5)
+    for mine, other in zip(ours.inputs, theirs.inputs, strict=True):
+        torch.testing.assert_close(mine.conv_LC, other.conv_LC)
+        torch.testing.assert_close(mine.key_LGK, other.key_LGK, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine.change_LHV, other.change_LHV, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine.decay_LH, other.decay_LH)
 
 
 def test_sizes_are_those_of_the_cells() -> None:

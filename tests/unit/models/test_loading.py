@@ -18,6 +18,7 @@ from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import (
     ALIASES,
+    HEAD_ALIASES,
     LoadOptions,
     load_model,
     pick_device,
@@ -214,3 +215,10 @@ def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "cpu" in caught.value.hint
     with pytest.raises(ConfigError, match="unknown value 'tpu'"):
         pick_device("tpu")
+
+
+def test_an_alias_that_was_not_shipped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEAD_ALIASES, "outrider/embedded-other", "other")
+    with pytest.raises(CheckpointError, match="not part of this installation") as caught:
+        resolve("outrider/embedded-other")
+    assert "outrider train" in (caught.value.hint or "")

@@ -71,6 +71,8 @@ def test_the_embedded_pair_comes_first_and_its_sizes_are_those_of_its_files() ->
     assert (pair.target_model_id, pair.draft_model_id) == (EMBEDDED_TARGET, EMBEDDED_DRAFT)
     assert draft_of(EMBEDDED_TARGET) == EMBEDDED_DRAFT
     assert draft_of("else") is None
+    assert draft_of("else", "eagle") is None
+    assert draft_of(EMBEDDED_TARGET, "eagle") == "outrider/embedded-eagle"
     for side in (pair.target, pair.draft):
         config = read_config(resolve(side.model_id))
         spec = config.spec("x", bytes_per_weight=2, bytes_per_kv=2)
@@ -88,7 +90,7 @@ def test_every_pair_says_what_it_needs(pair: ModelPair) -> None:
     for side in (pair.draft, pair.target):
         assert side.model_id.count("/") == 1
         assert side.gated == side.model_id.startswith("meta-llama/")
-        assert side.dtype in DTYPES or pair.refusal
+        assert side.dtype in DTYPES or side.dtype == pair.self_quantise
     assert pair.gated == (pair.draft.gated or pair.target.gated)
 
 
@@ -98,14 +100,16 @@ def test_the_command_names_both_models(pair: ModelPair) -> None:
     if pair.target_model_id == EMBEDDED_TARGET:
         assert command == "outrider generate PROMPT"
         return
-    assert f"--target {pair.target_model_id} --draft {pair.draft_model_id} " in command
+    assert f"--target {pair.target_model_id} " in command
+    assert (f"--draft {pair.draft_model_id} " in command) == (pair.self_quantise is None)
     assert ("--drafter bridge" in command) == (pair.vocabulary == "bridge")
 
 
-def test_only_what_has_a_reason_is_not_supported() -> None:
-    refused = [pair for pair in list_pairs() if not pair.supported]
-    assert [pair.pair_name for pair in refused] == ["llama3_self"]
-    assert "4-bit" in str(refused[0].refusal)
+def test_what_a_pair_needs_is_told() -> None:
+    assert all(pair.supported for pair in list_pairs())
+    alone = get_pair("llama3_self")
+    assert (alone.drafter, alone.draft_to_load) == ("quantised-self", None)
+    assert "--drafter quantised-self --self-quantise int4 " in alone.command()
     bridged = {pair.pair_name for pair in list_pairs() if pair.vocabulary == "bridge"}
     assert bridged == {"tinyllama_llama3", "phi3_llama3", "qwen2.5"}
 

@@ -121,7 +121,7 @@ def test_more_sequences_than_there_is_room_for_are_refused() -> None:
     model.state.open(3, ())
     with pytest.raises(CapacityError, match="recurrent memory is full") as caught:
         model.step([StepRow.chain(3, (1, 2))], NEEDS)
-    assert "--state-history" in caught.value.hint
+    assert "--state-history" in (caught.value.hint or "")
     model.state.check()
     assert model.state.num_staged(3) == 0
 
@@ -175,4 +175,4 @@ def test_the_arena_leaves_room_for_states() -> None:
     huge = replace(spec, state_bytes=1 << 50)
     with pytest.raises(CapacityError, match="the recurrent states take") as caught:
         arena_slots(huge, sequences=1, window=1, device=HOST, states=room)
-    assert "--state-rollback replay" in caught.value.hint
+    assert "--state-rollback replay" in (caught.value.hint or "")

@@ -14,13 +14,12 @@ from torch.nn import functional
 
 from doubles.kinds import stored
 from doubles.rig import first_maximum
-from doubles.tiny_mtp import block_like
+from doubles.tiny_mtp import block_like, llama_block
 from outrider.core.budget import Budget
 from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.drafters.growing import Growth
-from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.drafter import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
@@ -43,10 +42,9 @@ def frozen() -> FrozenTarget:
 
 def recipe(depth: int, *, turns: int = 3, texts: tuple[HeldOut, ...] = ()) -> MtpRecipe:
     target = frozen()
-    config = MtpConfig(block_like(target.config, depth=depth).block, 0, reads_normed=False)
     return MtpRecipe(
         target=target,
-        config=config,
+        block=llama_block(block_like(target.config, depth=depth)),
         exam=Exam(texts, CPU, k=5),
         window=32,
         num_turns=turns,

@@ -78,21 +78,24 @@ def weight_remarks(folder: Path) -> list[Remark]:
 
 
 def has_own_mtp(target: Path) -> bool:
-    """Whether the checkpoint in `target` holds the tensors of an MTP block of its own. Raises
-    CheckpointError for a folder without safetensors."""
-    if own_mtp_depth(target) == 0:
-        return False
-    layers = JsonObject.read(target / _CONFIG).integer("num_hidden_layers", 0, least=0)
+    """Whether the checkpoint in `target` holds the tensors of an MTP block of its own, which stand
+    by themselves or as one more layer. Raises CheckpointError for a folder without safetensors."""
+    layers = _text_config(target).integer("num_hidden_layers", 0, least=0)
     own = ("mtp.", "model.mtp.", f"model.layers.{layers}.")
     with Weights(target) as weights:
         return any(name.startswith(own) for name in weights.names)
 
 
 def own_mtp_depth(target: Path) -> int:
-    """How many MTP blocks the config of `target` announces."""
-    config = JsonObject.read(target / _CONFIG)
-    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-    return max((config.integer(key, 0, least=0) for key in keys if config.has(key)), default=0)
+    """How many MTP blocks the config of `target` announces; a checkpoint may have one unsaid."""
+    config = _text_config(target)
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    return max(config.integer(key, 0, least=0) for key in keys)
+
+
+def _text_config(folder: Path) -> JsonObject:
+    config = JsonObject.read(folder / _CONFIG)
+    return config.child("text_config") or config
 
 
 def _neighbours(target: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.bench.drafters.heads import has_own_mtp, heads_beside
-from outrider.bench.drafters.table import OFF, Contestant
+from outrider.bench.drafters.table import OFF, Contestant, Source
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError
 from outrider.core.params import SamplingParams
@@ -95,21 +95,21 @@ class Drafts:
             own_mtp = False
         return cls(model, heads, own_mtp)
 
-    def of_contestant(self, contestant: Contestant) -> str | None:
+    def of_drafter(self, drafter: str, source: Source) -> str | None:
         """None if it drafts from the text or from the target itself. Raises ConfigError if it needs
         what is not there."""
-        if contestant.draft is not None or contestant.source not in ("model", "heads"):
-            return contestant.draft
-        if contestant.source == "model":
+        if source not in ("model", "heads"):
+            return None
+        if source == "model":
             return self._model()
         for kind, folder in self.heads.items():
-            if kind == contestant.drafter:
+            if kind == drafter:
                 return str(folder)
-        if contestant.drafter == "mtp" and self.own_mtp:
+        if drafter == "mtp" and self.own_mtp:
             return None
         raise ConfigError(
-            f"there are no {contestant.drafter} heads in the target's folder or beside it.",
-            hint=f"name them: --drafters {contestant.drafter}=FOLDER; `outrider train` makes some",
+            f"there are no {drafter} heads in the target's folder or beside it.",
+            hint=f"name them: --drafters {drafter}=FOLDER; `outrider train` makes some",
         )
 
     def _model(self) -> str:
@@ -139,7 +139,10 @@ def line_up(
     for contestant in contestants:
         try:
             config = contestant.config(base)
-            llm = opener(target, drafts.of_contestant(contestant), config)
+            draft = contestant.draft
+            if draft is None:
+                draft = drafts.of_drafter(contestant.drafter, contestant.source)
+            llm = opener(target, draft, config)
         except OutriderError as error:
             if contestant.name == OFF:
                 raise

@@ -107,8 +107,8 @@ def _best(cells: Sequence[Cell]) -> Iterator[str]:
         assert fastest.speedup is not None
         yield (
             f"{_where(domain)}: {fastest.contestant} is the fastest at "
-            f"{spoken(fastest.speedup)} plain decoding; {longest.contestant} writes most tokens a round, "
-            f"{number(longest.tokens_per_round, 2)}."
+            f"{spoken(fastest.speedup)} plain decoding; {longest.contestant} writes most tokens "
+            f"a round, {number(longest.tokens_per_round, 2)}."
         )
 
 

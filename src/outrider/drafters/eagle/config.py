@@ -1,9 +1,9 @@
 """What a folder of EAGLE heads says of itself, and whether it fits a target.
 
 Published heads call themselves a Llama of one layer, so the sizes of the layer are read as those of
-a Llama. EAGLE 3 adds `draft_vocab_size`, the number of ids that it drafts, and trainers add
-`target_hidden_size` and `norm_before_residual`. Which layers of the target are read is
-models/heads.py's to say.
+a Llama; the `speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds
+`draft_vocab_size`, the number of ids that it drafts, and some trainers `norm_before_residual`.
+Which layers of the target are read is models/heads.py's to say.
 """
 
 from __future__ import annotations
@@ -88,8 +88,10 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
 
 
 def _as_llama(raw: JsonObject) -> JsonObject:
-    """Its layer is a Llama's, whatever the heads call themselves."""
-    return JsonObject(raw.where, {**raw.values, "model_type": "llama"})
+    """Its layer is a Llama's, whatever the heads call themselves, and wherever it is described."""
+    layer = raw.child("transformer_layer_config")
+    described = layer.values if layer else {}
+    return JsonObject(raw.where, {**raw.values, **described, "model_type": "llama"})
 
 
 def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:

@@ -130,8 +130,10 @@ class HiddenTreeDrafter:
     def _within(self, row: DraftRow) -> DraftRow:
         """Only as deep as may be. The last level is not read, so it may lie past the window."""
         depth = min(row.budget.depth, self._window - len(row.tokens) + 1)
-        if row.hidden is None or row.hidden.length < len(row.tokens) - 1:
-            depth = 0
-        elif self._blocks.num_unread(row) < 1:
+        if (
+            row.hidden is None
+            or row.hidden.length < len(row.tokens) - 1
+            or self._blocks.num_unread(row) < 1
+        ):
             depth = 0
         return replace(row, budget=replace(row.budget, depth=max(0, depth)))

@@ -25,14 +25,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
-from outrider.core.spec import ModelSpec
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.heads import NetOutput
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Room
-from outrider.state.paged_kv import PagedKV
+from outrider.models.heads import HeadMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +77,24 @@ class EagleNet:
     not drafted has -inf."""
 
     def __init__(
-        self, config: EagleConfig, parts: EagleParts, kernels: Kernels, spec: ModelSpec, room: Room
+        self,
+        config: EagleConfig,
+        parts: EagleParts,
+        kernels: Kernels,
+        state: HeadMemory,
+        *,
+        hidden_layers: tuple[int, ...],
     ) -> None:
         self._config, self._parts, self._kernels = config, parts, kernels
-        self._hidden_layers = room.hidden_layers
-        self._state = PagedKV(
-            spec,
-            dtype=parts.embedding_VD.dtype,
-            device=parts.embedding_VD.device,
-            num_slots=room.num_slots,
-            page_size=room.page_size,
-        )
-        self._vocab_size = spec.vocab_size
+        self._state, self._hidden_layers = state, hidden_layers
+        self._vocab_size = config.layer.vocab_size
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         return self._hidden_layers
 
     @property
-    def state(self) -> PagedKV:
+    def state(self) -> HeadMemory:
         return self._state
 
     def fuse(self, hidden_PKD: Tensor) -> Tensor:

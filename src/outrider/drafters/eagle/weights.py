@@ -8,21 +8,18 @@ Shapes:  V = vocabulary, W = ids that are drafted, D = hidden size.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.host import host_ints
-from outrider.core.spec import ModelSpec
 from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
 from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
 from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts
 from outrider.kernels.packed import PackedLinear
-from outrider.models.heads import Heads, HeadTarget
+from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
-from outrider.models.weight_reader import Placement, WeightReader
+from outrider.models.weight_reader import WeightReader
 from outrider.models.weights import DERIVED, Weights
 
 EMBEDDING = "embed_tokens"
@@ -56,11 +53,8 @@ def load_eagle(heads: Heads, target: NormedTarget) -> EagleNet:
         target_norm_D=target.tables.norm_D,
         target_eps=target.config.rms_norm_eps,
     )
-    return EagleNet(config, parts, kernels, _spec(config, place), heads.room)
-
-
-def _spec(config: EagleConfig, place: Placement) -> ModelSpec:
-    return replace(place.spec(config.layer), num_layers=1)
+    memory = head_memory(place.spec(config.layer), place, heads.room)
+    return EagleNet(config, parts, kernels, memory, hidden_layers=heads.room.hidden_layers)
 
 
 def _layer(reader: WeightReader, config: EagleConfig, num_states: int) -> EagleLayer:

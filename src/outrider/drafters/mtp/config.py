@@ -2,16 +2,10 @@
 
 There are two places. A folder of its own has `model_type` outrider_mtp, the sizes of its block
 under the keys of a Llama config, `num_hidden_layers` as the number of blocks, and `block_type`, the
-family that the block is of. Or the block lies within the target's own checkpoint, behind its last
-layer, as DeepSeek-V3 publishes it: `num_nextn_predict_layers` in the target's `config.json` says
-how many. Either way the tensors are those of a decoder layer, and with them
-
-    model.layers.N.enorm.weight             norm of the token's embedding
-    model.layers.N.hnorm.weight             norm of the state of the token before
-    model.layers.N.eh_proj.weight           from both, the embedding first, to the block's input
-    model.layers.N.shared_head.norm.weight  norm before the output head
-
-Embedding and output head are the target's; copies of them that a checkpoint holds are not read.
+family that the block is of. Or the block lies within the target's own checkpoint, whose
+`config.json` says how many there are: behind the last layer, as DeepSeek-V3 publishes it
+(`num_nextn_predict_layers`), or beside the model, as Qwen3-Next and Qwen3.5 do
+(`mtp_num_hidden_layers`, 1 if unsaid). Embedding and output head are the target's.
 """
 
 from __future__ import annotations
@@ -23,24 +17,32 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
+from outrider.models.qwen_hybrid_config import (
+    HYBRID_FAMILIES,
+    QwenHybridConfig,
+    parse_qwen_hybrid,
+)
 
 MODEL_TYPE = "outrider_mtp"
 _DEPTH = "num_nextn_predict_layers"
+_HYBRID_DEPTH = "mtp_num_hidden_layers"
 _MAX_DEPTH = 8
 _TRAIN = "choose a block that was trained for this very target, or train one: `outrider train mtp`"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
     """`block.num_layers` is the number of blocks; the first is layer `first_layer` of the files.
 
-    With `reads_normed` a block reads the target's state after the target's last norm, which is what
-    published checkpoints were trained on; without it, the residual.
+    With `reads_normed` a block reads the target's state after the target's last norm, as published
+    checkpoints were trained to; without it, the residual. With `gives_normed` a block goes on from
+    its own state after its last norm, without it from its residual.
     """
 
-    block: LlamaConfig
-    first_layer: int
-    reads_normed: bool
+    block: LlamaConfig | QwenHybridConfig
+    first_layer: int = 0
+    reads_normed: bool = False
+    gives_normed: bool = False
 
     @property
     def depth(self) -> int:
@@ -51,7 +53,13 @@ def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
     """Raises CheckpointError for a file that is wrong, that has no MTP block, or whose block is
     another target's."""
     raw = JsonObject.read(folder / "config.json")
-    config = _own(raw) if raw.text("model_type") == MODEL_TYPE else _within(raw)
+    family = raw.text("model_type")
+    if family == MODEL_TYPE:
+        config = _own(raw)
+    elif family in HYBRID_FAMILIES:
+        config = _beside_hybrid(raw)
+    else:
+        config = _behind_layers(raw)
     if config.depth > _MAX_DEPTH:
         raise CheckpointError(
             f"{raw.where}: {config.depth} MTP blocks are more than the {_MAX_DEPTH} that are "
@@ -79,10 +87,10 @@ def _own(raw: JsonObject) -> MtpConfig:
             hint=_TRAIN,
         )
     block = parse_llama(JsonObject(raw.where, {**raw.values, "model_type": family}))
-    return MtpConfig(block, 0, raw.flag("reads_normed", default=False))
+    return MtpConfig(block=block, reads_normed=raw.flag("reads_normed", default=False))
 
 
-def _within(raw: JsonObject) -> MtpConfig:
+def _behind_layers(raw: JsonObject) -> MtpConfig:
     if raw.text("model_type") not in LLAMA_FAMILIES or not raw.has(_DEPTH):
         raise CheckpointError(
             f"{raw.where} names no MTP block: it has no {_DEPTH}.",
@@ -90,12 +98,20 @@ def _within(raw: JsonObject) -> MtpConfig:
         )
     layers = parse_llama(raw)
     block = replace(layers, num_layers=raw.integer(_DEPTH))
-    return MtpConfig(block, layers.num_layers, reads_normed=True)
+    return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
+
+
+def _beside_hybrid(raw: JsonObject) -> MtpConfig:
+    text = raw.child("text_config") or raw
+    depth = text.integer(_HYBRID_DEPTH, text.integer(_DEPTH, 1))
+    block = replace(parse_qwen_hybrid(raw), num_layers=depth)
+    return MtpConfig(block=block, reads_normed=True, gives_normed=True)
 
 
 def config_values(config: MtpConfig) -> dict[str, object]:
     """The `config.json` of a folder of its own, for a block whose positions are not stretched."""
     block = config.block
+    assert isinstance(block, LlamaConfig)
     assert block.rope.kind == "default"
     return {
         "model_type": MODEL_TYPE,

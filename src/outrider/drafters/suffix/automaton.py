@@ -23,11 +23,11 @@ _SHIFT = 32
 
 
 class Edge(NamedTuple):
-    """`token` was taken `count` times, and leads to `target`."""
+    """`token` was taken so many `times`, and leads to `target`."""
 
     token: int
     target: int
-    count: int
+    times: int
 
 
 class SuffixAutomaton:
@@ -167,4 +167,4 @@ class SuffixAutomaton:
 
     def _copy_edges(self, source: int, to: int) -> None:
         for edge in reversed(list(self.edges(source))):
-            self._add_edge(to, edge.token, edge.target, edge.count)
+            self._add_edge(to, edge.token, edge.target, edge.times)

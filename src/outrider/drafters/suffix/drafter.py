@@ -4,13 +4,15 @@ Runs are those of the prompt, of the output so far, of other requests and of a c
 automata that grow by the token. How deep is drafted follows from counts: a node is kept with
 probability
 
-    P(child) = P(parent) r                           of the likeliest token, r by trust.py
-    P(child) = P(parent) (1 - r) n / (N - n1 + 1)    of another, seen n of N times
+    P(child) = P(parent) r                             of the likeliest token, r by trust.py
+    P(child) = P(parent) (1 - r) r n / (N - n1 + 1)    of another, seen n of N times
 
-where the likeliest was seen n1 times, and a draft is the nodes with the highest P, as many as the
-budget has and while P >= 0.12. A chain takes likeliest tokens only. Where the text so far was not
-foreseen, r falls and drafts end by themselves: then a token costs a few look-ups and no row. Oliaro
-et al. 2024, "SuffixDecoding" (arXiv 2411.04975).
+where the likeliest was seen n1 times: if it is not that one, it is one of those seen before no more
+often than r, and new otherwise. A draft is the nodes with the highest P, as many as the budget has
+and while P >= 0.04. A chain takes likeliest tokens only, while P >= 0.12. Where the text so far was
+not foreseen, r falls and drafts end by themselves, both when the first token has P < 0.12: then a
+token of text costs a few look-ups and no row. Oliaro et al. 2024, "SuffixDecoding" (arXiv
+2411.04975).
 
 What one request drafts depends on what others wrote, so a seed's text is the same in every run only
 under the rules that tie it to the seed; its law is, under every exact rule.
@@ -26,7 +28,7 @@ from itertools import islice
 from outrider.core.draft import Draft
 from outrider.core.noise import ROOT as DRAFT_ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.offers import LEAST_KEPT, NO_OFFER, Offer
+from outrider.drafters.offers import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
 from outrider.drafters.suffix.automaton import SuffixAutomaton
 from outrider.drafters.suffix.cursor import next_edge
 from outrider.drafters.suffix.memory import Context, Memory, Reader
@@ -103,7 +105,7 @@ def _chain(context: Context, trust: Trust, depth: int) -> Offer:
             break
         context_state, edge = found
         total = automaton.total(context_state)
-        probability *= trust.rate(bucket(length, edge.count, total))
+        probability *= trust.rate(bucket(length, edge.times, total))
         if probability < LEAST_KEPT:
             break
         tokens.append(edge.token)
@@ -126,7 +128,7 @@ def _tree(context: Context, trust: Trust, depth: int, size: int) -> Offer:
             parent = len(tokens) - 1
             for token, target, share in _children(automaton, here, trust):
                 probability = -here.lost * share
-                if probability >= LEAST_KEPT:
+                if probability >= LEAST_IN_TREE:
                     num_found += 1
                     place = _Place(
                         -probability,
@@ -144,7 +146,9 @@ def _tree(context: Context, trust: Trust, depth: int, size: int) -> Offer:
         tokens.append(here.token)
         parents.append(here.parent)
         kept.append(-here.lost)
-    return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
+    if not kept or kept[0] < LEAST_KEPT:
+        return NO_OFFER
+    return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept))
 
 
 def _children(
@@ -156,9 +160,9 @@ def _children(
         return []
     state, best = found
     total = automaton.total(state)
-    rate = trust.rate(bucket(here.length, best.count, total))
+    rate = trust.rate(bucket(here.length, best.times, total))
     children = [(best.token, best.target, rate)]
-    rest = (1 - rate) / (total - best.count + 1)
+    rest = (1 - rate) * rate / (total - best.times + 1)
     others = islice(automaton.edges(state), _MOST_CHILDREN)
-    children += [(e.token, e.target, rest * e.count) for e in others if e.token != best.token]
+    children += [(e.token, e.target, rest * e.times) for e in others if e.token != best.token]
     return children

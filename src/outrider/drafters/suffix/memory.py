@@ -103,7 +103,7 @@ class Reader:
         automaton, state, length = context
         edge = automaton.likeliest(state)
         if edge is not None:
-            place = bucket(length, edge.count, automaton.total(state))
+            place = bucket(length, edge.times, automaton.total(state))
             self.trust.learn(place, right=edge.token == token)
 
     def _move(self) -> None:

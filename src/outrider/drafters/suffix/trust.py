@@ -6,9 +6,11 @@ row of a pass. Trials are told apart by the length of the run that was found (1,
 to 15, more tokens) and by what followed it: one token seen once, or a token with less than half, up
 to four fifths, or more of the counts.
 
-    rate = (W shared + hits) / (W + trials)          hits and trials of the request, fading
+    rate = (W f shared + hits) / (W + trials)        hits and trials of the request, fading
+    f    = (V + all hits) / (V + all expected)
 
-`shared` is the same over all requests. Secondary estimation of this kind is from data compression
+`shared` is the same over all requests, and f says how much better or worse than foretold this
+request did in all kinds together. Secondary estimation of this kind is from data compression
 (Bloom 1996, "PPMZ"); SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) takes the shares of
 counts as they are, and bounds the depth by a multiple of the length.
 """
@@ -23,8 +25,10 @@ _NUM_SHARES = 4
 _FIRST_RATES = (0.2, 0.4, 0.6, 0.75, 0.85)
 _FIRST_SHARES = (1.0, 0.4, 0.7, 1.0)
 _FIRST_WEIGHT = 4.0
-# W: how much requests are alike.
+# W and V: how much requests are alike, in trials of one kind and in hits of all.
 _LIKENESS = 6.0
+_EVENNESS = 3.0
+_HIGHEST = 0.98
 # Share of the old counts that a new one leaves.
 _FADE = 1 - 1 / 64
 _SHARED_FADE = 1 - 1 / 512
@@ -71,13 +75,19 @@ class Trust:
     shared: SharedTrust
     hits: list[float] = field(default_factory=_zeros)
     trials: list[float] = field(default_factory=_zeros)
+    all_hits: float = 0.0
+    all_expected: float = 0.0
 
     def rate(self, place: int) -> float:
         """The probability that a prediction in bucket `place` is right."""
+        factor = (_EVENNESS + self.all_hits) / (_EVENNESS + self.all_expected)
+        foretold = min(factor * self.shared.rate(place), _HIGHEST)
         weight = _LIKENESS + self.trials[place]
-        return (_LIKENESS * self.shared.rate(place) + self.hits[place]) / weight
+        return (_LIKENESS * foretold + self.hits[place]) / weight
 
     def learn(self, place: int, *, right: bool) -> None:
+        self.all_hits = _FADE * self.all_hits + right
+        self.all_expected = _FADE * self.all_expected + self.shared.rate(place)
         for counts, fade in ((self, _FADE), (self.shared, _SHARED_FADE)):
             counts.hits[place] = fade * counts.hits[place] + right
             counts.trials[place] = fade * counts.trials[place] + 1

@@ -11,7 +11,7 @@ how a text was cut into passes; a form that reads chunks at once would round oth
 
 Shapes:  N = packed tokens, n = tokens of a run, T = remembered rows and rows of a run, J = taps of
          the convolution, W = J - 1, C = channels, G = key heads, H = value heads, K = key size,
-         V = value size; L = recurrent layers.
+         V = value size, L = recurrent layers, P = outputs of a layer's first product, O = H x V.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class DeltaWeights:
     num_key_heads: int
     key_dim: int
 
+    @property
+    def num_heads(self) -> int:
+        return self.rate_H.shape[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -57,6 +61,27 @@ class DeltaInputs:
     v_NHV: Tensor
     rate_NH: Tensor
     decay_NH: Tensor
+
+
+def torch_delta(
+    first_NP: Tensor,
+    weights: DeltaWeights,
+    runs: Sequence[Run],
+    cells: Cells,
+    layer: int,
+    out_NO: Tensor,
+) -> None:
+    """All of it: from a layer's first product to what its output norm reads.
+
+    The convolution's channels are the first columns of `first_NP`, b and a of every value head the
+    last. Writes `out_NO` and, of recurrent layer `layer`, the cells that `runs` name.
+    """
+    mixed_NC = first_NP[:, : weights.conv_JC.shape[1]]
+    conv_NC = torch.empty(mixed_NC.shape, device=mixed_NC.device)
+    convolve(mixed_NC, weights.conv_JC, runs, cells, layer, conv_NC)
+    gates_N2H = first_NP[:, -2 * weights.num_heads :]
+    inputs = prepare(by_row(functional.silu, conv_NC), gates_N2H, weights)
+    recur(inputs, runs, cells, layer, out_NO.view(out_NO.shape[0], weights.num_heads, -1))
 
 
 def convolve(

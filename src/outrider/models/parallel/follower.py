@@ -16,6 +16,7 @@ from outrider.models.loading import LoadOptions, load_model, pick_device
 from outrider.models.parallel.link import Link
 from outrider.models.parallel.messages import apply
 from outrider.models.parallel.torch_comm import TorchComm
+from outrider.state.room import StateRoom
 
 HERE, LOADED = "here", "loaded"
 
@@ -50,7 +51,8 @@ def follow() -> None:
 
 
 def _options(given: dict[str, Any]) -> LoadOptions:
-    values: dict[str, Any] = {**given, "room": Room(**given["room"])}
+    room: dict[str, Any] = {**given["room"], "states": StateRoom(**given["room"]["states"])}
+    values: dict[str, Any] = {**given, "room": Room(**room)}
     return LoadOptions(**values)
 
 

@@ -96,11 +96,11 @@ def test_it_is_small_and_its_counts_add_up(steps: list[tuple[int, int]]) -> None
     assert automaton.num_states <= 2 * len(steps) + 1
     assert automaton.num_edges <= 3 * len(steps) + 1
     for state in range(automaton.num_states):
-        counts = [edge.count for edge in automaton.edges(state)]
+        counts = [edge.times for edge in automaton.edges(state)]
         assert automaton.total(state) == sum(counts)
         best = automaton.likeliest(state)
         assert (best is None) == (not counts)
-        assert best is None or best.count == max(counts)
+        assert best is None or best.times == max(counts)
 
 
 @given(steps=growth)
@@ -147,7 +147,7 @@ def test_counts_are_those_after_the_longest_run_known() -> None:
         writer.follow(token)
     state = state_of(automaton, (1, 2))
     assert state is not None
-    assert {edge.token: edge.count for edge in automaton.edges(state)} == {3: 2, 4: 1}
+    assert {edge.token: edge.times for edge in automaton.edges(state)} == {3: 2, 4: 1}
     best = automaton.likeliest(state)
     assert best is not None
     assert best.token == 3

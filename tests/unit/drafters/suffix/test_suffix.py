@@ -14,7 +14,7 @@ from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
-from outrider.drafters.offers import LEAST_KEPT, Offer
+from outrider.drafters.offers import Offer, least_kept
 from outrider.drafters.suffix.drafter import SuffixDrafter
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
@@ -46,7 +46,8 @@ def check_offer(found: Offer, depth: int, num_nodes: int) -> None:
     assert len(kept) == len(draft) <= max(depth, num_nodes)
     assert draft.max_depth <= depth
     assert list(kept) == sorted(kept, reverse=True)
-    assert all(LEAST_KEPT <= probability <= 1 for probability in kept)
+    least = least_kept(Budget(depth, num_nodes=num_nodes))
+    assert all(least <= probability <= 1 for probability in kept)
     for node, parent in enumerate(draft.parents):
         above = 1.0 if parent == ROOT else kept[parent]
         assert kept[node] <= above

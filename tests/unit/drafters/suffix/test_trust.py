@@ -32,8 +32,9 @@ def test_it_comes_to_what_is_seen(right: bool) -> None:
     before = trust.rate(other)
     for _ in range(60):
         trust.learn(place, right=right)
-    assert abs(trust.rate(place) - right) < 0.05
-    assert trust.rate(other) == before
+    assert abs(trust.rate(place) - right) < 0.06
+    # A request that is easier or harder than others is so in every kind of context.
+    assert (trust.rate(other) > before) == right
 
 
 def test_what_one_request_shows_counts_less_for_another() -> None:

@@ -1,0 +1,114 @@
+"""Drafters on both tiers: acceptance, tokens a round, share of time, speed-up over plain decoding.
+
+    python benchmarks/drafters.py [--model FOLDER] [--output FILE] [--quick]
+                                  [--tier a|b] [--drafters WORDS] [--domains WORDS] [--prompts N]
+
+The same run as `outrider bench drafters` (docs/drafters.md), for tier A and tier B: every drafter
+of this version on the same prompts in turns. Tier B computes what the embedded target does, so that
+target's draft model drafts for it too; heads read states, which are wider there, so only heads in
+the folder of `--model` or beside it take part. Bars:
+
+- lookups on prompts that repeat nothing: at least 0.97 of plain decoding;
+- trained heads (EAGLE or MTP): more tokens a round than the separate draft model;
+- trees: more tokens a round than chains of as many rows (model:8+16 beside model:16).
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import DRAFT, options_of, reported, tier_folders
+
+from outrider import EngineConfig, SamplingParams
+from outrider.bench.drafters.cells import EVERYTHING, Cell
+from outrider.bench.drafters.lineup import Drafts, line_up
+from outrider.bench.drafters.record import (
+    evidence_of,
+    evidence_record,
+    plan_record,
+    runner_record,
+)
+from outrider.bench.drafters.report import findings
+from outrider.bench.drafters.samples import Plan, Race, pieces_of
+from outrider.bench.drafters.table import contestants_named
+from outrider.bench.workloads import ADVERSARIAL, builtin_texts
+
+FLOOR = 0.97
+LOOKUPS = ("ngram", "suffix", "lookup")
+HEADS = ("eagle", "eagle+16", "mtp", "mtp:2")
+WORDS = "all,model:8+16,model:16"
+
+
+def main() -> None:
+    parser = options_of(__doc__, tiers=True)
+    parser.add_argument("--tier", choices=("a", "b"), default=None, help="only this one")
+    parser.add_argument("--drafters", default=WORDS, help="as `outrider bench drafters` has them")
+    parser.add_argument("--domains", default="code,maths,echo,adversarial")
+    parser.add_argument("--prompts", type=int, default=8, help="of each domain")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    options = parser.parse_args()
+    with reported("drafters", options) as report, tier_folders(options) as folders:
+        tiers = [tier for tier in folders if options.tier in (None, tier)]
+        report["tiers"] = [measured(tier, folders[tier], options) for tier in tiers]
+        report["bars"] = {"lookups_on_adversarial": FLOOR}
+
+
+def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
+    plan = plan_of(options)
+    words = "ngram,model,model+8,eagle" if options.quick else options.drafters
+    base = EngineConfig(batch_size=1, context=1024, device="cpu")
+    drafts = Drafts.of(str(folder), DRAFT)
+    with closing(line_up(contestants_named(words), str(folder), drafts, base)) as lineup:
+        samples = [sample for visit in Race(plan, lineup.present).run() for sample in visit]
+        evidence = evidence_of(plan, lineup, samples)
+        drafters = [runner_record(runner) for runner in lineup.runners]
+    print(f"tier {tier}:", *findings(evidence), sep="\n")
+    return {
+        "tier": tier,
+        "plan": plan_record(plan),
+        "drafters": drafters,
+        "met": met(evidence.cells),
+        **evidence_record(evidence),
+    }
+
+
+def plan_of(options: Namespace) -> Plan:
+    num_prompts = 1 if options.quick else options.prompts
+    domains = ["code", ADVERSARIAL] if options.quick else options.domains.split(",")
+    params = SamplingParams(max_tokens=6 if options.quick else options.max_tokens)
+    return Plan(
+        pieces=pieces_of({name: builtin_texts(name)[:num_prompts] for name in domains}, at_once=1),
+        repeats=1,
+        params=params,
+        by_domain={ADVERSARIAL: replace(params, temperature=1.0, ignore_eos=True)},
+    )
+
+
+def met(cells: Sequence[Cell]) -> dict[str, bool | None]:
+    """The bars; None where one side was not measured."""
+    found = {(cell.domain, cell.contestant): cell for cell in cells}
+    floors = [found[ADVERSARIAL, name] for name in LOOKUPS if (ADVERSARIAL, name) in found]
+    ratios = [cell.speedup.value for cell in floors if cell.speedup is not None]
+
+    def tokens(name: str) -> float | None:
+        cell = found.get((EVERYTHING, name))
+        return None if cell is None else cell.tokens_per_round
+
+    heads = [value for name in HEADS if (value := tokens(name)) is not None]
+    model, tree, chain = tokens("model"), tokens("model:8+16"), tokens("model:16")
+    return {
+        "lookups_on_adversarial": min(ratios) >= FLOOR if ratios else None,
+        "heads_over_model": max(heads) > model if heads and model else None,
+        "trees_over_chains": tree > chain if tree and chain else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

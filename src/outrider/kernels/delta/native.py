@@ -1,0 +1,143 @@
+"""The gated delta rule as one native call a layer: csrc/delta.cpp, defined by torch.py.
+
+What a pass's runs say is written down once, as arrays of numbers that native code walks.
+
+Shapes:  N = packed tokens, P = outputs of a layer's first product, O = value heads x value size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_int, c_int32, c_void_p
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from outrider.kernels.delta.plan import Run
+from outrider.kernels.delta.torch import Cells, DeltaWeights
+
+_ABSENT = -1
+_Numbers = np.ndarray[Any, np.dtype[np.int32]]
+_Addresses = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        ("conv", c_void_p),
+        ("rate", c_void_p),
+        ("dt_bias", c_void_p),
+        ("taps", c_int32),
+        ("channels", c_int32),
+        ("key_heads", c_int32),
+        ("heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+    ]
+
+
+class _Pass(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("runs", c_void_p),
+        ("states", c_void_p),
+        ("inputs", c_void_p),
+        ("replayed", c_void_p),
+        ("state_cells", c_void_p),
+        ("input_cells", c_void_p),
+        ("num_runs", c_int32),
+    ]
+
+
+class NativeDelta:
+    """`team` is the address of the threads that run it. Remembers the last pass, so it is not
+    thread-safe, but two instances may run at once."""
+
+    def __init__(self, library: ctypes.CDLL, team: int) -> None:
+        self._team = team
+        self._call = library.outrider_delta
+        self._call.argtypes = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p)
+        self._call.restype = None
+        self._layers: dict[int, tuple[DeltaWeights, _Layer]] = {}
+        self._runs: Sequence[Run] | None = None
+        self._arrays: tuple[_Numbers | _Addresses, ...] = ()
+        self._pass = _Pass()
+
+    def __call__(
+        self,
+        first_NP: Tensor,
+        weights: DeltaWeights,
+        runs: Sequence[Run],
+        cells: Cells,
+        layer: int,
+        out_NO: Tensor,
+    ) -> None:
+        if self._runs is not runs:
+            self._describe(runs, cells)
+        width = first_NP.shape[1]
+        self._call(
+            ctypes.addressof(self._pass),
+            ctypes.addressof(self._described(weights)),
+            first_NP.data_ptr(),
+            width,
+            width - 2 * weights.num_heads,
+            layer,
+            out_NO.data_ptr(),
+        )
+
+    def _described(self, weights: DeltaWeights) -> _Layer:
+        found = self._layers.get(id(weights))
+        if found is None:
+            # The weights are kept along, so that no others can have their identity.
+            found = weights, _layer(weights)
+            self._layers[id(weights)] = found
+        return found[1]
+
+    def _describe(self, runs: Sequence[Run], cells: Cells) -> None:
+        replayed = [cell for run in runs for cell in run.replayed]
+        rows: list[tuple[int, ...]] = []
+        end = 0
+        for run in runs:
+            start, end = end, end + len(run.replayed)
+            rows.append((run.first, run.stop, _number(run.source), _number(run.fold), start, end))
+        states = [_number(cell) for run in runs for cell in run.states]
+        inputs = [_number(cell) for run in runs for cell in run.inputs]
+        # The lists only grow, so what a plan names is in them by now.
+        state_cells = [
+            address
+            for cell in list(cells.states)
+            for address in (cell.conv_LWC.data_ptr(), cell.state_LHKV.data_ptr())
+        ]
+        input_cells = [
+            tensor.data_ptr()
+            for cell in list(cells.inputs)
+            for tensor in (cell.conv_LC, cell.key_LGK, cell.change_LHV, cell.decay_LH)
+        ]
+        self._arrays = (
+            *(np.array(column, dtype=np.int32) for column in (rows, states, inputs, replayed)),
+            *(np.array(column, dtype=np.int64) for column in (state_cells, input_cells)),
+        )
+        self._pass = _Pass(self._team, *(a.ctypes.data for a in self._arrays), len(runs))
+        self._runs = runs
+
+
+def _number(cell: int | None) -> int:
+    """As native code names cells."""
+    return _ABSENT if cell is None else cell
+
+
+def _layer(weights: DeltaWeights) -> _Layer:
+    taps, channels = weights.conv_JC.shape
+    keys = weights.num_key_heads * weights.key_dim
+    return _Layer(
+        weights.conv_JC.data_ptr(),
+        weights.rate_H.data_ptr(),
+        weights.dt_bias_H.data_ptr(),
+        taps,
+        channels,
+        weights.num_key_heads,
+        weights.num_heads,
+        weights.key_dim,
+        (channels - 2 * keys) // weights.num_heads,
+    )

@@ -1,0 +1,110 @@
+"""Recurrent memory on fixed histories: after each, the bits of a text that was simply read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from checks.state import NEEDS, PROBE, path_to
+from doubles.tiny_hybrids import tiny_hybrid
+from outrider.core.noise import ROOT
+from outrider.core.protocols import StepRow
+from outrider.models.decoder import Room
+from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.state.room import StateRoom
+
+TEXT = (1, 4, 2, 2, 0, 3, 1, 3, 2, 4, 0)
+# Tokens, parents and the last node kept: chains and trees, kept whole, in part and not at all.
+HISTORY = (
+    (TEXT[:6], tuple(range(-1, 5)), 5),
+    ((7, 8, 9, 7), (ROOT, 0, 1, 2), 1),
+    ((3, 3, 5, 6, 2), (ROOT, 0, 0, 2, 1), 3),
+    ((8, 8, 8, 8, 8), (ROOT, 0, 1, 2, 3), 4),
+    ((8, 1), (ROOT, ROOT), ROOT),
+    ((4, 5, 6), (ROOT, ROOT, 1), 2),
+)
+
+
+# How states return, and whether the kernels are the reference's.
+WAYS = (("ring", False), ("replay", False), ("ring", True), ("replay", True))
+
+
+@cache
+def wanted(text: Sequence[int], reference: bool) -> Tensor:
+    """What a fresh model that was fed `text` in one step predicts after it."""
+    model = tiny_hybrid(force_reference=reference)
+    model.state.open(0, ())
+    row = StepRow.chain(0, text, logits_from=len(text) - 1)
+    return model.step([row], NEEDS).logits_MV[0].clone()
+
+
+def model_with(rollback: str, reference: bool, *, page_size: int = 4) -> QwenHybridModel:
+    states = StateRoom(rollback=rollback, history=5, num_sequences=4, num_checkpoints=4)
+    room = Room(num_slots=256, page_size=page_size, max_rows=16, states=states)
+    return tiny_hybrid(room=room, force_reference=reference)
+
+
+def probe(model: QwenHybridModel, seq_id: int, text: Sequence[int]) -> None:
+    """The next token of `seq_id`, which holds `text`, is as if it had simply been read."""
+    logits_V = model.step([StepRow.chain(seq_id, (PROBE,))], NEEDS).logits_MV[0].clone()
+    model.state.commit({seq_id: ()})
+    reference = model.kernels.choices[0].name == "reference"
+    assert torch.equal(logits_V, wanted((*text, PROBE), reference))
+    model.state.check()
+
+
+def recurrent_rounds() -> None:
+    for rollback, reference in WAYS:
+        # No page ends, so that nothing but the rounds leaves states.
+        model = model_with(rollback, reference, page_size=64)
+        model.state.open(0, ())
+        kept: tuple[int, ...] = ()
+        for tokens, parents, last in HISTORY:
+            logits_NV = model.step([StepRow(0, tokens, parents)], NEEDS).logits_MV.clone()
+            for node, logits_V in enumerate(logits_NV):
+                path = tuple(tokens[n] for n in path_to(parents, node))
+                assert torch.equal(logits_V, wanted((*kept, *path), reference))
+            model.state.commit({0: path_to(parents, last)})
+            kept += tuple(tokens[n] for n in path_to(parents, last))
+            model.state.check()
+        probe(model, 0, kept)
+
+
+def recurrent_forks() -> None:
+    """Cut anywhere, after rounds that left states and inputs behind."""
+    for rollback, reference in WAYS:
+        model = model_with(rollback, reference)
+        model.state.open(0, ())
+        for start, stop in ((0, 6), (6, 11)):
+            model.step([StepRow.chain(0, TEXT[start:stop])], NEEDS)
+            model.state.commit({0: range(stop - start)})
+        for length in range(len(TEXT) + 1):
+            model.state.fork(0, 1, length)
+            probe(model, 1, TEXT[:length])
+            model.state.close(1)
+        probe(model, 0, TEXT)
+
+
+def recurrent_beginnings() -> None:
+    """Shared as far as pages and states go, and found by texts that begin alike alone."""
+    for rollback, reference in WAYS:
+        model = model_with(rollback, reference)
+        model.state.open(0, TEXT)
+        model.step([StepRow.chain(0, TEXT, logits_from=len(TEXT))], NEEDS)
+        model.state.commit({0: range(len(TEXT))})
+        for text, reused in (((*TEXT[:9], 7, 7), 8), ((*TEXT[:7], 7, 7), 0), (TEXT[:8], 8)):
+            assert model.state.open(1, text) == reused
+            probe(model, 1, text[:reused])
+            model.state.close(1)
+        for seq_id, first in ((2, 11), (3, 12)):
+            model.state.open(seq_id, (first,) * 5)
+            model.step([StepRow.chain(seq_id, (first,) * 4, logits_from=4)], NEEDS)
+            model.state.commit({seq_id: range(4)})
+            model.state.close(seq_id)
+        for first in (12, 11):
+            assert model.state.open(1, (first,) * 9) == 4
+            probe(model, 1, (first,) * 4)
+            model.state.close(1)

@@ -1,0 +1,79 @@
+"""Drafters that look up, on the embedded pair with all that is native: the text stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+
+PROMPTS = (
+    "def add(first, second):\n    return first + second\n\ndef add_again(first, second):\n",
+    "import os\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n",
+    "x = 1\n",
+)
+PARAMS = SamplingParams(max_tokens=48, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    results = LLM(config=EngineConfig(drafter="none")).generate(PROMPTS, PARAMS)
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["suffix", "recycling", "lookup", "portfolio"])
+@pytest.mark.parametrize("tree_nodes", [0, 12])
+def test_greedy_text_is_plain_decodings(
+    drafter: str, tree_nodes: int, plain: list[tuple[int, ...]]
+) -> None:
+    """Twice: the second time all of it was written before, and takes fewer rounds."""
+    config = EngineConfig(drafter=drafter, k=6, tree_nodes=tree_nodes, batch_size=2)
+    llm = LLM(config=config)
+    num_rounds = list[int]()
+    for _ in range(2):
+        results = llm.generate(PROMPTS, PARAMS)
+        assert [result.token_ids for result in results] == plain
+        num_rounds.append(sum(result.stats.num_rounds for result in results))
+    assert num_rounds[1] <= num_rounds[0] < 3 * 48
+    llm.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["pd", "pdv", "ssd"])
+def test_other_schedules_have_the_same_text(schedule: str, plain: list[tuple[int, ...]]) -> None:
+    llm = LLM(config=EngineConfig(drafter="portfolio", k=4, schedule=schedule))
+    results = llm.generate(PROMPTS, PARAMS)
+    assert [result.token_ids for result in results] == plain
+    assert not any("turned off" in note for result in results for note in result.notes)
+    llm.close()
+
+
+@pytest.mark.slow
+def test_a_guess_and_a_corpus_are_members_of_a_portfolio(
+    plain: list[tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The guess is right, or the corpus has the text: then few rounds are left."""
+    target = LLM(config=EngineConfig(drafter="none"))
+    text = target.tokenizer.decode(plain[0])
+    path = tmp_path_factory.mktemp("corpus") / "text.py"
+    path.write_text(PROMPTS[0] + text, encoding="utf-8")
+    guessed = SamplingParams(max_tokens=48, ignore_eos=True, prediction=text)
+    for config, params in (
+        (EngineConfig(drafter="lookup", k=8), guessed),
+        (EngineConfig(drafter="suffix", k=8, suffix_corpus=str(path)), PARAMS),
+    ):
+        result = LLM(config=config).generate(PROMPTS[0], params)[0]
+        assert result.token_ids == plain[0]
+        assert result.stats.num_rounds <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["match", "coupled"])
+def test_text_tied_to_a_seed_stays(sampler: str) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
+    texts = set[tuple[int, ...]]()
+    for drafter in ("none", "suffix", "recycling", "lookup", "portfolio"):
+        llm = LLM(config=EngineConfig(drafter=drafter, k=5, sampler=sampler))
+        texts |= {llm.generate(PROMPTS[0], params)[0].token_ids for _ in range(2)}
+        llm.close()
+    assert len(texts) == 1

@@ -1,0 +1,120 @@
+"""The MTP block that hybrids bring along: its arithmetic, and greedy text with every rollback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks.engine import check_greedy
+from doubles.hybrid_mtp import gated_definition, write_hybrid_with_mtp
+from doubles.kinds import close_to
+from doubles.rig import Rig, first_maximum
+from doubles.tiny_hybrids import hybrid_config, hybrid_kind
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.protocols import StepRow
+from outrider.core.spec import ModelSpec
+from outrider.drafters.growing import Growth
+from outrider.drafters.mtp.config import read_mtp_config
+from outrider.drafters.mtp.drafter import mtp_drafter
+from outrider.drafters.mtp.net import load_mtp
+from outrider.models.decoder import Room
+from outrider.models.heads import Heads, hidden_layers_of
+from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.state.room import StateRoom
+
+HEADS_ROOM = Room(num_slots=256, page_size=4, max_rows=64, max_logits=64)
+PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))
+TOKENS = (5, 1, 90, 7, 7, 30)
+
+
+def loaded(folder: Path, rollback: str = "replay") -> QwenHybridModel:
+    states = StateRoom(rollback=rollback, history=8, num_sequences=4, num_checkpoints=4)
+    room = Room(num_slots=256, page_size=4, max_rows=64, hidden_layers=(4,), states=states)
+    model = load_model(folder, LoadOptions(room=room, device="cpu"))
+    assert isinstance(model, QwenHybridModel)
+    return model
+
+
+def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
+    tensors = write_hybrid_with_mtp(tmp_path, "qwen3_5")
+    target = loaded(tmp_path)
+    config = read_mtp_config(tmp_path, target.spec)
+    (net,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
+    states_PD = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
+    embedded_PD = tensors["model.embed_tokens.weight"][list(TOKENS)]
+    wanted_PD = gated_definition(tensors, hybrid_config("qwen3_5"), embedded_PD, states_PD)
+    net.state.open(1, ())
+    out = net.step([StepRow.chain(1, TOKENS)], states_PD)
+    close_to(out.hidden_ND, wanted_PD)
+    close_to(out.logits_MV, wanted_PD @ tensors["lm_head.weight"].T)
+    # It reads what the target's last norm gives.
+    normed_PD = torch.nn.functional.rms_norm(
+        states_PD, (40,), 1 + tensors["model.norm.weight"], 1e-6
+    )
+    close_to(net.fuse(states_PD[:, None]), normed_PD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollback", ["ring", "replay"])
+@pytest.mark.parametrize(("name", "depth"), [("qwen3_5", 1), ("qwen3_5_moe", 2), ("qwen3_next", 1)])
+def test_greedy_text_is_that_of_plain_decoding(
+    tmp_path: Path, name: str, depth: int, rollback: str
+) -> None:
+    write_hybrid_with_mtp(tmp_path, name, depth=depth)
+    target = loaded(tmp_path, rollback)
+    growth = Growth(first_maximum, "the MTP block")
+    heads = Heads(tmp_path, "mtp", HEADS_ROOM)
+    drafter = mtp_drafter(heads, target, growth, chunk=4, batch_size=3)
+    rig = Rig(target, drafter, k=4, chunk=4, batch_size=3)
+    check_greedy(rig, hybrid_kind(name, rollback), PROMPTS, 10)
+    assert sum(trace.num_drafted for trace in rig.traces) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("schedule", ["single", "pdv"])
+def test_a_user_names_the_drafter_and_gets_the_same_text(tmp_path: Path, schedule: str) -> None:
+    """Greedy and sampled, from the hybrid's own files."""
+    write_hybrid_with_mtp(tmp_path, "qwen3_5", vocab_size=8192)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resolve("outrider/embedded") / file, tmp_path)
+    prompts = ["def add(a, b):\n", "The river", "2 + 2 = 2 + 2 = 2 + 2"]
+    params = [
+        SamplingParams(max_tokens=16),
+        SamplingParams(max_tokens=12, repetition_penalty=1.4),
+        SamplingParams(max_tokens=16, temperature=0.7, seed=4),
+    ]
+    common = EngineConfig(
+        device="cpu", batch_size=3, k=3, context=96, sampler="coupled", schedule=schedule
+    )
+    plain = LLM(tmp_path, config=replace(common, drafter="none")).generate(prompts, params)
+    llm = LLM(tmp_path, config=replace(common, drafter="mtp"))
+    found = llm.generate(prompts, params)
+    assert [result.token_ids for result in found] == [result.token_ids for result in plain]
+    assert all(result.stats.num_drafted > 0 for result in found)
+
+
+def spec_of(name: str) -> ModelSpec:
+    return hybrid_kind(name, "ring")().spec
+
+
+def test_config_says_how_many_blocks_there_are(tmp_path: Path) -> None:
+    spec = spec_of("qwen3_5")
+    path = tmp_path / "config.json"
+    nested = {"model_type": "qwen3_5", "text_config": hybrid_config("qwen3_5")}
+    for values, depth in (
+        (hybrid_config("qwen3_5"), 1),
+        (hybrid_config("qwen3_5", mtp_num_hidden_layers=3), 3),
+        (hybrid_config("qwen3_next", num_nextn_predict_layers=2), 2),
+        (nested, 1),
+    ):
+        path.write_text(json.dumps(values))
+        found = read_mtp_config(tmp_path, spec)
+        assert (found.depth, found.reads_normed, found.gives_normed) == (depth, True, True)
+    assert hidden_layers_of(tmp_path, "mtp", spec.num_layers) == (4,)
