@@ -61,7 +61,7 @@ OF_TRAINING = (
     "--batch --device --field --fresh --held-out --json --learning-rate --measure-seconds "
     "--minutes --save-seconds --seed --steps --threads --tokens --warmup --window"
 )
-OF_DRAFTERS_TRAINING = f"{OF_TRAINING} --exam-prompts --prompts --target"
+OF_DRAFTERS_TRAINING = f"{OF_TRAINING} --exam-prompts --prompts --target --written"
 
 FLAGS: dict[tuple[str, ...], str] = {
     ("generate",): f"{ALL} --compare --json --output --quiet --stdin",

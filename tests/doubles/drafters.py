@@ -21,11 +21,12 @@ NO_NEEDS = DraftNeeds()
 
 @dataclass(frozen=True, slots=True)
 class RowDrafter:
-    """Drafts each row by itself with `draft`."""
+    """Drafts each row by itself with `draft`; of trees it makes `num_nodes` nodes."""
 
     draft: Callable[[DraftRow], Draft]
     name: str = "double"
     needs: DraftNeeds = NO_NEEDS
+    num_nodes: int = 0
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
 
@@ -66,7 +67,7 @@ def random_trees(vocab_size: int, *, num_nodes: int = 4) -> RowDrafter:
         tokens = [row.noise.pick(law_V, n, Role.DRAFT) for n, law_V in enumerate(laws)]
         return Draft(tuple(tokens), tuple(parents), torch.stack(laws))
 
-    return RowDrafter(draft)
+    return RowDrafter(draft, num_nodes=num_nodes)
 
 
 def _random_law(rng: random.Random, vocab_size: int) -> Tensor:

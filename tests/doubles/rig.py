@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 from torch import Tensor
 
+from doubles.drafters import RowDrafter
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
@@ -97,11 +98,16 @@ class Rig:
             target=self.target,
             drafter=self.drafter,
             rule=self.rule,
-            controller=self.controller or FixedController(Budget(self.k)),
+            controller=self.controller or FixedController(self._budget()),
             argmax=first_maximum,
             sink=self.traces.append,
             compaction=self.compaction,
         )
+
+    def _budget(self) -> Budget:
+        """Chains, but for a double that makes trees."""
+        is_double = isinstance(self.drafter, RowDrafter)
+        return Budget(self.k, num_nodes=self.drafter.num_nodes if is_double else 0)
 
     def engine(self) -> Engine:
         return engine_of(

@@ -6,6 +6,8 @@ import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 
+pytestmark = pytest.mark.weights
+
 PROMPTS = (
     "def add(first, second):\n    return first + second\n\ndef add_again(first, second):\n",
     "import os\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n",

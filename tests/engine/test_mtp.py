@@ -131,6 +131,26 @@ def test_a_full_memory_of_the_block_costs_drafts_alone(folders: dict[int, Path])
     assert any(trace.num_drafted for trace in rig.traces)
 
 
+def test_a_shorter_window_of_the_block_is_told_and_ends_drafting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = target().config
+    own = block_like(config)
+    folder = write_mtp(tmp_path, own, mtp_tensors(own))
+    path = folder / "config.json"
+    path.write_text(
+        path.read_text().replace('"max_position_embeddings": 256', '"max_position_embeddings": 16')
+    )
+    with caplog.at_level("WARNING"):
+        short = drafter(folder)
+    assert "16 positions and the target 256" in caplog.text
+    rig = Rig(target(), short, k=3)
+    check_greedy(rig, llama, [PROMPTS[0]], 30)
+    drafted = [trace.num_drafted for trace in rig.traces]
+    assert any(drafted[1:4])
+    assert not any(drafted[-10:])
+
+
 @pytest.fixture(scope="module")
 def embedded_block(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A block of random weights for the embedded target."""

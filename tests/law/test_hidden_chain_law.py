@@ -19,6 +19,7 @@ from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
+BY_SEED = ("match", "coupled")
 # A first round reads the prompt; the second one drafts two tokens.
 FOUR = SamplingParams(temperature=1.3, top_k=2, max_tokens=4)
 RULES: dict[str, AcceptanceRule] = {
@@ -30,7 +31,9 @@ RULES: dict[str, AcceptanceRule] = {
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", ["block", "token", *(pytest.param(rule, marks=pytest.mark.slow) for rule in BY_SEED)]
+)
 def test_a_generation_follows_the_target(rule: str, depth: int) -> None:
     blocks = [ToyNet(vocab_size=VOCAB, seed=7 + index) for index in range(depth)]
     draw = race_node if rule == "coupled" else pick_node

@@ -17,7 +17,7 @@ from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LlamaConfig
-from outrider.models.loading import ALIASES, resolve
+from outrider.models.loading import ALIASES, HEAD_ALIASES, resolve
 
 # Enough to compare vocabularies; weights stay where they are.
 _SMALL_FILES = [
@@ -159,7 +159,7 @@ def _vocab_size(folder: Path) -> int:
 
 def small_files(name: str) -> Path:
     """The folder of a model; of a hub model that is not cached, no weights are downloaded."""
-    if name in ALIASES or "/" not in name or Path(name).exists():
+    if name in (*ALIASES, *HEAD_ALIASES) or "/" not in name or Path(name).exists():
         return resolve(name)
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HFValidationError

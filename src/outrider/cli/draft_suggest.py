@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.bench.drafters.heads import has_own_mtp, heads_beside, own_mtp_depth
+from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
 from outrider.bench.drafters.table import available
 from outrider.cli.draft_fit import small_files
 from outrider.cli.hub import local_models
@@ -21,7 +21,6 @@ from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LLAMA_FAMILIES
-from outrider.models.loading import ALIASES, resolve
 from outrider.pairs.catalog import draft_of, list_pairs
 
 # A draft model that is not this much smaller costs more than it brings.
@@ -88,9 +87,8 @@ def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
 
 
 def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
-    aliases = {resolve(alias): alias for alias in ALIASES}
     for kind, heads in heads_beside(folder).items():
-        name = aliases.get(heads, str(heads))
+        name = name_of(heads)
         yield Suggestion(
             drafter=kind,
             draft=name,

@@ -97,10 +97,10 @@ def open_drafter(call: Call[DrafterOptions]) -> Session:
 
     prompts = texts_of(call.options.prompts)[: call.options.exam_prompts]
     _say(call, "reading the texts, and what the target writes after the held-out prompts")
-    return open_session(run_wish(call, tuple(prompts)), call.options.target)
+    return open_session(run_wish(call, tuple(prompts), call.options.written), call.options.target)
 
 
-def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = ()) -> RunWish:
+def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int = 0) -> RunWish:
     from outrider.train.loop import Plan
     from outrider.train.session import RunWish
 
@@ -109,6 +109,7 @@ def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = ()) -> RunWish:
     if minutes is None and options.steps is None:
         minutes = DEFAULT_MINUTES
     return RunWish(
+        written=written,
         folder=Path(needed(call, "FOLDER")),
         words=_words(call),
         plan=Plan(

@@ -57,6 +57,11 @@ class DrafterOptions(RunOptions):
         "What figures are measured after: code, maths, conversation, summarization, mixed, or a "
         "file.",
     )
+    written: int = setting(
+        0,
+        "Learn from so many tokens that the target writes after the texts, not the texts.",
+        minimum=0,
+    )
     exam_prompts: int = setting(24, "Use so many of these prompts.", minimum=1, maximum=10_000)
 
 

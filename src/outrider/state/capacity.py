@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
 from outrider.core.errors import CapacityError
 from outrider.core.spec import ModelSpec
-from outrider.state.room import StateRoom
+from outrider.state.room import StateRoom, StateSizes
 
 # Weights, activations and other programs need the rest.
 ARENA_SHARE = 0.25
@@ -54,3 +55,18 @@ def arena_slots(
             hint="lower --batch-size or --state-history, or use --state-rollback replay",
         )
     return min(sequences * window, affordable)
+
+
+def states_that_fit(room: StateRoom, sizes: StateSizes, device: torch.device) -> StateRoom:
+    """`room`, with less history where the device has not so much memory free. Raises CapacityError
+    where it has none for a history of one."""
+    free = free_bytes(device)
+    while room.num_bytes(sizes) > free:
+        if room.history <= 1:
+            raise CapacityError(
+                f"the recurrent states of {room.num_sequences} sequences take "
+                f"{room.num_bytes(sizes)} bytes; {device} has {free} free.",
+                hint="lower --batch-size, or use --state-rollback replay",
+            )
+        room = replace(room, history=room.history - 1)
+    return room

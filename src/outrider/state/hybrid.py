@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -26,7 +25,7 @@ from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
 from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
 from outrider.kernels.delta.torch import Cells
-from outrider.state.capacity import free_bytes
+from outrider.state.capacity import states_that_fit
 from outrider.state.cells import CellPool
 from outrider.state.checkpoints import Checkpoints
 from outrider.state.columns import Columns
@@ -51,7 +50,7 @@ class HybridState:
         kv.reserve({_NOBODY: 1})
         self._rubbish = kv.pages(_NOBODY)[0] * kv.page_size
         on_device = device.type != "cpu"
-        self.room = _affordable(room, shape, device) if on_device else room
+        self.room = states_that_fit(room, shape, device) if on_device else room
         self._states: CellPool[StateCell] = CellPool(
             lambda: shape.state_cell(device), self.room.num_states, at_once=on_device
         )
@@ -236,8 +235,15 @@ class HybridState:
                 self._states.release([seq.states.pop(min(seq.states))])
 
     def _take_states(self, count: int) -> list[int]:
-        self._checkpoints.make_room(count)
-        return self._states.take(count)
+        """Raises CapacityError, having taken none, if there are too few without checkpoints."""
+        while True:
+            self._checkpoints.make_room(count)
+            try:
+                return self._states.take(count)
+            except CapacityError:
+                # Another lane may have been faster; then there is more to drop.
+                if not self._checkpoints.held:
+                    raise
 
     @contextmanager
     def _giving_back(
@@ -283,18 +289,3 @@ class HybridState:
         self._states.release([] if seq.base is None else [seq.base])
         self._inputs.release(seq.kept)
         seq.base, seq.base_length, seq.kept = cell, length, []
-
-
-def _affordable(room: StateRoom, shape: StateShape, device: torch.device) -> StateRoom:
-    """`room`, with less history where the device has not so much memory free. Raises CapacityError
-    where it has none for a history of one."""
-    free = free_bytes(device)
-    while room.num_bytes(shape) > free:
-        if room.history <= 1:
-            raise CapacityError(
-                f"the recurrent states of {room.num_sequences} sequences take "
-                f"{room.num_bytes(shape)} bytes; {device} has {free} free.",
-                hint="lower --batch-size, or use --state-rollback replay",
-            )
-        room = replace(room, history=room.history - 1)
-    return room

@@ -35,6 +35,16 @@ class TextFile:
     licence: str = ""
     named: bool = False
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether every line is a document."""
+        return self.path.suffix in _JSON_LINES
+
+    @property
+    def lot(self) -> float:
+        """A number below 1, drawn by name and size alone."""
+        return _lot(f"{self.path.name} {self.path.stat().st_size}")
+
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
@@ -54,8 +64,7 @@ class Document:
     @property
     def lot(self) -> float:
         """A number below 1, drawn by the content alone."""
-        digest = hashlib.sha256(self.text.encode()).digest()
-        return int.from_bytes(digest[:6], "big") / 2**48
+        return _lot(self.text)
 
 
 def find_files(words: Sequence[str]) -> list[TextFile]:
@@ -84,7 +93,7 @@ def read_documents(file: TextFile, field: str = "") -> Iterator[Document]:
         if not file.named:
             return
         raise ConfigError(f"{file.path} cannot be read: {error}.", hint=_WHERE) from None
-    if file.path.suffix not in _JSON_LINES:
+    if not file.has_lines:
         if text.strip():
             yield Document(text, file.path)
         return
@@ -108,6 +117,11 @@ def digest_of(records: Iterable[FileRecord], *facts: object) -> str:
     """Equal exactly when contents and `facts` are, whatever the order of files."""
     parts = [*sorted(record.sha256 for record in records), *map(str, facts)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _lot(text: str) -> float:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def _files_of(word: str) -> list[TextFile]:

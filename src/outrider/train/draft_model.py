@@ -5,7 +5,11 @@ that the text goes on with: what a draft has to guess is what the target would s
 the steps the text is the student's own: it goes on from the first half of each window, and learns
 what the target would have said there.
 
-Shapes:  B = windows of a batch, T = tokens, V = vocabulary, P = places (B x T).
+Most of a small draft is its embedding, which is its output head as well. So it begins as the
+target's, projected on the principal directions; all else begins at random.
+
+Shapes:  B = windows of a batch, T = tokens, V = vocabulary, P = places (B x T), D = hidden size of
+         the target, E = of the draft.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +29,9 @@ from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llam
 from outrider.train.loop import Batch, Export
 from outrider.train.losses import TopLaws, distillation, top_laws
 from outrider.train.target import FrozenTarget
+
+# Above the usual 0.02: a smaller start learns more slowly, one of 0.1 no faster.
+_BEGIN_RMS = 0.05
 
 # (export of the student, half windows of ids, how many tokens to write, a seed) -> whole windows
 Writer = Callable[[Export, Tensor, int, int], Tensor]
@@ -70,17 +78,20 @@ class DraftRecipe:
             "reverse": choices.reverse,
             "on_policy": choices.on_policy,
             "kept": choices.num_kept,
-            "start": str(choices.start or "random weights"),
+            "start": str(choices.start or "the target's embeddings"),
         }
 
     def build(self, generator: torch.Generator) -> Llama:
         longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
         if self.choices.start is not None:
             return read_llama(self.choices.start, longest)
-        return fresh_llama(self.config, longest, generator)
+        net = fresh_llama(self.config, longest, generator)
+        with torch.no_grad():
+            begin_like(net.model.embed_tokens.weight, self.target.embedding)
+        return net
 
     def loss(self, module: Llama, batch: Batch) -> Tensor:
-        if self._writes_itself(batch.step):
+        if self.writer is not None and writes_itself(batch.step, self.choices.on_policy):
             ids_BT = self._own_text(module, batch)
             laws = self._teach(ids_BT)
         else:
@@ -105,14 +116,28 @@ class DraftRecipe:
         logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
         return top_laws(logits_BTV.flatten(0, 1), self.choices.num_kept)
 
-    def _writes_itself(self, step: int) -> bool:
-        """Spread evenly: the share of the steps so far never strays from `on_policy` by one."""
-        share = self.choices.on_policy
-        return self.writer is not None and int((step + 1) * share) > int(step * share)
-
     def _own_text(self, module: Llama, batch: Batch) -> Tensor:
         assert self.writer is not None
         num_given = batch.ids_BT.shape[1] // 2
         num_written = batch.ids_BT.shape[1] - num_given
         given_BT = batch.ids_BT[:, :num_given]
         return self.writer(self.export(module), given_BT, num_written, batch.step)
+
+
+def begin_like(weight_VE: Tensor, embedding_VD: Tensor) -> None:
+    """Overwrite the first columns of `weight_VE` with the principal components of the target's
+    embeddings, at a size of _BEGIN_RMS; columns beyond D stay as they are."""
+    centred_VD = embedding_VD.to("cpu", torch.float32)
+    centred_VD = centred_VD - centred_VD.mean(0)
+    size = min(weight_VE.shape[1], centred_VD.shape[1])
+    # Eigenvectors come with their eigenvalues rising.
+    linalg = cast("Any", torch.linalg)
+    directions_DD: Tensor = linalg.eigh(centred_VD.T @ centred_VD).eigenvectors
+    found_VE = centred_VD @ directions_DD[:, -size:]
+    weight_VE[:, :size] = found_VE * (_BEGIN_RMS / found_VE.pow(2).mean().sqrt())
+
+
+def writes_itself(step: int, share: float) -> bool:
+    """Whether the text of `step` is the student's own: the share of such steps so far never strays
+    from `share` by more than one step."""
+    return int((step + 1) * share) > int(step * share)

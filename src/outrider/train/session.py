@@ -23,7 +23,7 @@ from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Job, Plan, Recipe, Trainer
 from outrider.train.target import FrozenTarget
 from outrider.train.tokens import TokenFiles, Windows, Wish, tokenised
-from outrider.train.writing import continue_greedily
+from outrider.train.writing import Written, continue_greedily, written_by
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -31,7 +31,9 @@ M = TypeVar("M", bound=nn.Module)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWish:
     """What a user says of any run. `words` name texts (data.py); `prompts` are those after which
-    the target writes what figures are measured on, `exam_tokens` each."""
+    the target writes what figures are measured on, `exam_tokens` each. Where `written` is above 0,
+    so many tokens that the target writes itself are learned from, and the texts are only what it
+    goes on from."""
 
     folder: Path
     words: tuple[str, ...]
@@ -42,6 +44,7 @@ class RunWish:
     batch_size: int = 4
     window: int = 256
     text: Wish = field(default_factory=Wish)
+    written: int = 0
     device: str = "auto"
     threads: int = 0
     fresh: bool = False
@@ -57,8 +60,16 @@ class TextSession:
     plan: Plan
     tokenizer: Tokenizer
     tokens: TokenFiles
+    written: Written | None = None
 
     def windows(self) -> Windows:
+        """What is learned from."""
+        if self.written is None:
+            return self.given()
+        return replace(self.given(), ids=self.written.ids, digest=self.written.digest)
+
+    def given(self) -> Windows:
+        """The texts as they were given."""
         wish = self.wish
         return Windows(
             self.tokens.tokens,
@@ -90,7 +101,7 @@ class TextSession:
             num_text_tokens=self.tokens.record.num_tokens,
             files=self.tokens.record.files,
             standing=trainer.standing,
-            facts=recipe.facts,
+            facts={**recipe.facts, **self.windows().facts, "written": self.wish.written},
             told=told,
         )
         fill(self.wish.folder, trainer.export(), model_card(made), provenance_record(made))
@@ -132,6 +143,11 @@ def open_session(wish: RunWish, target: str) -> Session:
     folder = resolve(target)
     config = read_llama_config(folder)
     text = open_text(wish, folder, config.vocab_size)
+    if wish.written:
+        text = replace(
+            text,
+            written=written_by(folder, text.given(), wish.written, text.work, device=wish.device),
+        )
     texts = _exam_texts(wish, folder, text.work / "exam.json")
     longest = max([wish.window, *(len(one.ids) for one in texts)])
     frozen = FrozenTarget(

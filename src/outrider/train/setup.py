@@ -92,7 +92,9 @@ def own_writer(temperature: float, device: str) -> Callable[[Export, Tensor, int
             ignore_eos=True,
             seed=step * len(rows),
         )
-        with TemporaryDirectory() as folder:
+        # The engine chooses its own types; those of the loss must not reach it.
+        plain = torch.autocast(given_BT.device.type, enabled=False)
+        with TemporaryDirectory() as folder, plain:
             fill(Path(folder), export, "", {})
             texts = write_texts(folder, rows, params, device=device)
         return torch.tensor(texts, device=given_BT.device)

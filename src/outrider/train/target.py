@@ -29,7 +29,7 @@ class Reading:
 
 
 class FrozenTarget:
-    """A target on `device`, in float32, or bfloat16 where `bfloat16` says that this pays.
+    """A target on `device`; `bfloat16` says that products of such numbers pay there.
 
     `max_tokens` is the longest window that it will read. Raises CheckpointError for a family that
     cannot teach.
@@ -40,7 +40,7 @@ class FrozenTarget:
     ) -> None:
         net = read_llama(folder, max_tokens).to(device).eval().requires_grad_(requires_grad=False)
         self.folder, self.device = folder, device
-        self._net = net.to(torch.bfloat16) if bfloat16 else net
+        self._net, self._bfloat16 = net, bfloat16
 
     @property
     def config(self) -> LlamaConfig:
@@ -67,11 +67,15 @@ class FrozenTarget:
 
     def read(self, ids_BT: Tensor, hidden_layers: Sequence[int] = ()) -> Reading:
         """States of a batch, without gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), self._products():
             last_BTD, hidden_BTKD = self._net.model(ids_BT.to(self.device), hidden_layers)
         return Reading(last_BTD, hidden_BTKD)
 
     def logits(self, last_BTD: Tensor) -> Tensor:
         """Logits of last residuals, of any leading shape, without gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), self._products():
             return self._net.logits(last_BTD)
+
+    def _products(self) -> torch.autocast:
+        """Weights and residuals stay float32, and so do positions, which bfloat16 cannot count."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from outrider.core.errors import ConfigError
 from outrider.train.data import find_files
-from outrider.train.tokens import Wish, wanted_documents
+from outrider.train.tokens import Wish, draw
 
 END = "<|endoftext|>"
 # Documents whose tokens are counted, to say how long they are.
@@ -89,7 +89,7 @@ def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) ->
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already.", hint="name a new folder")
     files = find_files(words)
-    texts = [document.text for document in wanted_documents(files, wish)]
+    texts = [document.text for document in draw(files, wish).documents(wish)]
     if not texts:
         raise ConfigError("the files have no text to learn from.", hint="name other files")
     made = train_bpe(texts, size)

@@ -95,7 +95,8 @@ def tokenised(
     Raises ConfigError if there is no text, VocabularyError for ids that the model has not, and
     MachineError if `folder` cannot be written.
     """
-    records = tuple(record_of(file) for file in files)
+    drawn = draw(files, wish)
+    records = tuple(record_of(file) for file in drawn.files)
     digest = digest_of(records, tokenizer.fingerprint(), vocab_size, *asdict(wish).values())
     record = _read_record(folder / _RECORD)
     if record is not None and record.digest == digest:
@@ -110,7 +111,7 @@ def tokenised(
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done = _write(files, tokenizer, fresh, folder, wish)
+        done = _write(drawn, tokenizer, fresh, folder, wish)
         _write_record(folder / _RECORD, done)
     except OSError as error:
         raise MachineError(
@@ -156,6 +157,11 @@ class Windows:
         ids_BT = torch.stack([self.read(number) for number in numbers]).to(device)
         return Batch(ids_BT, numbers, step, places[0][0])
 
+    def at(self, place: int) -> Tensor:
+        """The window that comes at `place` of the order in which steps read: ids_T."""
+        epoch, inside = divmod(place, self.num_windows)
+        return self.read(int(_order(self.seed, epoch, self.num_windows)[inside]))
+
     def read(self, number: int) -> Tensor:
         """Window `number`: ids_T, int64."""
         part = self.ids[number * self.window : (number + 1) * self.window]
@@ -176,14 +182,14 @@ def _order(seed: int, epoch: int, num_windows: int) -> NDArray[np.int64]:
 
 
 def _write(
-    files: Sequence[TextFile], tokenizer: Tokenizer, fresh: TokenRecord, folder: Path, wish: Wish
+    drawn: Drawn, tokenizer: Tokenizer, fresh: TokenRecord, folder: Path, wish: Wish
 ) -> TokenRecord:
     kind = _kind(fresh.vocab_size)
     counts = {_TOKENS: 0, _HELD_OUT: 0}
     num_documents, used = 0, set[str]()
     with (folder / _TOKENS).open("wb") as tokens, (folder / _HELD_OUT).open("wb") as held_out:
         streams: dict[str, IO[bytes]] = {_TOKENS: tokens, _HELD_OUT: held_out}
-        documents = wanted_documents(files, wish)
+        documents = drawn.documents(wish)
         while together := list(islice(documents, _TOGETHER)):
             texts = tokenizer.encode_batch([one.text for one in together], add_special=False)
             for document, ids in zip(together, texts, strict=True):
@@ -207,17 +213,31 @@ def _write(
     )
 
 
-def wanted_documents(files: Sequence[TextFile], wish: Wish) -> Iterator[Document]:
-    """All documents, or as many of them, drawn by their content, as the wish needs."""
-    kept = 1.0
-    if wish.max_tokens:
-        num_bytes = sum(file.path.stat().st_size for file in files)
-        kept = min(1.0, wish.max_tokens * _BYTES_PER_TOKEN / max(1, num_bytes))
-    # Lots below `held_out` are the held-out ones, so the same share is taken of either side.
-    for file in files:
-        for document in read_documents(file, wish.field):
-            if kept == 1 or (document.lot / max(wish.held_out, 1e-9)) % 1.0 < kept:
-                yield document
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Files to read, and the share of their lines that is wanted of those that have many."""
+
+    files: tuple[TextFile, ...]
+    kept: float
+
+    def documents(self, wish: Wish) -> Iterator[Document]:
+        # Lots below `held_out` are the held-out ones, so the same share is taken of either side.
+        for file in self.files:
+            kept = self.kept if file.has_lines else 1.0
+            for document in read_documents(file, wish.field):
+                if kept == 1 or (document.lot / max(wish.held_out, 1e-9)) % 1.0 < kept:
+                    yield document
+
+
+def draw(files: Sequence[TextFile], wish: Wish) -> Drawn:
+    """All files, or about as many as the wish needs, drawn by their names and sizes: what is not
+    drawn is not read. Of JSON lines all files are read, and lines are drawn by their content."""
+    if not wish.max_tokens:
+        return Drawn(tuple(files), 1.0)
+    num_bytes = sum(file.path.stat().st_size for file in files)
+    kept = min(1.0, wish.max_tokens * _BYTES_PER_TOKEN / max(1, num_bytes))
+    found = tuple(file for file in files if file.has_lines or file.lot < kept)
+    return Drawn(found or (min(files, key=lambda file: file.lot),), kept)
 
 
 def _check_ids(ids: NDArray[np.int64], vocab_size: int) -> None:

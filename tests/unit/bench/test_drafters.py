@@ -10,6 +10,7 @@ import pytest
 
 from doubles.fake_writer import FakeWriter
 from outrider.bench import figure_style
+from outrider.bench.drafters import lineup as lineup_of_bench
 from outrider.bench.drafters.cells import Cell, agreement, cells
 from outrider.bench.drafters.figures import FIGURES, draw_all
 from outrider.bench.drafters.lineup import Drafts, Lineup, Runner, line_up
@@ -123,7 +124,11 @@ def test_drafts_are_those_that_belong_to_the_target() -> None:
         Drafts(None, {}).of_drafter("eagle", "heads")
 
 
-def test_who_cannot_run_is_skipped_by_name_with_the_reason() -> None:
+def test_who_cannot_run_is_skipped_by_name_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineup_of_bench, "resolve", Path)
+    monkeypatch.setattr(lineup_of_bench, "weights_digest", str)
     opened: list[tuple[str | None, str]] = []
 
     class Stub:
@@ -151,6 +156,7 @@ def test_who_cannot_run_is_skipped_by_name_with_the_reason() -> None:
     assert lineup.skipped["ngram"] == "broken file (download it again)"
     assert "no eagle heads" in lineup.skipped["eagle"]
     assert lineup.notes[0] == "a note"
+    assert [runner.facts["draft_weights"] for runner in lineup.present] == [None, "d", "b"]
     lineup.close()
     assert not opened
     with pytest.raises(ConfigError, match="no eagle heads"):

@@ -101,6 +101,14 @@ def test_heads_that_fit_are_told_how_to_ride(outrider: Command, target: Path) ->
     )
 
 
+@pytest.mark.skipif(not (TINY / "mtp").is_dir(), reason="no trained heads in this checkout")
+def test_heads_that_ship_go_by_their_alias(outrider: Command) -> None:
+    found = read(outrider, "suggest", EMBEDDED[0])["suggestions"]
+    assert "outrider/embedded-mtp" in {one["draft"] for one in found}
+    record = read(outrider, "check", EMBEDDED[0], "outrider/embedded-mtp")
+    assert (record["kind"], record["fits"]) == ("mtp", True)
+
+
 def test_heads_of_another_size_are_wrong(outrider: Command, target: Path) -> None:
     heads = eagle(target.parent / "tiny-eagle", hidden_size=32, rope_theta=77.0)
     shown = outrider("draft", "check", str(target), str(heads))

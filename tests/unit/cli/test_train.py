@@ -39,7 +39,7 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
     assert shown.code == 0, shown.err
     record = json.loads(shown.out)
     assert record["steps"] == 6
-    assert record["before"]["tokens_per_round"] <= 1.05
+    assert 1 <= record["before"]["tokens_per_round"] < 1.3
     folder = Path("made")
     card = (folder / "README.md").read_text(encoding="utf-8")
     for said in ("outrider/embedded", "not told: 12 files", "tokens per round", "SHA-256"):
@@ -147,6 +147,23 @@ def test_a_student_learns_from_its_own_text(outrider: Command, texts: Path) -> N
     shown = outrider(*words, "--reverse", "1", "--json")
     assert shown.code == 0, shown.err
     assert json.loads(shown.out)["loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_the_target_writes_what_is_learned_once(
+    outrider: Command, texts: Path, tmp_path: Path
+) -> None:
+    words = ("train", "draft", "made", str(texts), *DRAFT, "--written", "512", "--json")
+    assert outrider(*words, "--steps", "2").code == 0
+    (written,) = (tmp_path / "made" / WORK).glob("written-*.bin")
+    assert written.stat().st_size == 2 * 512
+    before = written.read_bytes()
+    assert outrider(*words, "--steps", "3").code == 0
+    assert written.read_bytes() == before
+    other = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "3")
+    assert other.code == 2
+    assert "text" in other.err
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from outrider.drafters.portfolio.shadow import Shadowed
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 
-NUM_TOKENS = 3000
-WINDOW = 500
+NUM_TOKENS = 1500
+WINDOW = 250
 
 
 def lookup() -> Drafter:

@@ -109,12 +109,13 @@ def test_who_is_watched(config: EngineConfig, kind: type) -> None:
     assert isinstance(cast(Stages, round_of(engine)).controller, kind)
 
 
+@pytest.mark.slow
 def test_a_dead_drafter_is_turned_off_with_a_reason_and_the_text_stays() -> None:
     """The draft model knows nothing of the target: hardly a token is kept, and rows are wasted."""
 
     def run(config: EngineConfig) -> tuple[LiveSequence, list[int]]:
         engine, traces = built(replace(config, page_size=4))
-        seq = Rig(engine.residents.target).live(0, Request((1,), greedy(200)))
+        seq = Rig(engine.residents.target).live(0, Request((1,), greedy(120)))
         engine.submit(seq)
         while engine.has_work:
             engine.step()

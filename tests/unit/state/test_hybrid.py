@@ -19,6 +19,8 @@ from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.state.capacity import ARENA_SHARE, arena_slots, total_bytes
 from outrider.state.cells import CellPool
 from outrider.state.checkpoints import Checkpoints
+from outrider.state.hybrid import HybridState
+from outrider.state.paged_kv import PagedKV
 from outrider.state.room import StateRoom
 
 NEEDS = DraftNeeds()
@@ -71,6 +73,28 @@ def test_cells_are_made_when_they_are_first_needed_and_used_again() -> None:
 def test_on_a_device_all_cells_are_there_at_once() -> None:
     pool = CellPool(lambda: SHAPE.state_cell(HOST), 3, at_once=True)
     assert (len(pool.cells), pool.num_free) == (3, 3)
+
+
+def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells are reserved at once there, so what does not fit is cut before weights are read."""
+    device = torch.device("meta")
+    room = StateRoom(rollback="ring", history=6, num_sequences=2, num_checkpoints=0)
+    spec = toy_spec("toy", 5)
+
+    def state(free: int) -> HybridState:
+        def free_bytes(device: torch.device) -> int:
+            del device
+            return free
+
+        monkeypatch.setattr("outrider.state.capacity.free_bytes", free_bytes)
+        kv = PagedKV(spec, dtype=torch.float32, device=device, num_slots=16, page_size=4)
+        return HybridState(kv, SHAPE, room, device)
+
+    assert state(room.num_bytes(SHAPE)).history == 6
+    assert state(room.num_bytes(SHAPE) - 1).history == 5
+    assert len(state(room.num_bytes(SHAPE)).cells.states) == room.num_states
+    with pytest.raises(CapacityError, match="recurrent states of 2 sequences"):
+        state(100)
 
 
 def test_the_longest_known_beginning_is_found_and_the_oldest_goes_first() -> None:

@@ -18,6 +18,7 @@ from outrider.core.spec import ModelSpec
 from outrider.models.heads import HeadKind, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
+from outrider.models.loading import HEAD_ALIASES, resolve
 from outrider.models.rope_config import Rope, parse_rope
 from outrider.models.weights import Weights
 
@@ -44,6 +45,17 @@ def heads_beside(target: Path) -> dict[HeadKind, Path]:
         except CheckpointError:
             continue
     return found
+
+
+def name_of(folder: Path) -> str:
+    """What --draft calls it: its alias, if it comes with the package."""
+    for alias in HEAD_ALIASES:
+        try:
+            if resolve(alias) == folder:
+                return alias
+        except CheckpointError:
+            continue
+    return str(folder)
 
 
 def size_remarks(target: Path, folder: Path) -> list[Remark]:

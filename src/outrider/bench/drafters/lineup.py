@@ -13,8 +13,9 @@ from typing import Protocol
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
-from outrider.bench.drafters.heads import has_own_mtp, heads_beside
+from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of
 from outrider.bench.drafters.table import OFF, Contestant, Source
+from outrider.bench.fingerprint import weights_digest
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError
 from outrider.core.params import SamplingParams
@@ -104,7 +105,7 @@ class Drafts:
             return self._model()
         for kind, folder in self.heads.items():
             if kind == drafter:
-                return str(folder)
+                return name_of(folder)
         if drafter == "mtp" and self.own_mtp:
             return None
         raise ConfigError(
@@ -150,13 +151,13 @@ def line_up(
             runners.append(Runner(contestant.name, reason=_told(error)))
             continue
         llms.append(llm)
-        runners.append(_runner(contestant, llm))
+        runners.append(_runner(contestant, llm, draft))
     if len(llms) == 1 and errors:
         raise errors[0]
     return Lineup(runners, llms)
 
 
-def _runner(contestant: Contestant, llm: LLM) -> Runner:
+def _runner(contestant: Contestant, llm: LLM, draft: str | None) -> Runner:
     return Runner(
         contestant.name,
         writer=llm,
@@ -164,7 +165,8 @@ def _runner(contestant: Contestant, llm: LLM) -> Runner:
         k=llm.config.k if llm.drafter != "none" else 0,
         facts={
             "drafter": llm.drafter,
-            "draft": contestant.draft,
+            "draft": draft,
+            "draft_weights": None if draft is None else weights_digest(resolve(draft)),
             "k": llm.config.k,
             "tree_nodes": contestant.tree_nodes,
             "kernels": {choice.op: choice.name for choice in llm.kernels.choices},

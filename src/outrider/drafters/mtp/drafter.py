@@ -6,6 +6,8 @@ draft after the first (drafters/hidden_chain.py).
 
 from __future__ import annotations
 
+import logging
+
 from outrider.core.protocols import CausalLM
 from outrider.drafters.beside import normed_target
 from outrider.drafters.growing import Growth
@@ -13,6 +15,8 @@ from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
 from outrider.models.heads import Heads
+
+_log = logging.getLogger(__name__)
 
 
 def mtp_drafter(
@@ -23,9 +27,16 @@ def mtp_drafter(
     host = normed_target(target)
     config = read_mtp_config(heads.folder, target.spec)
     nets = load_mtp(heads.folder, config, host, heads.room)
+    window, wanted = config.block.max_tokens, target.spec.max_tokens
+    if window < wanted:
+        _log.warning(
+            "The MTP block has %d positions and the target %d: nothing is drafted beyond.",
+            window,
+            wanted,
+        )
     limits = ChainLimits(
         chunk=min(chunk, heads.room.max_rows),
         reach=max(heads.room.max_rows // batch_size, 1),
-        window=min(config.block.max_tokens, target.spec.max_tokens),
+        window=min(window, wanted),
     )
     return HiddenChainDrafter("mtp", nets, growth, limits)
