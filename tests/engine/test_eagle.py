@@ -123,6 +123,20 @@ def test_lite_drafts_without_weights(batch_size: int, plain: list[tuple[int, ...
     assert texts(seeded, SAMPLED) == texts(alone, SAMPLED)
 
 
+@pytest.mark.slow
+@pytest.mark.weights
+def test_the_embedded_heads_draft(plain: list[tuple[int, ...]]) -> None:
+    """Nothing is named: they come with the embedded target. Trees keep more than chains."""
+    rates: list[float] = []
+    for config in (CHAIN, replace(CHAIN, tree_nodes=15)):
+        llm = LLM(config=replace(config, drafter="eagle", batch_size=3, watchdog="off"))
+        results = llm.generate(PROMPTS, GREEDY)
+        assert [tuple(result.token_ids) for result in results] == plain
+        num_rounds = sum(result.stats.num_rounds for result in results)
+        rates.append(sum(len(result.token_ids) for result in results) / num_rounds)
+    assert 1.2 < rates[0] < rates[1]
+
+
 @pytest.mark.weights
 def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
     wrong = {

@@ -114,14 +114,34 @@ def test_a_draft_model_that_branches(batch_size: int, schedule: str) -> None:
 @pytest.mark.parametrize("workload", ["humaneval", "gsm8k"])
 def test_trees_accept_more_tokens_a_round_than_chains_of_as_many_rows(workload: str) -> None:
     """Counts, not seconds; 15 drafts and the pending token are one tile of rows."""
-    rounds: list[float] = []
-    for config in (EngineConfig(k=15), EngineConfig(k=14, tree_nodes=15)):
-        with closing(LLM(config=config)) as llm:
-            results = llm.generate(load_prompts(workload)[:6], SamplingParams(max_tokens=64))
-        stats = [result.stats for result in results]
-        rounds.append(sum(s.num_emitted for s in stats) / sum(s.num_rounds for s in stats))
-    chain, tree = rounds
+    params = SamplingParams(max_tokens=64)
+    configs = (EngineConfig(k=15), EngineConfig(k=14, tree_nodes=15))
+    chain, tree = (tokens_per_round(config, workload, params) for config in configs)
     assert tree > chain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("workload", ["humaneval", "gsm8k"])
+def test_trees_of_the_embedded_heads_bring_more_than_chains(
+    workload: str, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=48, temperature=temperature)
+    chain, tree = (
+        tokens_per_round(
+            EngineConfig(drafter="medusa", k=4, tree_nodes=tree_nodes), workload, params
+        )
+        for tree_nodes in (0, 15)
+    )
+    assert chain > 1.1
+    assert tree > chain + 0.1
+
+
+def tokens_per_round(config: EngineConfig, workload: str, params: SamplingParams) -> float:
+    """Of drafts that never rest."""
+    with closing(LLM(config=replace(config, watchdog="off"))) as llm:
+        stats = [one.stats for one in llm.generate(load_prompts(workload)[10:16], params)]
+    return sum(s.num_emitted for s in stats) / sum(s.num_rounds for s in stats)
 
 
 def test_heads_of_another_kind_than_asked_for_are_refused(folders: dict[str, Path]) -> None:

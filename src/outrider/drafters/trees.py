@@ -35,9 +35,9 @@ Chances: TypeAlias = Sequence[Sequence[float]]
 ROW_TILE = 16
 # A node that is accepted less often than that is only drafted where its row costs nothing.
 LEAST_WORTH = 0.02
-# The target's likeliest token is a drafter's first more often than the drafter's law gives it mass,
-# so greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to
-# 5.5 tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
+# The target's likeliest token is a draft model's first more often than its law gives it mass, so
+# greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to 5.5
+# tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
 SHARPNESS = 1.5
 # Where no tally is known: the first candidate is right in three of four cases at the first place,
 # somewhat less often at later ones, and those behind it share part of the rest.
@@ -275,10 +275,10 @@ class DrawnTree:
         return [t for t, p in zip(self.tokens, self.parents, strict=True) if p == parent]
 
 
-def sharp_shares(best_MR: Tensor, logits_MV: Tensor) -> Tensor:
+def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNESS) -> Tensor:
     """Chances of candidates by the logits of a whole law: shares_MR, 1 at most in all."""
-    total_M1 = (SHARPNESS * logits_MV).logsumexp(-1, keepdim=True)
-    return (SHARPNESS * best_MR - total_M1).exp().clamp_max(1.0)
+    total_M1 = (sharpness * logits_MV).logsumexp(-1, keepdim=True)
+    return (sharpness * best_MR - total_M1).exp().clamp_max(1.0)
 
 
 def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:

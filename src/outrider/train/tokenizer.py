@@ -88,8 +88,8 @@ def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) ->
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already.", hint="name a new folder")
-    files = find_files(words)
-    texts = [document.text for document in draw(files, wish).documents(wish)]
+    drawn = draw(find_files(words), wish)
+    texts = [document.text for document in drawn.documents(wish)]
     if not texts:
         raise ConfigError("the files have no text to learn from.", hint="name other files")
     made = train_bpe(texts, size)
@@ -97,4 +97,4 @@ def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) ->
     sample = texts[:: max(1, len(texts) // _SAMPLED)]
     num_bytes = sum(len(text.encode()) for text in sample)
     num_tokens = sum(len(one.ids) for one in made.encode_batch_fast(sample))
-    return MadeTokenizer(made.get_vocab_size(), len(files), num_bytes / max(1, num_tokens))
+    return MadeTokenizer(made.get_vocab_size(), len(drawn.files), num_bytes / max(1, num_tokens))
