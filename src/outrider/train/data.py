@@ -75,7 +75,7 @@ def find_files(words: Sequence[str]) -> list[TextFile]:
     found: dict[Path, TextFile] = {}
     for word in words:
         for file in _files_of(word):
-            found.setdefault(file.path.resolve(), file)
+            found.setdefault(file.path.absolute(), file)
     if not found:
         raise ConfigError("there is no text to learn from.", hint=_WHERE)
     return list(found.values())

@@ -4,6 +4,7 @@ own metadata say that their licence is permissive. No test files: they repeat th
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,26 +28,33 @@ class Source:
 
 def python_sources() -> list[Source]:
     """All of it, sorted by path."""
-    found = {source.path: source for source in (*_standard_library(), *_packages())}
-    return [found[path] for path in sorted(found)]
+    found = dict([*_standard_library(), *_packages()])
+    return [Source(Path(path), found[path]) for path in sorted(found)]
 
 
-def _standard_library() -> Iterator[Source]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in root.rglob("*.py"):
-        if _wanted(path, path.relative_to(root)):
-            yield Source(path, _PSF)
+def _standard_library() -> Iterator[tuple[str, str]]:
+    """Paths with their licence."""
+    for folder, inside, names in os.walk(sysconfig.get_path("stdlib")):
+        inside[:] = [name for name in inside if name not in _SKIPPED]
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118 - thousands of them
+            if name.endswith(".py") and _fits(path):
+                yield path, _PSF
 
 
-def _packages() -> Iterator[Source]:
+def _packages() -> Iterator[tuple[str, str]]:
+    """The same, from the list of files that every installed package keeps."""
     for package in distributions():
         licence = permissive_licence(package)
         if licence is None:
             continue
-        for file in package.files or ():
-            path = Path(str(file.locate()))
-            if file.suffix == ".py" and _wanted(path, Path(str(file))):
-                yield Source(path, f"{licence} ({package.name})")
+        root = str(package.locate_file(""))
+        for line in (package.read_text("RECORD") or "").splitlines():
+            name = line.split(",")[0]
+            if name.endswith(".py") and not _SKIPPED & set(name.split("/")):
+                path = os.path.join(root, name)  # noqa: PTH118 - thousands of them
+                if _fits(path):
+                    yield path, f"{licence} ({package.name})"
 
 
 def permissive_licence(package: Distribution) -> str | None:
@@ -63,7 +71,8 @@ def permissive_licence(package: Distribution) -> str | None:
     return next((text for text in short if any(word in text for word in _PERMISSIVE)), None)
 
 
-def _wanted(path: Path, inside: Path) -> bool:
-    if _SKIPPED & set(inside.parts):
+def _fits(path: str) -> bool:
+    try:
+        return os.stat(path).st_size <= _MAX_BYTES  # noqa: PTH116 - thousands of them
+    except OSError:
         return False
-    return path.is_file() and path.stat().st_size <= _MAX_BYTES
