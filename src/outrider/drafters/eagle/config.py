@@ -8,6 +8,7 @@ Which layers of the target are read is models/heads.py's to say.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
 def _as_llama(raw: JsonObject) -> JsonObject:
     """Its layer is a Llama's, whatever the heads call themselves, and wherever it is described."""
     layer = raw.child("transformer_layer_config")
-    described = layer.values if layer else {}
+    described: Mapping[str, object] = layer.values if layer else {}
     return JsonObject(raw.where, {**raw.values, **described, "model_type": "llama"})
 
 
