@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.cli.call import completion_app
-from outrider.cli.verbs import VERBS, Verb, find, names
+from outrider.cli.verb import Verb
+from outrider.cli.verbs import VERBS, find, names
 
 PROGRAM = "--color --config --debug --draft --log-format --log-level --no-debug --target"
 LANES = (

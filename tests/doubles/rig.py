@@ -106,8 +106,8 @@ class Rig:
 
     def _budget(self) -> Budget:
         """Chains, but for a double that makes trees."""
-        is_double = isinstance(self.drafter, RowDrafter)
-        return Budget(self.k, num_nodes=self.drafter.num_nodes if is_double else 0)
+        drafter = self.drafter
+        return Budget(self.k, num_nodes=drafter.num_nodes if isinstance(drafter, RowDrafter) else 0)
 
     def engine(self) -> Engine:
         return engine_of(

@@ -8,6 +8,7 @@ from checks.state import check_speculation_is_not_found
 from mutants.planting import Mutant
 
 PAGED = "outrider.state.paged_kv"
+COLUMNS = "outrider.state.columns"
 PAGES = "outrider.state.pages"
 
 MUTANTS = (
@@ -26,12 +27,18 @@ MUTANTS = (
         "self._copy(target, source)",
         rollback,
     ),
-    Mutant("every row counted as copied", PAGED, "return len(moved)", "return len(path)", rollback),
+    Mutant(
+        "every row counted as copied",
+        PAGED,
+        "index)\n        return len(moved)",
+        "index)\n        return len(path)",
+        rollback,
+    ),
     Mutant(
         "chain sees one key less",
-        PAGED,
-        "range(positions.start + 1, positions.stop + 1)",
-        "range(positions.start, positions.stop)",
+        COLUMNS,
+        "range(rows.start + 1, rows.stop + 1)",
+        "range(rows.start, rows.stop)",
         poisoned_rollback,
     ),
     Mutant(
@@ -51,15 +58,15 @@ MUTANTS = (
     Mutant(
         "branch counts nodes for places",
         PAGED,
-        "position=base + seen.num_nodes - 1",
-        "position=base + node",
+        "position = base + seen.num_nodes - 1 + dropped",
+        "position = base + node + dropped",
         rollback,
     ),
     Mutant(
         "staged nodes forgotten by later steps",
         PAGED,
-        "first = len(seq.tokens), seq.num_staged",
-        "first = len(seq.tokens), 0",
+        "= seq.num_rows, seq.num_staged, seq.num_dropped",
+        "= seq.num_rows, 0, seq.num_dropped",
         rollback,
     ),
     Mutant(
@@ -86,8 +93,8 @@ MUTANTS = (
     Mutant(
         "fork of a beginning takes all",
         PAGED,
-        "tokens = old.tokens[:length]",
-        "tokens = old.tokens[:]",
+        "num_dropped = old.tokens[:length], old.num_dropped",
+        "num_dropped = old.tokens[:], old.num_dropped",
         rollback,
     ),
     Mutant(

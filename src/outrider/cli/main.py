@@ -18,7 +18,8 @@ from typing import NoReturn
 from outrider import __version__
 from outrider.cli.mistakes import bad_words, unknown_verb
 from outrider.cli.page import front_page, verb_page
-from outrider.cli.verbs import VERBS, Verb, find
+from outrider.cli.verb import Verb
+from outrider.cli.verbs import VERBS, find
 from outrider.core.env import outrider_variables
 from outrider.core.errors import OutriderError
 

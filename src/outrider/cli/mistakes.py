@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli.verbs import Verb, names
+from outrider.cli.verb import Verb
+from outrider.cli.verbs import names
 from outrider.core.errors import ConfigError
 from outrider.core.nearest import nearest
 

@@ -6,7 +6,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from outrider.cli.verbs import VERBS, Verb
+from outrider.cli.verb import Verb
+from outrider.cli.verbs import VERBS
 from outrider.core.settings import DEFAULT_FILE, Setting
 
 SYNOPSIS = "Speculative decoding that never changes the text."

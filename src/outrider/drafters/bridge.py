@@ -67,7 +67,9 @@ class _Space:
 
     def num_new(self, row: DraftRow) -> int:
         """Tokens in whole pages that drafting may take at most."""
-        held = self.model.state.length(row.seq_id)
+        state = self.model.state
+        # What it drafted before is staged, and keeps its pages.
+        held = state.length(row.seq_id) + state.num_staged(row.seq_id)
         wanted = len(row.tokens) + row.budget.depth - held
         return -(-wanted // self.page_size) * self.page_size
 

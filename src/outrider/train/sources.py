@@ -48,13 +48,14 @@ def _packages() -> Iterator[tuple[str, str]]:
         licence = permissive_licence(package)
         if licence is None:
             continue
-        root = str(package.locate_file(""))
+        # Either of these reads the package's metadata anew.
+        told, root = f"{licence} ({package.name})", str(package.locate_file(""))
         for line in (package.read_text("RECORD") or "").splitlines():
             name = line.split(",")[0]
             if name.endswith(".py") and not _SKIPPED & set(name.split("/")):
                 path = os.path.join(root, name)  # noqa: PTH118 - thousands of them
                 if _fits(path):
-                    yield path, f"{licence} ({package.name})"
+                    yield path, told
 
 
 def permissive_licence(package: Distribution) -> str | None:

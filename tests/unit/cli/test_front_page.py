@@ -14,7 +14,8 @@ import pytest
 
 from doubles.command_line import Command
 from outrider import __version__
-from outrider.cli.verbs import VERBS, Verb
+from outrider.cli.verb import Verb
+from outrider.cli.verbs import VERBS
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
 PATHS: dict[tuple[str, ...], Verb] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,14 +114,13 @@ def test_training_lowers_the_loss_and_counts_the_ranks() -> None:
     plain = Rig(target, page_size=4).run([Request(PROMPT, SamplingParams(max_tokens=40))])[0]
     own = recipe(texts=(HeldOut((*PROMPT, *plain), len(PROMPT)),))
     net = own.build(torch.Generator().manual_seed(0))
-    batch = partial(Batch, windows=(0,), step=0, epoch=0)
     ids_BT = torch.tensor([[*PROMPT, *plain]])
     # Untyped in PyTorch.
     optimiser = cast("Any", torch.optim.AdamW(net.parameters(), lr=3e-3))
     before = own.measure(net)
     losses: list[float] = []
-    for _ in range(40):
-        loss = own.loss(net, batch(ids_BT=ids_BT))
+    for step in range(60):
+        loss = own.loss(net, Batch(ids_BT, (0,), step, 0))
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
