@@ -24,7 +24,8 @@ from outrider.drafters.ahead.fallback import Kind
 from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.room import room_needed
 from outrider.drafters.ahead.tree import Drawing
-from outrider.drafters.model import ChangeLaws, ModelDrafter
+from outrider.drafters.growing import ChangeLaws
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.drafting import ahead_row
 from outrider.engine.stages import Stages

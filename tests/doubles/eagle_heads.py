@@ -171,7 +171,7 @@ class SlowEagle:
         own_PW = _norm(x_PD, tensors["norm.weight"], eps) @ tensors["lm_head.weight"].T
         if heads.ids is None:
             return own_PW, x_PD
-        logits_PV = own_PW.new_full((len(tokens), heads.vocab_size), float("-inf"))
+        logits_PV = own_PW.new_full((len(tokens), heads.vocab_size), -1e10)
         logits_PV[:, list(heads.ids)] = own_PW
         return logits_PV, x_PD
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,6 +18,8 @@ from typing import cast
 from outrider.core.errors import ConfigError
 from outrider.train.sources import PYTHON, python_sources
 
+# Told what is being done, and how much of it is done, of 1.
+Heard = Callable[[str, float], None]
 # Of a folder, these are read; a file that is named is read whatever its name.
 SUFFIXES = (".py", ".txt", ".md", ".rst", ".json", ".jsonl", ".c", ".h", ".cpp", ".rs", ".js")
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -65,6 +67,11 @@ class Document:
     def lot(self) -> float:
         """A number below 1, drawn by the content alone."""
         return _lot(self.text)
+
+
+def unheard(doing: str, share: float) -> None:
+    """Where nobody listens."""
+    del doing, share
 
 
 def find_files(words: Sequence[str]) -> list[TextFile]:
@@ -146,17 +153,24 @@ def _text_of(line: str, field: str, where: str) -> str:
     try:
         loaded: object = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}.") from None
+        raise ConfigError(
+            f"{where} is not JSON: {error}.",
+            hint="a .jsonl file has a value of JSON on every line; plain text is named .txt",
+        ) from None
     if isinstance(loaded, str):
         return loaded
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{where} is neither an object nor a text.")
+        raise ConfigError(
+            f"{where} is neither an object nor a text.",
+            hint='lines look like {"text": "..."}',
+        )
     row = cast("dict[str, object]", loaded)
     text = row.get(field) if field else _usual_text(row)
     if not isinstance(text, str):
         keys = ", ".join(list(row)[:8])
         raise ConfigError(
-            f"{where} has no text: its keys are {keys}.", hint="name the key with --field"
+            f"{where} has no text{f' under {field!r}' if field else ''}: its keys are {keys}.",
+            hint="name the key of a text with --field",
         )
     return text
 

@@ -5,23 +5,21 @@ after token p. It begins at a text's second token, since the first has no state 
 e of a window is of token e + 1. Later drafts are learned in turns (turns.py).
 
 Only the ids that the text has most often are drafted, `draft_vocab_size` of them: the output head
-is most of what a draft reads. In every turn the loss is the divergence of the layer's law from the
-target's law over these ids, turn s at 0.8 ** s. The output head begins as those rows of the
-target's, and the fused state as the target's highest layer that is read.
+is most of what a draft reads. The loss is the divergence of all turns' laws from the target's over
+these ids. The output head begins as those rows of the target's, and the fused state as the target's
+highest layer that is read.
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, K = layers of the target that are
-         read, W = ids that are drafted, P = places.
+         read, W = ids that are drafted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,14 +31,10 @@ from outrider.models.rope_config import Rope
 from outrider.train.exam import Exam
 from outrider.train.llama_module import FFN, Attention, Turns, as_dtype, initialise
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopLaws, distillation, top_laws
 from outrider.train.session import Session
 from outrider.train.target import FrozenTarget
-from outrider.train.turns import Heads, attend, heads_of, later
-
-_DECAY = 0.8
-# Ids that are kept of a target's law.
-_NUM_KEPT = 32
+from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
+from outrider.train.vocabulary import digest_of_ids, frequent_ids
 
 
 class EagleLayer(nn.Module):
@@ -116,7 +110,7 @@ class EagleRecipe:
             "target": str(self.target.folder),
             "sizes": [layer.hidden_size, layer.ffn_size, layer.num_heads, len(self.ids_W)],
             "hidden_layers": list(self.hidden_layers),
-            "ids": int((self.ids_W * torch.arange(1, len(self.ids_W) + 1)).sum()),
+            "ids": digest_of_ids(self.ids_W),
             "turns": self.num_turns,
         }
 
@@ -134,35 +128,18 @@ class EagleRecipe:
 
     def loss(self, module: Eagle, batch: Batch) -> Tensor:
         found, last_BTD = self._turns(module, batch.ids_BT, self.num_turns)
-        laws = top_laws(self._wanted(last_BTD[:, 1:]).flatten(0, 1), _NUM_KEPT)
-        shape = found[0].shape[:2]
-        total = last_BTD.new_zeros((), dtype=torch.float32)
-        weights = [_DECAY**turn for turn in range(self.num_turns)]
-        for turn, (logits_BTW, weight) in enumerate(zip(found, weights, strict=True)):
-            # The first entries of later turns have no state before them.
-            part = TopLaws(
-                laws.ids_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
-                laws.logprobs_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
-            )
-            total = total + weight * distillation(logits_BTW[:, turn:].flatten(0, 1), part)
-        return total / sum(weights)
+        return divergence(found, self._wanted(last_BTD[:, 1:]))
 
     def measure(self, module: Eagle) -> Mapping[str, float]:
         def accepted(ids_T: Tensor, k: int) -> Tensor:
-            """Draft number s of a round whose pending token is at p is right if turn s is, at
-            p + s: what it follows were accepted drafts, which are the text."""
             found, _ = self._turns(module, ids_T[None], k)
             ids_W = self.ids_W.to(ids_T.device)
-            accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
-            for turn, logits_1TW in enumerate(found):
-                # Nothing is drafted after the first token.
-                chosen_T = functional.pad(ids_W[logits_1TW[0].argmax(-1)], (1, 0), value=-1)
-                right_T = torch.zeros_like(ids_T)
-                right_T[: max(len(ids_T) - 1 - turn, 0)] = chosen_T[turn:-1] == ids_T[turn + 1 :]
-                right_T[0] = 0
-                going_T = going_T * right_T
-                accepted_T += going_T
-            return accepted_T
+            # Nothing is drafted after the first token.
+            chosen = (
+                functional.pad(ids_W[logits_1TW[0].argmax(-1)], (1, 0), value=-1)
+                for logits_1TW in found
+            )
+            return accepted_drafts(ids_T, chosen)
 
         return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
 
@@ -228,11 +205,3 @@ def eagle_recipe(
 def fused_layers(num_layers: int) -> tuple[int, int, int]:
     """Low, middle and high: small targets have little to say below, so high is their last."""
     return num_layers // 4, num_layers * 5 // 8, num_layers
-
-
-def frequent_ids(tokens: NDArray[np.integer[Any]], target: LlamaConfig, num_ids: int) -> Tensor:
-    """The ids that `tokens` has most often, stop ids among them, in rising order."""
-    counts = np.bincount(tokens, minlength=target.vocab_size)
-    counts[list(target.stop_ids)] = counts.max() + 1
-    likeliest = np.argsort(-counts, kind="stable")[:num_ids]
-    return torch.tensor(np.sort(likeliest).astype(np.int64))

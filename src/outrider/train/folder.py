@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from outrider.core.errors import ConfigError, MachineError
@@ -37,14 +38,8 @@ def claim(folder: Path, *, fresh: bool) -> Path:
     written.
     """
     work = folder / WORK
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file.", hint="name a new folder")
-    if folder.is_dir() and not work.is_dir() and (held := sorted(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is there already and holds {held[0].name}, but no run of training.",
-            hint="name a new folder",
-        )
     try:
+        _refuse_strangers(folder, work)
         if fresh and work.is_dir():
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
@@ -52,8 +47,18 @@ def claim(folder: Path, *, fresh: bool) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     return work
+
+
+def _refuse_strangers(folder: Path, work: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file.", hint="name a new folder")
+    if folder.is_dir() and not work.is_dir() and (held := sorted(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is there already and holds {held[0].name}, but no run of training.",
+            hint="name a new folder",
+        )
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
@@ -75,8 +80,8 @@ def fill(folder: Path, export: Export, card: str, provenance: Mapping[str, objec
         _write(folder / "README.md", card)
         _write(folder / "provenance.json", json.dumps(dict(provenance), indent=1) + "\n")
         _write(folder / "config.json", json.dumps(dict(export.config), indent=1) + "\n")
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+    except (OSError, SafetensorError) as error:
+        raise unwritable(folder, error) from error
 
 
 def _write(path: Path, text: str) -> None:
@@ -85,8 +90,9 @@ def _write(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _unwritable(folder: Path, error: OSError) -> MachineError:
+def unwritable(folder: Path, error: OSError | SafetensorError) -> MachineError:
+    told = error.strerror if isinstance(error, OSError) else None
     return MachineError(
-        f"{folder} cannot be written: {error.strerror or error}.",
+        f"{folder} cannot be written: {told or error}.",
         hint="free some space, or name a folder that you may write",
     )

@@ -7,12 +7,13 @@ itself: at place e it has text up to e - r, read as ever, and r places that were
 states. So in its r-th turn a query sees the keys of its first turn up to e - r, and one key of each
 later turn: what EAGLE-3 calls training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
 
-At every place all turns are to say what the target says there: the loss is the divergence of their
-laws from the target's law, turn s at 0.8 ** s, since a later draft counts where earlier ones were
-right. Embedding and output head are the target's and stay as they are.
+The loss is the divergence of all turns' laws from the target's (turns.py). Laws are compared over
+the ids that make up most of the text, since the output head is most of the arithmetic. Embedding
+and output head are the target's and stay as they are. Blocks begin as the target's last layer where
+they have its shapes (warm_start.py).
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G = heads,
-         H = head size, P = places (B x T).
+         H = head size, W = ids that are compared.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ from outrider.models.rope_config import Rope
 from outrider.train.exam import Exam
 from outrider.train.llama_module import Layer, Turns, as_dtype, initialise
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopLaws, distillation, top_laws
 from outrider.train.session import Session
 from outrider.train.target import FrozenTarget
-from outrider.train.turns import Heads, attend, heads_of, later
+from outrider.train.tokens import Windows
+from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
+from outrider.train.vocabulary import covering_ids, digest_of_ids
+from outrider.train.warm_start import begin_as_last_layer, fits_last_layer
 
-_DECAY = 0.8
-# Ids that are kept of a target's law.
-_NUM_KEPT = 32
+# Batches that a fit reads.
+_FITTED = 32
+# Of the text's tokens, those whose ids are compared.
+_COVERED = 0.97
 
 
 class SharedHead(nn.Module):
@@ -60,12 +64,14 @@ class MtpLayer(Layer):
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.shared_head = SharedHead(config)
 
+    def pair(self, embedded_BTD: Tensor, states_BTD: Tensor) -> Tensor:
+        return torch.cat([self.enorm(embedded_BTD), self.hnorm(states_BTD)], dim=-1)
+
     def turn(
         self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, kept: list[Heads]
     ) -> Tensor:
         """The block's states in its next turn; `kept` has keys and values of its turns so far."""
-        pair = torch.cat([self.enorm(embedded_BTD), self.hnorm(states_BTD)], dim=-1)
-        x_BTD = self.eh_proj(pair)
+        x_BTD = self.eh_proj(self.pair(embedded_BTD, states_BTD))
         heads = heads_of(self.self_attn, self._config, self.input_layernorm(x_BTD), turns)
         x_BTD = x_BTD + self.self_attn.o_proj(attend(*heads, kept))
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
@@ -102,7 +108,8 @@ class Mtp(nn.Module):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe:
     """A `Recipe` of `block.num_layers` blocks. Each place is learned in `num_turns` turns, at least
-    one for each block."""
+    one for each block. Laws are compared over `ids_W`, in rising order; None is all ids. Of `text`
+    the first windows are what blocks begin with; without it they begin as noise."""
 
     target: FrozenTarget
     block: LlamaConfig
@@ -110,6 +117,8 @@ class MtpRecipe:
     window: int
     num_turns: int
     dtype: torch.dtype = torch.bfloat16
+    ids_W: Tensor | None = None
+    text: Windows | None = None
 
     @property
     def name(self) -> str:
@@ -122,44 +131,33 @@ class MtpRecipe:
             "target": str(self.target.folder),
             "sizes": [block.hidden_size, block.ffn_size, block.num_heads, block.num_layers],
             "turns": self.num_turns,
+            "ids": None if self.ids_W is None else digest_of_ids(self.ids_W),
+            "warm": self.text is not None,
         }
 
     def build(self, generator: torch.Generator) -> Mtp:
         longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
         net = Mtp(self.block, longest)
         initialise(net, generator, num_layers=self.block.num_layers)
+        if self.text is not None:
+            self._begin(net, self.text)
         return net
 
     def loss(self, module: Mtp, batch: Batch) -> Tensor:
         last_BTD = self.target.read(batch.ids_BT).last_BTD
-        laws = top_laws(self.target.logits(last_BTD).flatten(0, 1), _NUM_KEPT)
+        head_WD = self.target.head if self.ids_W is None else self.target.head[self.ids_W]
+        with torch.no_grad():
+            wanted_BTW = functional.linear(self.target.net.model.norm(last_BTD), head_WD)
         found = self._turns(module, batch.ids_BT, last_BTD, self.num_turns)
-        shape = batch.ids_BT.shape
-        total = last_BTD.new_zeros((), dtype=torch.float32)
-        weights = [_DECAY**turn for turn in range(self.num_turns)]
-        for turn, (own_BTD, weight) in enumerate(zip(found, weights, strict=True)):
-            # Of the first places no turn but the first comes behind a pending token.
-            part = TopLaws(
-                laws.ids_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
-                laws.logprobs_PC.view(*shape, -1)[:, turn:].flatten(0, 1),
-            )
-            logits_PV = functional.linear(own_BTD[:, turn:].flatten(0, 1), self.target.head)
-            total = total + weight * distillation(logits_PV, part)
-        return total / sum(weights)
+        return divergence((functional.linear(own_BTD, head_WD) for own_BTD in found), wanted_BTW)
 
     def measure(self, module: Mtp) -> Mapping[str, float]:
         def accepted(ids_T: Tensor, k: int) -> Tensor:
-            """Draft number s of a round whose pending token is at p is right if turn s is, at
-            p + s: what it follows were accepted drafts, which are the text."""
             last_1TD = self.target.read(ids_T[None]).last_BTD
-            accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
-            for turn, own_1TD in enumerate(self._turns(module, ids_T[None], last_1TD, k)):
-                choices_T = functional.linear(own_1TD[0], self.target.head).argmax(-1)
-                right_T = torch.zeros_like(ids_T)
-                right_T[: max(len(ids_T) - 1 - turn, 0)] = choices_T[turn:-1] == ids_T[turn + 1 :]
-                going_T = going_T * right_T
-                accepted_T += going_T
-            return accepted_T
+            found = self._turns(module, ids_T[None], last_1TD, k)
+            head = self.target.head
+            chosen = (functional.linear(own_1TD[0], head).argmax(-1) for own_1TD in found)
+            return accepted_drafts(ids_T, chosen)
 
         return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
 
@@ -168,6 +166,16 @@ class MtpRecipe:
             "dtype": str(self.dtype).removeprefix("torch.")
         }
         return Export(as_dtype(module.state_dict(), self.dtype), values)
+
+    def _begin(self, net: Mtp, text: Windows) -> None:
+        """All blocks alike: the states that the first hands on are what it was fitted to read."""
+        last = self.target.net.model
+        for layer in cast("Sequence[MtpLayer]", net.model.layers):
+            if fits_last_layer(layer, self.target):
+                batches = (text.batch(step, self.target.device).ids_BT for step in range(_FITTED))
+                begin_as_last_layer(layer, self.target, batches)
+                with torch.no_grad():
+                    layer.shared_head.norm.weight.copy_(last.norm.weight)
 
     def _turns(self, module: Mtp, ids_BT: Tensor, last_BTD: Tensor, count: int) -> list[Tensor]:
         embedded_BTD = functional.embedding(ids_BT, self.target.embedding)
@@ -182,7 +190,22 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
             hint=f"use --turns {num_blocks} or more",
         )
     target = session.target.config
-    block = LlamaConfig(
+    windows = session.text.windows()
+    return MtpRecipe(
+        target=session.target,
+        block=block_of(target, num_blocks),
+        exam=session.exam,
+        window=session.text.wish.window,
+        num_turns=num_turns,
+        dtype=DTYPES[dtype],
+        ids_W=covering_ids(windows.ids, target, _COVERED).to(session.target.device),
+        text=windows,
+    )
+
+
+def block_of(target: LlamaConfig, num_blocks: int) -> LlamaConfig:
+    """Blocks with the sizes of the target's layers."""
+    return LlamaConfig(
         family="llama",
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
@@ -194,12 +217,4 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
         max_tokens=target.max_tokens,
         rms_norm_eps=target.rms_norm_eps,
         rope=Rope(theta=target.rope.theta),
-    )
-    return MtpRecipe(
-        target=session.target,
-        block=block,
-        exam=session.exam,
-        window=session.text.wish.window,
-        num_turns=num_turns,
-        dtype=DTYPES[dtype],
     )

@@ -16,9 +16,9 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
 from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.card import Made, model_card, provenance_record
-from outrider.train.data import find_files
+from outrider.train.data import Heard, find_files, unheard
 from outrider.train.exam import Exam, HeldOut
-from outrider.train.folder import STATE, claim, fill
+from outrider.train.folder import STATE, claim, fill, unwritable
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Job, Plan, Recipe, Trainer
 from outrider.train.target import FrozenTarget
@@ -48,6 +48,7 @@ class RunWish:
     device: str = "auto"
     threads: int = 0
     fresh: bool = False
+    heard: Heard = unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ def open_text(wish: RunWish, tokenizer_folder: Path, vocab_size: int) -> TextSes
 
     Raises ConfigError, VocabularyError, CheckpointError or MachineError, each with a hint.
     """
+    wish.heard("reading the texts", 0.0)
     files = find_files(wish.words)
     work = claim(wish.folder, fresh=wish.fresh)
     prepare_torch(deterministic=False, threads=wish.threads)
@@ -134,7 +136,7 @@ def open_text(wish: RunWish, tokenizer_folder: Path, vocab_size: int) -> TextSes
         # Narrow numbers pay where there are units for them; on a CPU float32 is as fast or faster.
         plan=replace(wish.plan, bfloat16=device.type == "cuda"),
         tokenizer=tokenizer,
-        tokens=tokenised(files, tokenizer, vocab_size, work, wish.text),
+        tokens=tokenised(files, tokenizer, vocab_size, work, wish.text, wish.heard),
     )
 
 
@@ -146,7 +148,7 @@ def open_session(wish: RunWish, target: str) -> Session:
     if wish.written:
         text = replace(
             text,
-            written=written_by(folder, text.given(), wish.written, text.work, device=wish.device),
+            written=_own_text(wish, folder, text),
         )
     texts = _exam_texts(wish, folder, text.work / "exam.json")
     longest = max([wish.window, *(len(one.ids) for one in texts)])
@@ -155,6 +157,15 @@ def open_session(wish: RunWish, target: str) -> Session:
     )
     exam = Exam(texts, text.device, wish.k)
     return Session(text=text, target_name=target, target=frozen, exam=exam)
+
+
+def _own_text(wish: RunWish, target: Path, text: TextSession) -> Written:
+    try:
+        return written_by(
+            *(target, text.given(), wish.written, text.work), device=wish.device, heard=wish.heard
+        )
+    except OSError as error:
+        raise unwritable(text.work, error) from error
 
 
 def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
@@ -167,6 +178,7 @@ def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
             return tuple(HeldOut(tuple(ids), num_prompt) for ids, num_prompt in kept["texts"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
+    wish.heard("writing what the target says after the held-out prompts", 0.0)
     texts = continue_greedily(target, wish.prompts, num_tokens=wish.exam_tokens, device=wish.device)
     if wish.prompts and not texts:
         raise ConfigError(
@@ -175,5 +187,8 @@ def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
             hint="name shorter prompts with --prompts",
         )
     pairs = [[list(one.ids), one.num_prompt] for one in texts]
-    path.write_text(json.dumps({"key": key, "texts": pairs}), encoding="utf-8")
+    try:
+        path.write_text(json.dumps({"key": key, "texts": pairs}), encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from error
     return texts

@@ -6,30 +6,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.core.errors import VocabularyError
+from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.host import host_rows
 from outrider.core.params import SamplingParams
 from outrider.models.json_object import JsonObject
+from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES, resolve
 from outrider.train.draft_model import DraftChoices, DraftRecipe
 from outrider.train.folder import fill, tokenizer_files
+from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
+from outrider.train.hybrid_config import small_hybrid
 from outrider.train.laws import LawCache
 from outrider.train.llama_module import read_llama_config
-from outrider.train.loop import Export
+from outrider.train.loop import Export, Recipe
 from outrider.train.pretrain import PretrainRecipe
 from outrider.train.session import RunWish, Session, TextSession, open_text
 from outrider.train.shapes import draft_of, small_llama
+from outrider.train.target import FrozenTarget
 from outrider.train.tokens import tensor_of
 from outrider.train.writing import write_texts
 
 # Held-out windows that a figure of a language model is the mean of.
 _HELD_OUT_WINDOWS = 32
+_START = "begin from a draft of the target's own family, or leave --start out"
+_TEACHER = "name the teacher with --tokenizer as well, or leave --teacher out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +53,25 @@ class DraftWish:
     dtype: str = "bfloat16"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainWish:
+    """`tokenizer` is a model, or a folder with a tokenizer.json; `family` llama or hybrid."""
+
+    tokenizer: str
+    family: str = "llama"
+    teacher: str = ""
+    hidden_size: int
+    num_layers: int
+    dtype: str = "bfloat16"
+
+
 def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
     """Raises VocabularyError if `start` reads ids differently from the target."""
     text, target = session.text, session.target
     start = resolve(wish.start) if wish.start else None
     config = draft_of(target.config, hidden_size=wish.hidden_size, num_layers=wish.num_layers)
     if start is not None:
-        _check_vocabulary(text.tokenizer, start, target.config.vocab_size)
+        _check_vocabulary(text.tokenizer, start, target.config.vocab_size, _START)
         config = read_llama_config(start)
     choices = DraftChoices(
         reverse=wish.reverse,
@@ -62,21 +81,13 @@ def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
         dtype=DTYPES[wish.dtype],
         copied=tokenizer_files(target.folder),
     )
-    windows = text.windows()
-    cache = LawCache(
-        text.work,
-        windows.digest[:8],
-        num_windows=windows.num_windows,
-        window=windows.window,
-        num_kept=choices.num_kept,
-    )
     return DraftRecipe(
         target=target,
         config=config,
         choices=choices,
         exam=session.exam,
-        cache=cache,
-        window=windows.window,
+        cache=_laws(text, choices.num_kept),
+        window=text.wish.window,
         writer=own_writer(wish.temperature, text.wish.device) if wish.on_policy else None,
     )
 
@@ -102,27 +113,61 @@ def own_writer(temperature: float, device: str) -> Callable[[Export, Tensor, int
     return write
 
 
-def open_pretrain(
-    wish: RunWish, tokenizer: str, *, hidden_size: int, num_layers: int, dtype: str
-) -> tuple[TextSession, PretrainRecipe]:
-    """A model from scratch, with the vocabulary in `tokenizer`: a model, or a folder with a
-    tokenizer.json. Its window is eight times the one it learns in, as positions go on."""
-    folder = resolve(tokenizer)
+def open_pretrain(wish: RunWish, model: PretrainWish) -> tuple[TextSession, Recipe[Any]]:
+    """A model from scratch. Its window is eight times the one it learns in, as positions go on.
+
+    Raises ConfigError for a teacher of a Llama, VocabularyError for one that reads ids differently.
+    """
+    if model.teacher and model.family != "hybrid":
+        raise ConfigError(
+            "a Llama that learns from another model is a draft of it.",
+            hint=f"outrider train draft --target {model.teacher}, with --hidden and --layers",
+        )
+    folder = resolve(model.tokenizer)
     loaded = Tokenizer.load(folder)
-    config = small_llama(
+    sizes = small_hybrid if model.family == "hybrid" else small_llama
+    config = sizes(
         vocab_size=loaded.vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
         max_tokens=8 * wish.window,
         stop_ids=loaded.stop_ids,
     )
+    if model.teacher:
+        _check_vocabulary(loaded, resolve(model.teacher), config.vocab_size, _TEACHER)
     text = open_text(wish, folder, config.vocab_size)
-    return text, PretrainRecipe(
+    held_out_BT = _held_out(text, wish.window).to(text.device)
+    dtype, copied = DTYPES[model.dtype], tokenizer_files(folder)
+    if isinstance(config, LlamaConfig):
+        return text, PretrainRecipe(
+            config=config, held_out_BT=held_out_BT, window=wish.window, dtype=dtype, copied=copied
+        )
+    return text, HybridRecipe(
         config=config,
-        held_out_BT=_held_out(text, wish.window).to(text.device),
+        held_out_BT=held_out_BT,
         window=wish.window,
-        dtype=DTYPES[dtype],
-        copied=tokenizer_files(folder),
+        teacher=_teacher(text, model.teacher) if model.teacher else None,
+        dtype=dtype,
+        copied=copied,
+    )
+
+
+def _teacher(text: TextSession, name: str) -> Teacher:
+    windows, bfloat16 = text.windows(), text.plan.bfloat16
+    target = FrozenTarget(
+        resolve(name), device=text.device, max_tokens=windows.window, bfloat16=bfloat16
+    )
+    return Teacher(target, _laws(text, NUM_KEPT))
+
+
+def _laws(text: TextSession, num_kept: int) -> LawCache:
+    windows = text.windows()
+    return LawCache(
+        text.work,
+        windows.digest[:8],
+        num_windows=windows.num_windows,
+        window=windows.window,
+        num_kept=num_kept,
     )
 
 
@@ -133,12 +178,11 @@ def _held_out(text: TextSession, window: int) -> Tensor:
     return tensor_of(part, np.dtype(np.int64)).view(num_windows, window)
 
 
-def _check_vocabulary(tokenizer: Tokenizer, start: Path, num_ids: int) -> None:
-    other, config = Tokenizer.load(start), read_llama_config(start)
-    differences = first_differences(tokenizer, other)
+def _check_vocabulary(tokenizer: Tokenizer, other: Path, num_ids: int, hint: str) -> None:
+    theirs, config = Tokenizer.load(other), read_llama_config(other)
+    differences = first_differences(tokenizer, theirs)
     if differences or config.vocab_size != num_ids:
         first = differences[0].token_id if differences else min(config.vocab_size, num_ids)
         raise VocabularyError(
-            f"{start} and the target read ids differently, first id {first}.",
-            hint="begin from a draft of the target's own family, or leave --start out",
+            f"{other} and the target read ids differently, first id {first}.", hint=hint
         )

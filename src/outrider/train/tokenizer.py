@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, MachineError
 from outrider.train.data import find_files
 from outrider.train.tokens import Wish, draw
 
@@ -58,7 +58,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def write_tokenizer(made: Tokenizer, folder: Path) -> None:
     """tokenizer.json and what says which token ends a text."""
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(made.to_str(pretty=True), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END,
@@ -84,7 +84,8 @@ class MadeTokenizer:
 def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) -> MadeTokenizer:
     """A tokenizer in the new folder `folder`, from the texts that `words` name (data.py).
 
-    Raises ConfigError for a folder that holds something, or if there is no text.
+    Raises ConfigError for a folder that holds something, or if there is no text; MachineError for
+    one that cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already.", hint="name a new folder")
@@ -93,7 +94,13 @@ def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) ->
     if not texts:
         raise ConfigError("the files have no text to learn from.", hint="name other files")
     made = train_bpe(texts, size)
-    write_tokenizer(made, folder)
+    try:
+        write_tokenizer(made, folder)
+    except OSError as error:
+        raise MachineError(
+            f"{folder} cannot be written: {error.strerror or error}.",
+            hint="free some space, or name a folder that you may write",
+        ) from error
     sample = texts[:: max(1, len(texts) // _SAMPLED)]
     num_bytes = sum(len(text.encode()) for text in sample)
     num_tokens = sum(len(one.ids) for one in made.encode_batch_fast(sample))

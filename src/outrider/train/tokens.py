@@ -30,10 +30,12 @@ from outrider.core.errors import ConfigError, MachineError, VocabularyError
 from outrider.train.data import (
     Document,
     FileRecord,
+    Heard,
     TextFile,
     digest_of,
     read_documents,
     record_of,
+    unheard,
 )
 from outrider.train.loop import Batch
 
@@ -88,7 +90,12 @@ class TokenFiles:
 
 
 def tokenised(
-    files: Sequence[TextFile], tokenizer: Tokenizer, vocab_size: int, folder: Path, wish: Wish
+    files: Sequence[TextFile],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    folder: Path,
+    wish: Wish,
+    heard: Heard = unheard,
 ) -> TokenFiles:
     """The tokens of `files` in `folder`, made anew unless they are there already.
 
@@ -111,7 +118,7 @@ def tokenised(
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done = _write(drawn, tokenizer, fresh, folder, wish)
+        done = _write(drawn, tokenizer, fresh, folder, wish, heard)
         _write_record(folder / _RECORD, done)
     except OSError as error:
         raise MachineError(
@@ -182,8 +189,15 @@ def _order(seed: int, epoch: int, num_windows: int) -> NDArray[np.int64]:
 
 
 def _write(
-    drawn: Drawn, tokenizer: Tokenizer, fresh: TokenRecord, folder: Path, wish: Wish
+    drawn: Drawn,
+    tokenizer: Tokenizer,
+    fresh: TokenRecord,
+    folder: Path,
+    wish: Wish,
+    heard: Heard,
 ) -> TokenRecord:
+    sizes = {record.path: record.num_bytes for record in fresh.files}
+    num_bytes, num_read = max(sum(sizes.values()), 1), 0
     kind = _kind(fresh.vocab_size)
     counts = {_TOKENS: 0, _HELD_OUT: 0}
     num_documents, used = 0, set[str]()
@@ -198,8 +212,10 @@ def _write(
                 _check_ids(closed, fresh.vocab_size)
                 streams[name].write(closed.astype(kind).tobytes())
                 counts[name] += len(closed)
-                used.add(str(document.path))
+                num_read += 0 if (path := str(document.path)) in used else sizes[path]
+                used.add(path)
                 num_documents += 1
+            heard("reading the texts", num_read / num_bytes)
     if not counts[_TOKENS]:
         raise ConfigError(
             "the files have no text to learn from.", hint="name files that are not empty"

@@ -7,10 +7,16 @@ block made of that token in turn r. A query of turn r sees the keys of the first
 before its own, and then one key of each later turn, its own included. EAGLE-3 calls this
 training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
 
-Shapes:  B = windows, T = tokens, D = hidden size, G = heads, H = head size.
+At every place all turns are to say what the target says there. A later draft counts only where
+earlier ones were right, so turn s weighs 0.8 ** s.
+
+Shapes:  B = windows, T = tokens, D = hidden size, G = heads, H = head size, W = ids of a law,
+         P = places (B x T).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +24,11 @@ from torch.nn import functional
 
 from outrider.models.llama_config import LlamaConfig
 from outrider.train.llama_module import Attention, Turns
+from outrider.train.losses import TopLaws, distillation, top_laws
 
+_DECAY = 0.8
+# Ids that are kept of a target's law.
+_NUM_KEPT = 32
 # Keys and values of one turn.
 Heads = tuple[Tensor, Tensor]
 
@@ -69,3 +79,32 @@ def later(x: Tensor, places: int) -> Tensor:
     if not places:
         return x
     return functional.pad(x, (0, 0, places, 0))[..., : x.shape[-2], :]
+
+
+def divergence(turns: Iterable[Tensor], wanted_BTW: Tensor) -> Tensor:
+    """How far the laws of all turns, logits_BTW each, are from those of the target's logits, in
+    nats a place: a weighted mean. The first places of later turns have no state before them."""
+    laws = top_laws(wanted_BTW.flatten(0, 1), _NUM_KEPT)
+    ids_BTC, logprobs_BTC = (
+        kept_PC.view(*wanted_BTW.shape[:2], -1) for kept_PC in (laws.ids_PC, laws.logprobs_PC)
+    )
+    total, weights = wanted_BTW.new_zeros((), dtype=torch.float32), 0.0
+    for turn, logits_BTW in enumerate(turns):
+        part = TopLaws(ids_BTC[:, turn:].flatten(0, 1), logprobs_BTC[:, turn:].flatten(0, 1))
+        weight = _DECAY**turn
+        total = total + weight * distillation(logits_BTW[:, turn:].flatten(0, 1), part)
+        weights += weight
+    return total / weights
+
+
+def accepted_drafts(ids_T: Tensor, turns: Iterable[Tensor]) -> Tensor:
+    """Of the drafts of a round whose pending token is at p, one a turn, how many are the text's:
+    accepted_T. `turns` are the ids that each turn chooses after every token. Draft number s is
+    turn s at p + s, since what it follows were accepted drafts, which are the text."""
+    accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
+    for turn, chosen_T in enumerate(turns):
+        right_T = torch.zeros_like(ids_T)
+        right_T[: max(len(ids_T) - 1 - turn, 0)] = chosen_T[turn:-1] == ids_T[turn + 1 :]
+        going_T = going_T * right_T
+        accepted_T += going_T
+    return accepted_T

@@ -22,6 +22,7 @@ from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
 from outrider.core.host import host_ints
 from outrider.core.params import SamplingParams
+from outrider.train.data import Heard, unheard
 from outrider.train.exam import HeldOut
 from outrider.train.tokens import Windows
 
@@ -69,7 +70,13 @@ class Written:
 
 
 def written_by(
-    model: Path, given: Windows, num_tokens: int, folder: Path, *, device: str = "auto"
+    model: Path,
+    given: Windows,
+    num_tokens: int,
+    folder: Path,
+    *,
+    device: str = "auto",
+    heard: Heard = unheard,
 ) -> Written:
     """About `num_tokens` in windows of which the first quarter is given and the rest written, every
     other one greedily and the others drawn at temperature 1.
@@ -86,6 +93,7 @@ def written_by(
         stream.seek(num_there * row_bytes)
         llm: LLM | None = None
         for first in range(num_there, num_rows, _TOGETHER):
+            heard("writing the target's own text", first / num_rows)
             # Loaded only if there is something to write.
             llm = llm or stack.enter_context(closing(_plain(model, device)))
             rows = _write_rows(llm, given, range(first, min(first + _TOGETHER, num_rows)))

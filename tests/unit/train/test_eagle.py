@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from doubles.kinds import stored
+from doubles.repeating import Repeating
 from doubles.rig import first_maximum
 from outrider.core.budget import Budget
 from outrider.core.host import host_ints
@@ -28,11 +27,12 @@ from outrider.models.decoder import Room
 from outrider.models.heads import Heads, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.train.eagle import Eagle, EagleRecipe, frequent_ids, fused_layers
+from outrider.train.eagle import Eagle, EagleRecipe, fused_layers
 from outrider.train.exam import Exam, HeldOut
 from outrider.train.folder import fill
-from outrider.train.loop import Batch, Job, Plan, Trainer
+from outrider.train.loop import Job, Plan, Trainer
 from outrider.train.target import FrozenTarget
+from outrider.train.vocabulary import frequent_ids
 
 LAYERS = fused_layers(2)
 ROOM = Room(num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=LAYERS)
@@ -121,17 +121,6 @@ def test_the_exam_counts_what_the_drafter_would_get_right(tmp_path: Path) -> Non
         figures = replace(own, exam=Exam((text,), CPU, k=5)).measure(net)
     # One round emits the three drafts and the token after them, which ends the text.
     assert figures == {"tokens_per_round": 4.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Repeating:
-    """The same few windows of a text with a pattern."""
-
-    facts: Mapping[str, object] = field(default_factory=dict[str, object])
-
-    def batch(self, step: int, device: torch.device) -> Batch:
-        ids_BT: Tensor = torch.arange(4 * 24).view(4, 24) * 7 % 96
-        return Batch(ids_BT.to(device), (0, 1, 2, 3), step, 0)
 
 
 @pytest.mark.slow

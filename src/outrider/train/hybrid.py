@@ -1,0 +1,133 @@
+"""A hybrid with an MTP block, from text: the recipe of `outrider train pretrain --family hybrid`.
+
+The model learns the token that comes next, or, with a teacher, the teacher's law at every place:
+the same number of tokens then brings it much further. Embeddings begin as the teacher's, projected.
+
+The block is learned along with it, at 0.3 of the loss (DeepSeek-V3, arXiv 2412.19437, 2.2). What a
+draft has to foresee is what this model will say, so the block learns the model's own laws, which
+are held still, and not the text. It does so in three turns, the later ones from its own states
+(mtp.py, turns.py), so that one block drafts a chain. An output head costs as much as the layers of
+a small model: a turn is compared at every third place, and all three take one head together.
+
+Shapes:  B = windows of a batch, T = tokens, V = vocabulary, D = hidden size, P = places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.train.hybrid_config import hybrid_config_json
+from outrider.train.hybrid_head import head_loss
+from outrider.train.hybrid_module import Hybrid, fresh_hybrid
+from outrider.train.hybrid_start import begin_as
+from outrider.train.laws import LawCache
+from outrider.train.llama_module import as_dtype
+from outrider.train.loop import Batch, Export
+from outrider.train.losses import TopLaws, next_token, top_laws
+from outrider.train.target import FrozenTarget
+
+_TURNS = 3
+_WEIGHT, _DECAY = 0.3, 0.8
+# Ids that are kept of a law.
+NUM_KEPT = 16
+# Held-out windows that are read at once.
+_TOGETHER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A frozen model with the vocabulary of the one that learns, and the laws it was asked for."""
+
+    target: FrozenTarget
+    cache: LawCache
+
+    def laws(self, batch: Batch) -> TopLaws:
+        return self.cache.laws(batch.ids_BT, batch.windows, self._teach)
+
+    def _teach(self, ids_BT: Tensor) -> TopLaws:
+        logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
+        return top_laws(logits_BTV.flatten(0, 1), NUM_KEPT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridRecipe:
+    """A `Recipe` of a hybrid. `held_out_BT` are windows that nobody learns from; may be none."""
+
+    config: QwenHybridConfig
+    held_out_BT: Tensor
+    window: int
+    teacher: Teacher | None = None
+    dtype: torch.dtype = torch.bfloat16
+    copied: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "pretrain"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        config = self.config
+        sizes = [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers]
+        teacher = "" if self.teacher is None else str(self.teacher.target.folder)
+        return {"family": "hybrid", "sizes": sizes, "teacher": teacher, "turns": _TURNS}
+
+    def build(self, generator: torch.Generator) -> Hybrid:
+        net = fresh_hybrid(self.config, self.window, generator)
+        if self.teacher is not None:
+            begin_as(net, self.teacher.target.net)
+        return net
+
+    def loss(self, module: Hybrid, batch: Batch) -> Tensor:
+        ids_BT, head_VD, teacher = batch.ids_BT, module.head, self.teacher
+        states_BTD = module.model(ids_BT)
+        drafts = module.drafts(ids_BT, states_BTD, _TURNS)
+        # A text does not say what comes after it, a teacher does.
+        laws = _of_text(ids_BT) if teacher is None else teacher.laws(batch)
+        known = slice(ids_BT.shape[1] - (teacher is None))
+        states_BTD = states_BTD[:, known]
+        own, said = head_loss(states_BTD.flatten(0, 1), head_VD, laws, num_own=NUM_KEPT)
+        shape = states_BTD.shape[:2]
+        said_BTC = [part.view(*shape, -1) for part in (said.ids_PC, said.logprobs_PC)]
+        foreseen = own.new_zeros(())
+        for turn, draft_BTD in enumerate(drafts):
+            places = slice(turn + batch.step % _TURNS, known.stop, _TURNS)
+            part = TopLaws(*(part[:, places].flatten(0, 1) for part in said_BTC))
+            draft_PD = draft_BTD[:, places].flatten(0, 1)
+            foreseen = foreseen + _DECAY**turn * head_loss(draft_PD, head_VD, part)[0]
+        return own + _WEIGHT / sum(_DECAY**turn for turn in range(_TURNS)) * foreseen
+
+    def measure(self, module: Hybrid) -> Mapping[str, float]:
+        """The loss on held-out text, and how often the block's first choice is the model's own, in
+        its first turn and in its last."""
+        if not len(self.held_out_BT):
+            return {}
+        sums = torch.zeros(3)
+        windows = torch.split(self.held_out_BT, _TOGETHER)
+        for ids_BT in windows:
+            states_BTD = module.model(ids_BT)
+            logits_BTV = module.logits(states_BTD)
+            drafts = module.drafts(ids_BT, states_BTD, _TURNS)
+            own_BT = logits_BTV.argmax(-1)
+            right = [
+                (module.logits(drafts[turn]).argmax(-1) == own_BT)[:, turn:].float().mean()
+                for turn in (0, _TURNS - 1)
+            ]
+            sums += torch.stack([next_token(logits_BTV, ids_BT), *right]).cpu()
+        loss, first, last = (float(part) for part in sums / len(windows))
+        return {"held_out_loss": loss, "first_drafts_right": first, "third_drafts_right": last}
+
+    def export(self, module: Hybrid) -> Export:
+        config = hybrid_config_json(self.config, self.dtype)
+        return Export(as_dtype(module.state_dict(), self.dtype), config, self.copied)
+
+
+def _of_text(ids_BT: Tensor) -> TopLaws:
+    """The laws of a text that goes on as it does: of all places but the last of a window."""
+    next_P1 = ids_BT[:, 1:].flatten()[:, None]
+    return TopLaws(next_P1, torch.zeros(next_P1.shape, device=ids_BT.device))

@@ -1,0 +1,267 @@
+"""Qwen3.5's dense family as torch.nn modules with one MTP block, named as on the hub.
+
+A layer is the one of models/qwen_hybrid.py, whose decoder reads what is exported from here; whole
+windows are read at once, the recurrence in chunks (hybrid_delta.py). The block is that of
+drafters/mtp/net.py: it reads what the model's last norm gives, and goes on from what its own last
+norm gives, in turns (turns.py).
+
+Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary (value size, of a recurrence),
+         G = heads, H = head size (value heads, of a recurrence), K = key size, J = taps,
+         C = channels of the convolution, E = all heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outrider.kernels.delta.torch import NORM_EPS
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.train.hybrid_config import attending_sizes
+from outrider.train.hybrid_delta import chunked_delta
+from outrider.train.llama_module import FFN, Turns, initialise
+from outrider.train.turns import Heads, attend, later
+
+# A head forgets at a rate of A softplus(a + dt_bias) a token: at first A is within _RATES and the
+# softplus within _STEPS, so that some heads remember a few tokens and some a window (Gu and Dao,
+# 2023, arXiv 2312.00752, 3.6).
+_RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)
+
+
+class Norm(nn.Module):
+    """Scales by 1 + weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self._eps = eps
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return functional.rms_norm(x_BTD, x_BTD.shape[-1:], 1 + self.weight, self._eps)
+
+
+class GatedAttention(nn.Module):
+    """Of each head, `q_proj` has the query and then the gate of what the head finds."""
+
+    def __init__(self, config: QwenHybridConfig) -> None:
+        super().__init__()
+        self._config = config
+        hidden, head, width = (
+            config.hidden_size,
+            config.head_dim,
+            config.num_heads * config.head_dim,
+        )
+        self.q_proj = nn.Linear(hidden, 2 * width, bias=False)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * head, bias=False)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * head, bias=False)
+        self.o_proj = nn.Linear(width, hidden, bias=False)
+        self.q_norm = Norm(head, config.rms_norm_eps)
+        self.k_norm = Norm(head, config.rms_norm_eps)
+
+    def forward(self, x_BTD: Tensor, turns: Turns, kept: list[Heads]) -> Tensor:
+        """Causal; after a first turn as turns.py says. Keys and values are added to `kept`."""
+        config = self._config
+        head, groups = config.head_dim, config.num_heads // config.num_kv_heads
+        q_BTGH, gate_BTGH = self.q_proj(x_BTD).unflatten(-1, (-1, 2, head)).unbind(-2)
+        k_BTGH = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, head)))
+        v_BTGH = self.v_proj(x_BTD).unflatten(-1, (-1, head))
+        found_BTE = attend(
+            turns(self.q_norm(q_BTGH).transpose(1, 2)),
+            turns(k_BTGH.transpose(1, 2)).repeat_interleave(groups, 1),
+            v_BTGH.transpose(1, 2).repeat_interleave(groups, 1),
+            kept,
+        )
+        return self.o_proj(found_BTE * gate_BTGH.flatten(2).sigmoid())
+
+
+class Convolution(nn.Module):
+    """Causal and depth-wise, then SiLU. Its weight has the shape of torch.nn.Conv1d's."""
+
+    def __init__(self, num_channels: int, num_taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_channels, 1, num_taps))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        taps_JC = self.weight[:, 0].T
+        rows_BTC = functional.pad(x_BTC, (0, 0, len(taps_JC) - 1, 0))
+        found_BTC = rows_BTC[:, : x_BTC.shape[1]] * taps_JC[0]
+        for tap, tap_C in enumerate(taps_JC[1:], start=1):
+            window_BTC = rows_BTC[:, tap : tap + x_BTC.shape[1]]
+            found_BTC = torch.addcmul(found_BTC, window_BTC, tap_C)
+        return functional.silu(found_BTC)
+
+
+class HeadNorm(nn.Module):
+    """Of what each value head found, in its own scale."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._eps = eps
+
+    def forward(self, x_BTHV: Tensor) -> Tensor:
+        return functional.rms_norm(x_BTHV, x_BTHV.shape[-1:], self.weight, self._eps)
+
+
+class Recurrence(nn.Module):
+    """A gated delta rule layer."""
+
+    def __init__(self, config: QwenHybridConfig) -> None:
+        super().__init__()
+        delta, hidden, values = config.delta, config.hidden_size, config.value_size
+        self._shape = delta
+        self.in_proj_qkv = nn.Linear(hidden, delta.num_channels, bias=False)
+        self.in_proj_z = nn.Linear(hidden, values, bias=False)
+        self.in_proj_b = nn.Linear(hidden, delta.num_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden, delta.num_heads, bias=False)
+        self.conv1d = Convolution(delta.num_channels, delta.num_taps)
+        self.A_log = nn.Parameter(torch.zeros(delta.num_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(delta.num_heads))
+        self.norm = HeadNorm(delta.value_dim, config.rms_norm_eps)
+        self.out_proj = nn.Linear(values, hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        shape = self._shape
+        keys, values = shape.num_key_heads * shape.key_dim, shape.num_heads * shape.value_dim
+        mixed_BTC = self.conv1d(self.in_proj_qkv(x_BTD))
+        q, k, v = torch.split(mixed_BTC, [keys, keys, values], dim=-1)
+        wait_BTH = functional.softplus(self.in_proj_a(x_BTD) + self.dt_bias)
+        found_BHTV = chunked_delta(
+            self._keys(q) / shape.key_dim**0.5,
+            self._keys(k),
+            v.view(*v.shape[:2], shape.num_heads, shape.value_dim).transpose(1, 2),
+            self.in_proj_b(x_BTD).sigmoid().transpose(1, 2),
+            (-self.A_log.exp() * wait_BTH).transpose(1, 2),
+        )
+        normed_BTE = self.norm(found_BHTV.transpose(1, 2)).flatten(2)
+        return self.out_proj(normed_BTE * functional.silu(self.in_proj_z(x_BTD)))
+
+    def _keys(self, x_BTC: Tensor) -> Tensor:
+        """Keys or queries of length 1, one for every value head."""
+        shape = self._shape
+        x_BTGK = x_BTC.view(*x_BTC.shape[:2], shape.num_key_heads, shape.key_dim)
+        square_BTG1 = (x_BTGK * x_BTGK).sum(-1, keepdim=True)
+        unit_BTGK = x_BTGK * torch.rsqrt(square_BTG1 + NORM_EPS)
+        shared = shape.num_heads // shape.num_key_heads
+        return unit_BTGK.repeat_interleave(shared, 2).transpose(1, 2)
+
+
+class HybridLayer(nn.Module):
+    def __init__(self, config: QwenHybridConfig, *, attends: bool) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = Norm(size, eps)
+        if attends:
+            self.self_attn = GatedAttention(config)
+        else:
+            self.linear_attn = Recurrence(config)
+        self.attends = attends
+        self.post_attention_layernorm = Norm(size, eps)
+        self.mlp = FFN(attending_sizes(config))
+
+    def forward(self, x_BTD: Tensor, turns: Turns, kept: list[Heads]) -> Tensor:
+        """`kept` has keys and values of turns before this one: none, of a model's own layers."""
+        y_BTD = self.input_layernorm(x_BTD)
+        mixed = self.self_attn(y_BTD, turns, kept) if self.attends else self.linear_attn(y_BTD)
+        x_BTD = x_BTD + mixed
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class HybridTrunk(nn.Module):
+    """All but the output head."""
+
+    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            HybridLayer(config, attends=index in config.attention_layers)
+            for index in range(config.num_layers)
+        )
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.turns = Turns(attending_sizes(config), num_positions)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """What the output head reads, and the block: the last residual after its norm."""
+        x_BTD = self.embed_tokens(ids_BT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, self.turns, [])
+        return self.norm(x_BTD)
+
+
+class MtpBlock(nn.Module):
+    """One attending layer behind the matrix that joins token and state."""
+
+    def __init__(self, config: QwenHybridConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_fc_norm_embedding = Norm(size, eps)
+        self.pre_fc_norm_hidden = Norm(size, eps)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.layers = nn.ModuleList([HybridLayer(config, attends=True)])
+        self.norm = Norm(size, eps)
+
+    def forward(
+        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, num_turns: int
+    ) -> list[Tensor]:
+        """What the output head reads in each turn. `states_BTD` are the model's."""
+        kept: list[Heads] = []
+        found: list[Tensor] = []
+        tokens_BTD = self.pre_fc_norm_embedding(embedded_BTD)
+        for _ in range(num_turns):
+            before_BTD = self.pre_fc_norm_hidden(later(states_BTD, 1))
+            x_BTD = self.fc(torch.cat([tokens_BTD, before_BTD], dim=-1))
+            states_BTD = self.norm(self.layers[0](x_BTD, turns, kept))
+            found.append(states_BTD)
+        return found
+
+
+class Hybrid(nn.Module):
+    """A model with its block; embedding and output head are one. Its state has the names and shapes
+    of a checkpoint on the hub."""
+
+    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = HybridTrunk(config, num_positions)
+        self.mtp = MtpBlock(config)
+
+    @property
+    def head(self) -> Tensor:
+        """The output head's weight, of shape [V, D]."""
+        return self.model.embed_tokens.weight
+
+    def logits(self, states_BTD: Tensor) -> Tensor:
+        """Logits of normed states, of any leading shape."""
+        return functional.linear(states_BTD, self.head)
+
+    def drafts(self, ids_BT: Tensor, states_BTD: Tensor, num_turns: int) -> list[Tensor]:
+        """What the output head reads of the block, a turn for each draft."""
+        embedded_BTD = self.model.embed_tokens(ids_BT)
+        return self.mtp(embedded_BTD, states_BTD, self.model.turns, num_turns)
+
+
+def fresh_hybrid(
+    config: QwenHybridConfig, num_positions: int, generator: torch.Generator
+) -> Hybrid:
+    """A net as training begins."""
+    net = Hybrid(config, num_positions)
+    initialise(net, generator, num_layers=config.num_layers)
+    with torch.no_grad():
+        for layer in net.modules():
+            if isinstance(layer, Recurrence):
+                _begin(layer, config.num_layers, generator)
+    return net
+
+
+def _begin(layer: Recurrence, num_layers: int, generator: torch.Generator) -> None:
+    width = layer.conv1d.weight.shape[-1] ** -0.5
+    layer.conv1d.weight.uniform_(-width, width, generator=generator)
+    layer.out_proj.weight.mul_((2 * num_layers) ** -0.5)
+    layer.A_log.uniform_(*_RATES, generator=generator).log_()
+    low, high = (math.log(step) for step in _STEPS)
+    layer.dt_bias.uniform_(low, high, generator=generator)
+    # softplus(x) = e^(what was drawn)
+    layer.dt_bias.copy_(layer.dt_bias.exp().expm1().log())
