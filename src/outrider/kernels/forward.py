@@ -1,7 +1,8 @@
 """A whole pass of a Llama-shaped decoder as one native call over pointers that were set at loading.
 
 See csrc/forward.cpp: the operators, their order and their buffers are those of the decoder's own
-layers, so the bits are the same.
+layers, so the bits are the same. Draft heads are decoders with an entrance, where a token meets the
+state of the token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
          S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers; others
@@ -14,6 +15,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Protocol
 
 from torch import Tensor
@@ -53,13 +55,44 @@ class ForwardBuffers:
     activated_NF: Tensor
 
 
+class Attends(IntEnum):
+    """What attention reads in the first layer of heads: what that layer's norm gives, the pair of
+    the entrance, or the residual as it is."""
+
+    NORMED = 0
+    PAIR = 1
+    RESIDUAL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """Before the first layer of heads: the embedding of a token and the state of the token before
+    it, each normed if there is a norm, make a pair. `join` makes the residual of it; without one
+    that is the state, normed if `keeps_norm`.
+
+    `states_ND` is what a pass reads, `own_ND` the residuals after the last layer, which it leaves;
+    these and `pair_N2D` are contiguous float32.
+    """
+
+    token_norm_D: Tensor | None
+    state_norm_D: Tensor | None
+    states_ND: Tensor
+    pair_N2D: Tensor
+    own_ND: Tensor
+    join: PackedLinear | None = None
+    join_bias_D: Tensor | None = None
+    attends: Attends = Attends.NORMED
+    keeps_norm: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
     """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
-    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the embedding's dtype."""
+    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the embedding's dtype.
+    Without `final_norm_D` the output head reads the last residual as it is."""
 
     embedding_VD: Tensor
-    final_norm_D: Tensor
+    final_norm_D: Tensor | None
     head: PackedLinear
     cos_TH: Tensor
     sin_TH: Tensor
@@ -71,6 +104,7 @@ class ForwardParts:
     ffn_size: int
     hidden_SKD: Tensor
     hidden_layers: Sequence[int] = ()
+    entrance: Entrance | None = None
 
 
 class Forward(Protocol):
@@ -101,6 +135,19 @@ class _Layer(Structure):
     ]
 
 
+class _Entrance(Structure):
+    _fields_ = [
+        ("token_norm", c_void_p),
+        ("state_norm", c_void_p),
+        ("join", _Linear),
+        ("states", c_void_p),
+        ("pair", c_void_p),
+        ("own", c_void_p),
+        ("attends", c_int32),
+        ("keeps_norm", c_int32),
+    ]
+
+
 class _Decoder(Structure):
     _fields_ = [
         ("team", c_void_p),
@@ -120,6 +167,7 @@ class _Decoder(Structure):
         ("activated", c_void_p),
         ("hidden", c_void_p),
         ("captured", c_void_p),
+        ("entrance", c_void_p),
         ("eps", c_float),
         ("scale", c_float),
         ("num_layers", c_int32),
@@ -142,11 +190,12 @@ class NativeForward:
         vocab_size, hidden_size = parts.embedding_VD.shape
         assert parts.hidden_SKD.dtype == parts.embedding_VD.dtype
         self._captured = (c_int32 * len(parts.hidden_layers))(*parts.hidden_layers)
+        self._entrance = None if parts.entrance is None else _entrance(parts.entrance)
         self._decoder = _Decoder(
             ops.team,
             *ops.functions(),
             parts.embedding_VD.data_ptr(),
-            parts.final_norm_D.data_ptr(),
+            _pointer(parts.final_norm_D),
             _linear(parts.head, None),
             parts.cos_TH.data_ptr(),
             parts.sin_TH.data_ptr(),
@@ -154,6 +203,7 @@ class NativeForward:
             *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
             parts.hidden_SKD.data_ptr(),
             ctypes.addressof(self._captured),
+            None if self._entrance is None else ctypes.addressof(self._entrance),
             parts.eps,
             parts.scale,
             len(parts.layers),
@@ -172,6 +222,10 @@ class NativeForward:
     def team(self) -> int:
         """The address of the team that runs it."""
         return self._ops.team
+
+    @property
+    def entrance(self) -> Entrance | None:
+        return self._parts.entrance
 
     @property
     def max_tokens(self) -> int:
@@ -209,6 +263,20 @@ def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:
         _linear(layer.down, layer.down_bias_D),
         kv[0].data_ptr(),
         kv[1].data_ptr(),
+    )
+
+
+def _entrance(entrance: Entrance) -> _Entrance:
+    join = entrance.join
+    return _Entrance(
+        _pointer(entrance.token_norm_D),
+        _pointer(entrance.state_norm_D),
+        _Linear() if join is None else _linear(join, entrance.join_bias_D),
+        entrance.states_ND.data_ptr(),
+        entrance.pair_N2D.data_ptr(),
+        entrance.own_ND.data_ptr(),
+        entrance.attends,
+        entrance.keeps_norm,
     )
 
 

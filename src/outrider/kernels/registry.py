@@ -282,16 +282,16 @@ def _triton(
     """Compiles the kernels of a short trial, which decides whether they may be called `exact`; None
     has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
+    from outrider.kernels.triton.delta_ops import TritonDelta
     from outrider.kernels.triton.eager import EagerLaws
     from outrider.kernels.triton.ops import TritonOps
     from outrider.kernels.triton.room import Room
     from outrider.kernels.triton.trial import rows_alike
 
     room = Room(device)
-    ops, laws = TritonOps(room, quantise), EagerLaws(room, device)
-    exact = rows_alike(ops, device, dtype) if exact is None else exact
-    none = Choice("delta", "reference", (*refusals, "triton: it has no kernel of this rule"))
-    linear, *others = (none if op == none.op else Choice(op, "triton", refusals) for op in OPS)
+    ops, laws, delta = TritonOps(room, quantise), EagerLaws(room, device), TritonDelta(room)
+    exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
+    linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
     return Kernels(
@@ -304,7 +304,7 @@ def _triton(
         attention=ops.attention,
         silu_mul=ops.silu_mul,
         gelu=ops.gelu,
-        delta=torch_delta,
+        delta=delta,
         argmax=laws.argmax,
         verify_prefix=laws.verify_prefix,
         sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),

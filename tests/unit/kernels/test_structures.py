@@ -12,18 +12,19 @@ import pytest
 
 from outrider.core.env import cache_folder, compiler
 from outrider.kernels import build, forward
-from outrider.kernels import round as kernel_module
 from outrider.kernels.native import Pass
+from outrider.kernels.round_memory import Memory, Round, Row
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
-        ("Memory", kernel_module._Memory, {"described": "pass"}),  # pyright: ignore[reportPrivateUsage]
-        ("Row", kernel_module._Row, {}),  # pyright: ignore[reportPrivateUsage]
-        ("Round", kernel_module._Round, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Memory", Memory, {"described": "pass"}),
+        ("Row", Row, {}),
+        ("Round", Round, {}),
         ("Pass", Pass, {}),
     ),
     "forward.cpp": (
         ("Linear", forward._Linear, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]
     ),

@@ -3,6 +3,9 @@
 // Nothing is computed here. The same operators run in the same order on the same buffers as when
 // each is called by itself, so the bits are the same; what is saved is the way through Python
 // between them, which costs a small model as much as its arithmetic does.
+//
+// Draft heads are such decoders too. Theirs have an entrance: a token comes with the state of the
+// token before it, and what the layers make of both is left for the token after.
 #include <cstring>
 
 #include "pass.h"
@@ -39,6 +42,19 @@ struct Linear {
     }
 };
 
+// What attention reads in the first layer of heads.
+enum Attends { NORMED, PAIR, RESIDUAL };
+
+// Mirrored by `_Entrance` in forward.py. A norm may be null; without a join, the state itself is
+// the residual, after its norm if `keeps_norm`.
+struct Entrance {
+    const float *token_norm, *state_norm;
+    Linear join;
+    const float* states;  // [tokens][hidden_size], given with a pass
+    float *pair, *own;    // [tokens][2 hidden_size] side by side; the last residuals, which are left
+    int32_t attends, keeps_norm;
+};
+
 struct Layer {
     const float* attention_norm;
     Linear qkv;
@@ -63,6 +79,7 @@ struct Decoder {
     float *x, *norm, *qkv, *attended, *up, *activated;
     void* hidden;             // [slots][num_captured][hidden_size], of the embedding's type
     const int32_t* captured;  // after how many layers the residual is kept
+    const Entrance* entrance;  // null but for heads
     float eps, scale;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, num_captured;
 };
@@ -79,6 +96,32 @@ void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
         const auto* row = static_cast<const BFloat16*>(d.embedding) + from;
         for (int i = 0; i < size; ++i)
             to[i] = cast<float>(static_cast<uint32_t>(row[i].bits) << 16);
+    }
+}
+
+// Puts rows, normed if there is a norm, into one half of the pair.
+void put(const Decoder& d, const float* rows, const float* norm, float* half, int num) {
+    const int64_t size = d.hidden_size;
+    if (norm != nullptr) {
+        outrider_rms_norm(d.team, rows, norm, d.eps, d.norm, num, d.hidden_size);
+        rows = d.norm;
+    }
+    for (int n = 0; n < num; ++n)
+        std::memcpy(half + 2 * n * size, rows + n * size, sizeof(float) * size);
+}
+
+// From the tokens' embeddings, in `x`, and the states to the first residual.
+void enter(const Decoder& d, const Entrance& e, int num) {
+    const int64_t size = d.hidden_size;
+    put(d, d.x, e.token_norm, e.pair, num);
+    put(d, e.states, e.state_norm, e.pair + size, num);
+    if (e.join.call != nullptr) {
+        e.join(e.pair, d.x, num, d.hidden_size, false);
+        return;
+    }
+    for (int n = 0; n < num; ++n) {
+        const float* from = e.keeps_norm ? e.pair + (2 * n + 1) * size : e.states + n * size;
+        std::memcpy(d.x + n * size, from, sizeof(float) * size);
     }
 }
 
@@ -101,10 +144,18 @@ void capture(const Decoder& d, const Pass& pass, int depth) {
     }
 }
 
+// What queries, keys and values are made of.
+const float* attention_input(const Decoder& d, const Layer& layer, int num) {
+    const int attends = d.entrance == nullptr ? NORMED : d.entrance->attends;
+    if (attends == PAIR) return d.entrance->pair;
+    if (attends == RESIDUAL) return d.x;
+    outrider_rms_norm(d.team, d.x, layer.attention_norm, d.eps, d.norm, num, d.hidden_size);
+    return d.norm;
+}
+
 void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     const int num = pass.num_tokens, size = d.hidden_size;
-    outrider_rms_norm(d.team, d.x, layer.attention_norm, d.eps, d.norm, num, size);
-    layer.qkv(d.norm, d.qkv, num, pass.row_size, false);
+    layer.qkv(attention_input(d, layer, num), d.qkv, num, pass.row_size, false);
     if (layer.q_norm != nullptr)
         outrider_head_norm(d.team, d.qkv, layer.q_norm, layer.k_norm, d.eps, num, pass.num_heads,
                            pass.num_kv_heads, pass.head_dim);
@@ -120,13 +171,18 @@ void feed(const Decoder& d, const Layer& layer, int num) {
     layer.down(d.activated, d.x, num, d.hidden_size, true);
 }
 
-// The rows move to the front of `norm`, and their norms to that of `x`, which is spent by then.
+// The rows move to the front of `norm`, and their norms, unless the head reads none, to that of `x`,
+// which is spent by then.
 void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* logits) {
     const int64_t size = d.hidden_size;
     for (int m = 0; m < num_wanted; ++m)
         std::memcpy(d.norm + m * size, d.x + wanted[m] * size, sizeof(float) * size);
-    outrider_rms_norm(d.team, d.norm, d.final_norm, d.eps, d.x, num_wanted, d.hidden_size);
-    d.head(d.x, logits, num_wanted, d.vocab_size, false);
+    const float* rows = d.norm;
+    if (d.final_norm != nullptr) {
+        outrider_rms_norm(d.team, d.norm, d.final_norm, d.eps, d.x, num_wanted, d.hidden_size);
+        rows = d.x;
+    }
+    d.head(rows, logits, num_wanted, d.vocab_size, false);
 }
 
 }  // namespace
@@ -140,12 +196,16 @@ extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const 
     for (int n = 0; n < pass->num_tokens; ++n)
         if (tokens[n] < 0 || tokens[n] >= d.vocab_size) return n;
     embed(d, tokens, pass->num_tokens);
+    if (d.entrance != nullptr) enter(d, *d.entrance, pass->num_tokens);
     for (int i = 0; i < d.num_layers; ++i) {
         capture(d, *pass, i);
         attend(d, d.layers[i], *pass);
         feed(d, d.layers[i], pass->num_tokens);
     }
     capture(d, *pass, d.num_layers);
+    if (d.entrance != nullptr)
+        std::memcpy(d.entrance->own, d.x,
+                    sizeof(float) * pass->num_tokens * static_cast<int64_t>(d.hidden_size));
     if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
     return -1;
 }

@@ -51,15 +51,15 @@ bool choose(const Round& r, int depth) {
     const Memory& memory = *r.draft;
     const auto is_greedy = [&](const Row& row) { return row.depth > depth && row.greedy(); };
     if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
-        outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, r.vocab_size);
+        outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, memory.num_logits);
     for (int b = 0, m = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
         if (row.depth <= depth) continue;
-        const float* logits = memory.logits + static_cast<int64_t>(m) * r.vocab_size;
-        int64_t token = r.best[m++];
+        const float* logits = memory.logits + static_cast<int64_t>(m) * memory.num_logits;
+        int64_t token = memory.token(r.best[m++]);
         if (!row.greedy()) {
             float* law = r.law(b, depth);
-            make_laws(r, row, logits, law, 1);
+            make_laws(r, row, memory.spread(logits, law, r.vocab_size), law, 1);
             token = outrider_pick(r.team, law, row.uniform(row.start, depth, DRAFT), r.vocab_size);
         }
         if (token < 0) return false;
@@ -84,10 +84,12 @@ bool draft(const Round& r) {
     for (int depth = 0; depth < deepest; ++depth) {
         if (!memory.run() || !choose(r, depth)) return false;
         memory.clear();
-        for (int b = 0; b < r.num_rows; ++b) {
+        for (int b = 0, m = -1; b < r.num_rows; ++b) {
             const Row& row = r.rows[b];
+            m += row.depth > depth;
             if (row.depth <= depth + 1) continue;
             const int position = row.draft_length + row.draft_unread + depth;
+            memory.carry(m);
             memory.pack(b, r.drafted(b)[depth], position, true);
         }
     }
@@ -228,6 +230,10 @@ extern "C" int outrider_round(Round* round) {
     round->verify_seconds = verified - drafted;
     return accept(*round);
 }
+
+// Only the drafts of a round, and the laws that those at a temperature were drawn from. Whether all
+// numbers were some.
+extern "C" int outrider_drafts(Round* round) { return draft(*round); }
 
 extern "C" double outrider_uniform(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2,
                                    uint32_t c3) {

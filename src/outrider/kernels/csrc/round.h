@@ -1,7 +1,10 @@
-// What a round is made of, as pointers: models, rows and room (kernels/round.py).
+// What a round is made of, as pointers: models, rows and room (kernels/round_memory.py).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 
 #include "pass.h"
 #include "philox.h"
@@ -16,15 +19,19 @@ namespace outrider {
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
 enum Rule { TOKEN, BLOCK, MATCH };
 constexpr int ROOT = -1;
-// As in round.py, which gives no deeper draft.
+// As in round_memory.py; no deeper draft is given.
 constexpr int MAX_DEPTH = 64;
 
-// Mirrored by `_Memory` in round.py: one model, its arena and room for the plan of a pass.
+// Mirrored by `Memory` in round_memory.py: one model, its arena and room for the plan of a pass.
 struct Memory {
     const void* decoder;
     Pass pass;
     int32_t *tokens, *positions, *slots, *seq, *visible, *wanted;
     float* logits;
+    // Of draft heads (forward.cpp): the states that a pass reads and leaves, and the ids that their
+    // logits are of, null for all of the vocabulary. Null for others.
+    float *states, *own;
+    const int64_t* ids;
 
     // Starts a pass that packs no token yet.
     void clear() {
@@ -47,10 +54,28 @@ struct Memory {
         return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) < 0;
     }
 
-    int32_t num_wanted, unused;
+    // Gives the next token to be packed the state that the last pass left at its wanted row `m`.
+    void carry(int m) {
+        if (states == nullptr) return;
+        const int64_t size = state_size;
+        std::memcpy(states + pass.num_tokens * size, own + wanted[m] * size, sizeof(float) * size);
+    }
+
+    int64_t token(int64_t best) const { return ids == nullptr || best < 0 ? best : ids[best]; }
+
+    // A row of logits over the whole vocabulary, in `out` if it has to be made.
+    const float* spread(const float* row, float* out, int vocab_size) const {
+        if (ids == nullptr) return row;
+        std::fill_n(out, vocab_size, -std::numeric_limits<float>::infinity());
+        for (int w = 0; w < num_logits; ++w) out[ids[w]] = row[w];
+        return out;
+    }
+
+    // Logits are rows of `num_logits`.
+    int32_t num_wanted, num_logits, state_size, unused;
 };
 
-// Mirrored by `_Row` in round.py: one sequence. What a model has not read begins in its memory's
+// Mirrored by `Row` in round_memory.py: one sequence. What a model has not read begins in its memory's
 // `tokens` at the sum of the counts before. `next` is the target's own token.
 struct Row {
     uint64_t seed;
@@ -71,7 +96,7 @@ struct Row {
     }
 };
 
-// Mirrored by `_Round` in round.py. Without a `draft` memory the drafts are given.
+// Mirrored by `Round` in round_memory.py. Without a `draft` memory the drafts are given.
 struct Round {
     Team* team;
     Memory *target, *draft;

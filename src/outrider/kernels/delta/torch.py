@@ -27,6 +27,8 @@ from outrider.kernels.delta.plan import InputCell, Run, StateCell
 
 # As the published checkpoints were trained.
 NORM_EPS = 1e-6
+# Functions of each number by itself.
+_OF_ONE_NUMBER = (torch.sigmoid, functional.silu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,10 @@ def _unit(x_NGK: Tensor) -> Tensor:
 
 
 def by_row(function: Callable[[Tensor], Tensor], x_NF: Tensor) -> Tensor:
-    """One identical call a row: exponentials differ in the last bit between the loops that PyTorch
-    takes for the middle and for the end of a tensor."""
+    """One identical call a row: on a CPU exponentials differ in the last bit between the loops
+    that PyTorch takes for the middle and for the end of a tensor."""
+    if x_NF.device.type != "cpu" and function in _OF_ONE_NUMBER:
+        return function(x_NF)
     return torch.stack([function(row_F) for row_F in x_NF.contiguous()])
 
 

@@ -101,6 +101,11 @@ def attention_shape(
     )
 
 
+def delta_columns(value_dim: int) -> int:
+    """Of a recurrent state, that one warp holds: 8 of 128 numbers are 32 registers a thread."""
+    return min(8, power_of_two(value_dim))
+
+
 def num_warps(size: int) -> int:
     """For one program that holds a row of `size` numbers."""
     return min(16, max(1, power_of_two(size) // 512))

@@ -1,11 +1,11 @@
 """Are rows computed alike on this very device? Asked once, when kernels are chosen.
 
 The kernels are written to be row-invariant, but a compiler's layout of a sum is its own affair, so
-`Kernels.exact` is what a short trial found: every row of a linear and of an attention alone against
-the same rows together.
+`Kernels.exact` is what a short trial found: every row of a linear, of an attention and of a gated
+delta rule alone against the same rows together.
 
 Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value heads, S = slots,
-         D = head size.
+         D = head size, P = outputs of a recurrent layer's first product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.kernels.delta.plan import Run, StateShape
+from outrider.kernels.delta.torch import Cells, DeltaWeights
 from outrider.kernels.plan import PackedPlan
+from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.ops import TritonOps
 
 # More than two tiles of rows, the last of them not full.
@@ -24,11 +27,26 @@ _HEADS, _KV_HEADS, _DIM = 4, 2, 64
 _PAGE, _COMMITTED = 16, 290
 # Inputs and outputs.
 _SIZES = (512, 256)
+_STATE = StateShape(
+    num_layers=1,
+    num_taps=4,
+    num_channels=2 * 2 * 64 + 4 * 64,
+    num_key_heads=2,
+    num_heads=4,
+    key_dim=64,
+    value_dim=64,
+)
 
 
-def rows_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
+def rows_alike(
+    ops: TritonOps, delta: TritonDelta, device: torch.device, dtype: torch.dtype
+) -> bool:
     """Compiles what it runs; waits for the device."""
-    return _linear_alike(ops, device, dtype) and _attention_alike(ops, device, dtype)
+    return (
+        _linear_alike(ops, device, dtype)
+        and _attention_alike(ops, device, dtype)
+        and delta_alike(delta, device)
+    )
 
 
 def _linear_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
@@ -57,6 +75,35 @@ def _attention_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -
         plan, at = _plan(row, 1, pages, device), slice(row, row + 1)
         ops.attention(qkv_NE[at], k_GSD, v_GSD, plan, 0.125, alone_NO[at])
     return torch.equal(whole_NO, alone_NO) and torch.equal(listed_NO, alone_NO)
+
+
+def delta_alike(
+    delta: TritonDelta, device: torch.device, shape: StateShape = _STATE, num_rows: int = _ROWS
+) -> bool:
+    """A text that is read at once, and the same row by row: all but the last from state to state,
+    the last from the first state and the inputs of all that came between."""
+    cells = Cells(
+        [shape.state_cell(device) for _ in range(num_rows + 1)],
+        [shape.input_cell(device) for _ in range(num_rows)],
+    )
+    heads, channels = shape.num_heads, shape.num_channels
+    conv_JC = _waves((shape.num_taps, channels), device, torch.float32)
+    gates_2H = _waves((2, heads), device, torch.float32)
+    weights = DeltaWeights(
+        conv_JC, gates_2H[0].abs(), gates_2H[1], shape.num_key_heads, shape.key_dim
+    )
+    first_NP = _waves((num_rows, channels + 2 * heads), device, torch.float32)
+    out_NO, alone_NO = torch.zeros(2, num_rows, heads * shape.value_dim, device=device)
+    nothing = (None,) * num_rows
+    delta(first_NP, weights, (Run(0, nothing, nothing),), cells, 0, out_NO)
+    for row in range(num_rows - 1):
+        source = None if row == 0 else row - 1
+        run = Run(0, (row,), (row,), source)
+        delta(first_NP[row : row + 1], weights, (run,), cells, 0, alone_NO[row : row + 1])
+    last = Run(0, (None,), (None,), 0, tuple(range(1, num_rows - 1)), num_rows)
+    delta(first_NP[-1:], weights, (last,), cells, 0, alone_NO[-1:])
+    folded_LHKV, stepped_LHKV = (cells.states[n].state_LHKV for n in (num_rows, num_rows - 2))
+    return torch.equal(out_NO, alone_NO) and torch.equal(folded_LHKV, stepped_LHKV)
 
 
 def _plan(first: int, count: int, pages: int, device: torch.device) -> PackedPlan:

@@ -14,10 +14,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from outrider.core.noise import Role
-from outrider.kernels.triton import laws, ops
+from outrider.kernels.delta.plan import Run
+from outrider.kernels.triton import delta_ops, laws, ops
+from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
 from outrider.kernels.triton.room import Room
+from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
 TYPES = {
@@ -112,7 +115,14 @@ def read_laws(length: int, size: int) -> None:
         one.leftover(q_BKV[0, 0], proposal, share_1, p_BWV[0, 0], sums_C)
 
 
-ops.launch = laws.launch = read
+def read_delta(text: Text) -> None:
+    runs = [Run(0, (0, None), (None, 0), fold=1), Run(2, nothing(1), nothing(1), replayed=(0,))]
+    layer_of(TritonDelta(Room(CPU)), text, runs, some_cells(text.shape))
+
+
+ops.launch = laws.launch = delta_ops.launch = read
 read_ops()
+read_delta(some_text(3))
+read_delta(some_text(3, WIDE))
 read_laws(3, 9000)
 read_laws(1, 300)
