@@ -18,7 +18,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
 from outrider.drafters.ahead.saguaro import Saguaro
 from outrider.drafters.ahead.table import Foreseen, OutcomeTable
-from outrider.drafters.model import ChangeLaws, ModelDrafter
+from outrider.drafters.growing import ChangeLaws
+from outrider.drafters.model import ModelDrafter
 from outrider.verify.token import TokenRule
 
 Kind = Callable[..., CausalLM]

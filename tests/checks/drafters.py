@@ -115,7 +115,7 @@ def check_lookup() -> None:
     assert continuation([1, 2, 3, 4], 3) == []
     assert continuation([1, 2, 1], 3) == []
     assert continuation([1, 2, 1], 3, min_n=1) == [2, 1, 2]
-    assert continuation([4, 4], 5, min_n=1) == [4] * 5
-    assert continuation([4], 5, min_n=1) == []
+    assert continuation([4, 4], 4, min_n=1) == [4] * 4
+    assert continuation([4], 4, min_n=1) == []
     assert continuation([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
     assert continuation([1, 2, 9, 3, 2], 2, max_n=2, min_n=1) == [9, 3]

@@ -68,6 +68,12 @@ def test_trees_branch_and_parts_of_drafts_are_kept(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_an_mtp_block_branches_too(matrices: dict[str, DrafterMatrix], name: str) -> None:
+    assert cell_of(matrices[name], drafter="mtp", shape="tree").branched
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rollback", ["ring", "replay"])
 def test_tight_memory_pre_empts_hybrids_too(
     matrices: dict[str, DrafterMatrix], rollback: str

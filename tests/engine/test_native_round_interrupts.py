@@ -21,8 +21,9 @@ from outrider.core.params import SamplingParams
 from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
-from outrider.kernels import round as kernel_module
 from outrider.kernels.build import built_kernels
+from outrider.kernels.round import NativeRounds
+from outrider.kernels.round_memory import Feed, Lane
 from outrider.models.llama import LlamaModel
 from outrider.state.paged_kv import PagedKV
 
@@ -64,7 +65,7 @@ class _Interrupt:
 @cache
 def _watched() -> frozenset[object]:
     """Code from the start of a round to the call, and from there to the commit."""
-    lane, call = kernel_module._Lane, kernel_module.NativeRounds  # pyright: ignore[reportPrivateUsage]
+    lane, call = Lane, NativeRounds
     drafter, outer = drafter_module.ModelDrafter, round_module.NativeRound
     functions: list[Any] = [
         lane.read, lane._widen, call.fits, call.__call__, call._take, call._laws,  # pyright: ignore
@@ -131,16 +132,16 @@ def test_an_interrupted_page_table_is_written_again() -> None:
     described, interrupted, at = lane.memory.described, True, 0
     while interrupted:
         mine, others, at = [at, at + 1, at + 2], list(range(90, 120 + 40 * at)), at + 1
-        lane.read(1, kernel_module.Feed(0, [1], mine), 0)
+        lane.read(1, Feed(0, [1], mine), 0)
         sys.settrace(_Interrupt(at))
         try:
-            lane.read(1, kernel_module.Feed(0, [1], others), 0)
+            lane.read(1, Feed(0, [1], others), 0)
             interrupted = False
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(None)
-        lane.read(1, kernel_module.Feed(0, [1], mine), 0)
+        lane.read(1, Feed(0, [1], mine), 0)
         columns, pages = described.num_page_columns, lane._pages  # pyright: ignore[reportPrivateUsage]
         assert described.pages == ctypes.addressof(pages)
         assert len(pages) == 2 * columns

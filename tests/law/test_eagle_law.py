@@ -17,9 +17,10 @@ from outrider.core.noise import race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.sampling import PLAIN
-from outrider.drafters.eagle.drafter import eagle_drafter, planted
+from outrider.drafters.eagle.drafter import eagle_drafter
 from outrider.drafters.growing import Growth
 from outrider.drafters.hidden_chain import ChainLimits
+from outrider.drafters.hidden_tree import planted
 from outrider.drafters.trees import pick_in_tree, race_in_tree
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule
@@ -27,9 +28,17 @@ from outrider.verify.match import MatchRule
 from outrider.verify.token import TokenRule
 
 LIMITS = ChainLimits(chunk=2, reach=3, window=1000, first=1)
+# MTP blocks read a text from its first token.
+FROM_THE_FIRST = ChainLimits(chunk=2, reach=4, window=1000)
 
 
-def check_law(rule: AcceptanceRule, params: SamplingParams, *, num_nodes: int) -> None:
+def check_law(
+    rule: AcceptanceRule,
+    params: SamplingParams,
+    *,
+    num_nodes: int,
+    limits: ChainLimits = LIMITS,
+) -> None:
     races = isinstance(rule, CoupledRule)
     growth = Growth(first_maximum, "the heads")
     if races:
@@ -39,7 +48,7 @@ def check_law(rule: AcceptanceRule, params: SamplingParams, *, num_nodes: int) -
     net = ToyNet(vocab_size=VOCAB, num_slots=256)
     rig = Rig(
         WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0)),
-        eagle_drafter(net, growth, LIMITS, plant),
+        eagle_drafter(net, growth, limits, plant),
         rule,
         chunk=3,
         controller=FixedController(Budget(2, num_nodes=num_nodes)),
@@ -61,3 +70,8 @@ def test_a_generation_follows_the_target(params: SamplingParams, num_nodes: int)
 )
 def test_under_every_rule(rule: AcceptanceRule, num_nodes: int) -> None:
     check_law(rule, FILTERS[1], num_nodes=num_nodes)
+
+
+@pytest.mark.parametrize("rule", [BlockRule(), TokenRule()], ids=lambda rule: rule.name)
+def test_trees_of_a_block_that_reads_a_text_from_its_first_token(rule: AcceptanceRule) -> None:
+    check_law(rule, FILTERS[1], num_nodes=3, limits=FROM_THE_FIRST)

@@ -6,30 +6,30 @@ from checks.drafters import check_lookup
 from checks.runs import drafter_memory, drafting_law, engine_law, racing_along
 from mutants.planting import Mutant
 
-MODEL = "outrider.drafters.model"
+MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growing"
 NOISE = "outrider.core.noise"
 NGRAM = "outrider.drafters.ngram"
 
 MUTANTS = (
     Mutant(
         "reported law at another temperature",
-        MODEL,
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens))); "
+        GROWING,
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node)); "
         "law_V.copy_(torch.softmax(logits_V, -1))",
         engine_law,
     ),
     Mutant(
         "argmax draft with soft q in the engine",
-        MODEL,
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
-        "self.tokens.append(argmax)",
+        GROWING,
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
+        "chain.tokens.append(int(logits_V.argmax()))",
         engine_law,
     ),
     Mutant(
         "draft ignores its filters",
-        MODEL,
-        "processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]",
+        GROWING,
+        "processed_probs(logits_V[None], chain.row.params, self.sampling, law_1V)[0]",
         "law_1V[0].copy_(torch.softmax(logits_V, -1))",
         drafting_law,
     ),

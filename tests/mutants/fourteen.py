@@ -12,7 +12,7 @@ from mutants.planting import Mutant
 
 BLOCK = "outrider.verify.block"
 LAWS = "outrider.core.laws"
-MODEL = "outrider.drafters.model"
+GROWING = "outrider.drafters.growing"
 NOISE = "outrider.core.noise"
 SHAPING = "outrider.core.shaping"
 SAMPLING = "outrider.core.sampling"
@@ -21,9 +21,9 @@ TABLE = "outrider.verify.table"
 MUTANTS = (
     Mutant(
         "bf16 draft, fp32 accept",
-        MODEL,
-        "self.draw(law_V, self.row.noise",
-        "self.draw(law_V.bfloat16(), self.row.noise",
+        GROWING,
+        "self.draw(law_V, chain.row.noise",
+        "self.draw(law_V.bfloat16(), chain.row.noise",
         reported_law,
     ),
     Mutant(
@@ -70,9 +70,9 @@ MUTANTS = (
     ),
     Mutant(
         "argmax draft with soft q",
-        MODEL,
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
-        "self.tokens.append(argmax)",
+        GROWING,
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
+        "chain.tokens.append(int(logits_V.argmax()))",
         reported_law,
     ),
     Mutant(
@@ -91,10 +91,10 @@ MUTANTS = (
     ),
     Mutant(
         "q without its top-p",
-        MODEL,
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))",
-        "self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens))); "
-        "law_V.copy_(torch.softmax(logits_V / self.row.params.temperature, -1))",
+        GROWING,
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
+        "chain.tokens.append(self.draw(law_V, chain.row.noise, node)); "
+        "law_V.copy_(torch.softmax(logits_V / chain.row.params.temperature, -1))",
         reported_law,
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "a draft cut after it was drawn",
-        MODEL,
+        GROWING,
         "Draft.chain(self.tokens, self.laws_NV)",
         "Draft.chain(self.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(self.tokens, "
         "self.laws_NV)))], self.laws_NV[:n] if n else None)",

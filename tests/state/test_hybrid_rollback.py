@@ -229,3 +229,27 @@ def test_mates_and_lane_twins_do_not_matter(rollback: str) -> None:
     both = _step(model, StepRow.chain(1, (PROBE,)), StepRow.chain(0, (PROBE,)))
     assert torch.equal(both[0], _wanted([3, 1, PROBE]))
     assert torch.equal(both[1], _wanted([*TEXT, PROBE]))
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 32])
+@pytest.mark.parametrize("history", [2, 8])
+@pytest.mark.parametrize("rollback", ROLLBACKS)
+def test_chains_staged_token_by_token_stay_within_the_room(
+    rollback: str, history: int, page_size: int
+) -> None:
+    """As a draft model stages them, of every sequence that there is room for, and no checkpoints
+    that could give way."""
+    states = StateRoom(rollback=rollback, history=history, num_sequences=2, num_checkpoints=1)
+    model = tiny_hybrid(room=Room(num_slots=256, page_size=page_size, max_rows=16, states=states))
+    for seq_id in range(2):
+        model.state.open(seq_id, ())
+        _read(model, seq_id, TEXT[:3])
+    for _ in range(2):
+        for node, token in enumerate(TEXT[3:]):
+            _step(model, *(StepRow.chain(n, (token,), parent=node - 1) for n in range(2)))
+            check(model.state)
+        model.state.commit({0: range(2), 1: range(7)})
+    kept = [*TEXT[:3], *TEXT[3:5], *TEXT[3:5]], [*TEXT[:3], *TEXT[3:10], *TEXT[3:10]]
+    probes_2V = _step(model, *(StepRow.chain(n, (PROBE,)) for n in range(2)))
+    for text, probe_V in zip(kept, probes_2V, strict=True):
+        assert torch.equal(probe_V, _wanted([*text, PROBE]))

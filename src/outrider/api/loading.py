@@ -98,8 +98,10 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     own = own_copy(config, drafter, folder, target_config)
     k = 0 if drafter == "none" else config.k
     window = resolve_window(config, target_tokens, draft_tokens, k=k)
-    # Whole pages: that is what the arena allocates and what a sequence is charged for.
-    wanted = config.arena_tokens or _default_slots(target_config, config, window)
+    # Whole pages: that is what the arena allocates and what a sequence is charged for. Siblings of
+    # a tree lie past the window.
+    longest = window + max(draft_size(config, drafter) - k, 0)
+    wanted = config.arena_tokens or _default_slots(target_config, config, longest)
     num_slots = whole_pages(wanted, config.page_size)
     heads = source.sized(config, target_config, num_slots)
     rows = config.batch_size * (draft_size(config, drafter) + 1)
@@ -187,6 +189,7 @@ def _child(
         max_rows=options.room.max_rows,
         max_logits=options.room.max_logits,
         chunk=config.prefill_chunk,
+        states=options.room.states,
         name=name,
         dtype=config.dtype,
         device=options.device,

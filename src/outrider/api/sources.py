@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.engine.build import draft_size
-from outrider.engine.drafters import resolve_drafter
+from outrider.engine.drafters import CHAINS_ONLY, branches, resolve_drafter
 from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED
 from outrider.models.decoder import Room
 from outrider.models.heads import (
@@ -104,7 +104,22 @@ def idle_settings(config: EngineConfig, drafter: str) -> tuple[str, ...]:
         notes.append(f"skip_layers has no effect on drafter {drafter}")
     if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
         notes.append("saguaro and force_hits have an effect with --schedule ssd only")
-    return tuple(notes)
+    return (*notes, *_idle_nodes(config, drafter, schedule))
+
+
+def _idle_nodes(config: EngineConfig, drafter: str, schedule: str) -> tuple[str, ...]:
+    """Why trees were asked for and chains are drafted."""
+    if not config.tree_nodes or drafter == "none":
+        return ()
+    if not branches(config):
+        return (f"tree_nodes={config.tree_nodes} is not above k={config.k}: drafts are chains",)
+    if drafter in CHAINS_ONLY:
+        return (f"tree_nodes has no effect on drafter {drafter}, which drafts chains",)
+    if drafter == "model" and schedule == "ssd":
+        return ("tree_nodes has no effect with schedule ssd: what is drafted ahead are chains",)
+    if drafter == "model" and config.drafter_home == "process":
+        return ("tree_nodes has no effect on a draft model in a process, which drafts chains",)
+    return ()
 
 
 def room_of(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:

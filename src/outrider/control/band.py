@@ -1,7 +1,8 @@
 """Hold acceptance in a band: draft one token more above it, one fewer below.
 
 Each sequence has its own draft length, since each text is easy or hard in its own way. After a
-round that drafted, let a be the mean acceptance (accepted / drafted) of its last four such rounds:
+round that drafted, let a be the mean acceptance (accepted / drafted) of its last four such rounds,
+where of a tree only its depth counts as drafted:
 
     a > target + 0.1   one token more
     a < target - 0.1   one token fewer
@@ -50,23 +51,25 @@ class BandStats:
 
 
 class BandController:
-    """Draft lengths from `min_k` to `k`, at first 4. A pure function of the traces' counts.
+    """Draft lengths from `min_k` to `k`, at first 4. A pure function of the traces' counts. With
+    `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
 
     Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
     """
 
-    def __init__(self, *, k: int, min_k: int, target: float) -> None:
+    def __init__(self, *, k: int, min_k: int, target: float, num_nodes: int = 0) -> None:
         assert 0 <= min_k <= k
+        self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest, self._target = min_k, k, target
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        return [Budget(self._sequence(seq_id).depth) for seq_id in seq_ids]
+        return [self._most.cut(self._sequence(seq_id).depth) for seq_id in seq_ids]
 
     def observe(self, trace: RoundTrace) -> None:
         seq = self._sequence(trace.seq_id)
         if trace.num_drafted:
-            seq.rates.append(trace.num_accepted / trace.num_drafted)
+            seq.rates.append(trace.num_accepted / trace.num_places)
             seq.depth = self._adapted(seq)
         elif seq.depth == 0:
             seq.num_plain += trace.num_emitted > 0

@@ -6,6 +6,9 @@ batch at once (allocation.py). Plain decoding is one of the choices and measured
 where drafts do not pay there are none. What is not known is tried, for a bounded share of the time
 (exploration.py).
 
+Where trees are drafted, a place of the path costs as many rows as there are nodes for each, and P_j
+is the probability that some path is kept up to place j.
+
 Lengths depend on measured time, so two runs may draft differently. They depend on nothing drawn in
 the round that they are for, so output keeps its law under every exact rule.
 """
@@ -56,11 +59,13 @@ class GoodputStats:
 
 class GoodputController:
     """Draft lengths from 0 to `k`. A pure function of the traces, and of `costs` from before, with
-    which the first sweep is left out."""
+    which the first sweep is left out. With `num_nodes` the longest drafts are trees of so many
+    tokens, shorter ones of fewer in proportion."""
 
-    def __init__(self, *, k: int, costs: CostTable | None = None) -> None:
+    def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
         assert k >= 0
         self._k = k
+        self._most = Budget(k, num_nodes=num_nodes)
         self._acceptance = Acceptance(k)
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
@@ -78,7 +83,7 @@ class GoodputController:
         key = tuple(seq_ids)
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = [Budget(depth) for depth in self._depths(key)]
+            found = self._chosen[key] = [self._most.cut(depth) for depth in self._depths(key)]
         return list(found)
 
     def observe(self, trace: RoundTrace) -> None:
@@ -134,7 +139,7 @@ class GoodputController:
             self._meter.observe(traces, caught_up=caught_up)
         strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
         for trace in rounds:
-            self._acceptance.observe(trace.seq_id, trace.num_drafted, trace.num_accepted)
+            self._acceptance.observe(trace.seq_id, trace.num_places, trace.num_accepted)
         self._note_drafters(rounds)
         self._num_passes += 1
         if self._num_passes < FREQUENT or self._num_passes % REFRESH == 0:
@@ -210,5 +215,13 @@ class GoodputController:
         key = (num_sequences, num_rows, depth, num_drafting)
         seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = self._seconds[key] = self._costs.round_seconds(*key)
+            # Costs are told by tokens drafted, of which a tree has more than places.
+            rows = num_sequences + self._num_nodes(num_rows - num_sequences)
+            deepest = self._num_nodes(depth)
+            seconds = self._costs.round_seconds(num_sequences, rows, deepest, num_drafting)
+            self._seconds[key] = seconds
         return seconds
+
+    def _num_nodes(self, num_places: int) -> int:
+        """Tokens of drafts that have so many places in all."""
+        return max(num_places, num_places * self._most.num_nodes // max(self._k, 1))

@@ -1,7 +1,8 @@
 """Hold the latency a token: one draft length for all, moved by queue, latency and acceptance.
 
 After every 32 observed rounds, with the newest number of waiting requests, the 95th percentile of
-milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted):
+milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted, of a
+tree its depth):
 
     one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
     one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
@@ -19,7 +20,7 @@ exact rule; it is the same text only where text is tied to the seed (greedy, mat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.budget import Budget, RoundTrace
 
@@ -55,10 +56,13 @@ class SloStats:
 
 
 class SloController:
-    """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence."""
+    """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence. With
+    `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
+    """
 
-    def __init__(self, *, k: int, min_k: int, target_ms: float) -> None:
+    def __init__(self, *, k: int, min_k: int, target_ms: float, num_nodes: int = 0) -> None:
         assert 0 <= min_k <= k
+        self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest = min(max(LOWEST, min_k), k), k
         self._target_ms = target_ms
         self._depth = max(self._lowest, min(INITIAL, k))
@@ -70,7 +74,8 @@ class SloController:
         self._num_decreases = 0
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
-        return [Budget(self._depth, self._temperature)] * len(seq_ids)
+        budget = replace(self._most.cut(self._depth), temperature=self._temperature)
+        return [budget] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         if trace.num_emitted:
@@ -119,8 +124,8 @@ def _ms_per_token(trace: RoundTrace) -> float:
 
 
 def _acceptance(rounds: Sequence[RoundTrace]) -> float | None:
-    num_drafted = sum(trace.num_drafted for trace in rounds)
-    return sum(trace.num_accepted for trace in rounds) / num_drafted if num_drafted else None
+    num_places = sum(trace.num_places for trace in rounds)
+    return sum(trace.num_accepted for trace in rounds) / num_places if num_places else None
 
 
 def _percentile(values: Sequence[float]) -> float:

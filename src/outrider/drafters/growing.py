@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,20 +16,27 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.laws import empty_laws, processed_probs
 from outrider.core.noise import DrawNode, pick_node
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.model import MAX_TEMPERATURE
+
+# The highest that a request may ask for.
+MAX_TEMPERATURE = 100.0
+# (laws_NV, node): change the laws of a chain's node `node` in place; what comes out is reported.
+ChangeLaws: TypeAlias = Callable[[Tensor, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
     """How tokens are chosen: `argmax` where decoding is greedy, else `draw` from a law that
-    `sampling` makes. `whose` logits they are is told where those are no numbers."""
+    `sampling` makes and `change`, if given, changes. `whose` logits they are is told where those
+    are no numbers."""
 
     argmax: Callable[[Tensor], list[int]]
     whose: str
     draw: DrawNode = pick_node
     sampling: Sampling = PLAIN
+    change: ChangeLaws | None = None
 
     def extend(self, chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:
         """Add to each chain a token by its row of logits, which are shaped in place.
@@ -50,6 +58,8 @@ class Growth:
         node = len(chain.tokens)
         law_1V = chain.laws_NV[node][None]
         law_V = processed_probs(logits_V[None], chain.row.params, self.sampling, law_1V)[0]
+        if self.change is not None:
+            self.change(law_1V, node)
         chain.tokens.append(self.draw(law_V, chain.row.noise, node))
 
 
@@ -74,12 +84,17 @@ class GrowingChain:
         return Draft.chain(self.tokens, self.laws_NV)
 
 
+def drawn_params(row: DraftRow) -> SamplingParams:
+    """The request's, with the temperature that drafts are drawn at."""
+    temperature = row.params.temperature * row.budget.temperature
+    return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
+
+
 def _heated(row: DraftRow) -> DraftRow:
     """With the temperature that its drafts are drawn at. Greedy drafts are not drawn."""
     if row.budget.temperature == 1 or row.params.greedy:
         return row
-    temperature = min(row.params.temperature * row.budget.temperature, MAX_TEMPERATURE)
-    return replace(row, params=replace(row.params, temperature=temperature))
+    return replace(row, params=drawn_params(row))
 
 
 def _shape(chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:

@@ -24,7 +24,7 @@ from outrider.core.laws import processed_probs
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.places import drawn_params
+from outrider.drafters.growing import drawn_params
 from outrider.drafters.trees import (
     Chances,
     DrawInTree,

@@ -18,6 +18,10 @@ from torch import Tensor
 
 from outrider.core.protocols import StateStore, StepRow
 
+# The logit of an id that heads do not know: no mass beside any that they do. It is a number, since
+# a mask may leave none but such ids, and a law over them must be one.
+NOT_DRAFTED = -1e10
+
 
 @dataclass(frozen=True, slots=True)
 class NetOutput:
@@ -47,3 +51,14 @@ class HeadNet(Protocol):
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         """One packed pass; `hidden_ND` has the state of the token before each packed token."""
         ...
+
+
+def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
+    """Packed indices of the tokens whose logits are asked for."""
+    wanted: list[int] = []
+    start = 0
+    for row in rows:
+        end = start + len(row.tokens)
+        wanted += range(start + row.logits_from, end)
+        start = end
+    return wanted

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """Tokens `start` to `stop` of a text, read in one pass."""
 
     row: DraftRow
@@ -65,9 +66,13 @@ class _Part:
     stop: int
 
     @property
+    def tokens(self) -> Sequence[int]:
+        return self.row.tokens[self.start : self.stop]
+
+    @property
     def step(self) -> StepRow:
         """Below what is kept, with logits after the pending token."""
-        tokens = self.row.tokens[self.start : self.stop]
+        tokens = self.tokens
         is_last = self.stop == len(self.row.tokens)
         return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
 
@@ -79,6 +84,21 @@ class _Part:
         if self.start > 0:
             return hidden_PKD
         return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])
+
+
+def target_states(parts: Sequence[Part]) -> Tensor:
+    """hidden_PKD of the token before each token of `parts`."""
+    states = [part.target_states() for part in parts]
+    return states[0] if len(states) == 1 else torch.cat(states)
+
+
+class WholeChains(Protocol):
+    """Drafts of one block that are made at once, with nothing between their tokens."""
+
+    def draft(self, chains: Sequence[GrowingChain], parts: Sequence[Part]) -> bool:
+        """Stage `parts`, the end of each text, and add to each chain all that it is to have. False,
+        with nothing done that counts, if that takes a pass for each token."""
+        ...
 
 
 class Blocks:
@@ -111,17 +131,43 @@ class Blocks:
         """Tokens of a text that are new. None if this text was drafted for before."""
         return len(row.tokens) - self._limits.first - self._nets[0].state.length(row.seq_id)
 
-    def read(self, rows: Sequence[DraftRow]) -> Below:
-        """Stage what is new in each text, up to its pending token; there must be something."""
-        parts: list[_Part] = []
+    def catch_up(self, rows: Sequence[DraftRow]) -> list[Part]:
+        """Read of each text what one pass cannot read beside others; what is left, which is up to
+        its pending token. There must be something new."""
+        parts: list[Part] = []
         for row in rows:
             start = len(row.tokens) - self.num_unread(row)
             far = len(row.tokens) - self._limits.reach
             for at in range(start, far, self._limits.chunk):
-                self._pass([_Part(row, at, min(at + self._limits.chunk, far))])
+                self.read([Part(row, at, min(at + self._limits.chunk, far))])
                 self.settle([row.seq_id])
-            parts.append(_Part(row, max(start, far), len(row.tokens)))
-        return self._pass(parts)
+            parts.append(Part(row, max(start, far), len(row.tokens)))
+        return parts
+
+    def read(self, parts: Sequence[Part]) -> Below:
+        """Stage these tokens."""
+        rows = [part.step for part in parts]
+        needed = {row.seq_id: len(row.tokens) for row in rows}
+        for net in self._nets:
+            net.state.reserve(needed)
+        out = self._nets[0].step(rows, self._nets[0].fuse(target_states(parts)))
+        made = [torch.split(out.hidden_ND, list(needed.values()))]
+        rows = [replace(row, logits_from=len(row.tokens)) for row in rows]
+        for net in self._nets[1:]:
+            before = torch.cat(self._before(rows, made))
+            later = net.step(rows, before)
+            made.append(torch.split(later.hidden_ND, list(needed.values())))
+        self.note(parts)
+        if len(self._nets) > 1:
+            for index, part in enumerate(parts):
+                self._new_ends[part.row.seq_id] = [own[index][-1].clone() for own in made[:-1]]
+        states = {n: torch.stack([own_PD[-1] for own_PD in own]) for n, own in enumerate(made)}
+        return Below(out.logits_MV, states)
+
+    def note(self, parts: Sequence[Part]) -> None:
+        """A pass in which no block failed has read these."""
+        for part in parts:
+            self._read[part.row.seq_id] = part.stop - part.start
 
     def follow(self, newest: Mapping[int, int], above: Mapping[int, Tensor], offset: int) -> Below:
         """Stage the newest draft of each sequence, `offset` tokens below the pending one; `above`
@@ -153,22 +199,12 @@ class Blocks:
             if seq_id in self._new_ends:
                 self._ends[seq_id] = self._new_ends.pop(seq_id)
 
-    def _pass(self, parts: Sequence[_Part]) -> Below:
-        rows = [part.step for part in parts]
-        needed = {row.seq_id: len(row.tokens) for row in rows}
-        for net in self._nets:
-            net.state.reserve(needed)
-        states_PKD = torch.cat([part.target_states() for part in parts])
-        out = self._nets[0].step(rows, self._nets[0].fuse(states_PKD))
-        made = [torch.split(out.hidden_ND, list(needed.values()))]
-        rows = [replace(row, logits_from=len(row.tokens)) for row in rows]
-        for net in self._nets[1:]:
-            before = torch.cat(self._before(rows, made))
-            later = net.step(rows, before)
-            made.append(torch.split(later.hidden_ND, list(needed.values())))
-        self._note(parts, made)
-        states = {n: torch.stack([own_PD[-1] for own_PD in own]) for n, own in enumerate(made)}
-        return Below(out.logits_MV, states)
+    def forget(self, seq_ids: Sequence[int]) -> None:
+        """Let `settle` keep nothing of what was read last, so that the same texts, one without the
+        others, can be drafted for."""
+        for seq_id in seq_ids:
+            self._read.pop(seq_id, None)
+            self._new_ends.pop(seq_id, None)
 
     def _before(self, rows: Sequence[StepRow], made: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """What the newest block made of the token before each token, text by text."""
@@ -180,26 +216,26 @@ class Blocks:
             before.append(torch.cat([end_D[None], own_PD[:-1]]))
         return before
 
-    def _note(self, parts: Sequence[_Part], made: Sequence[Sequence[Tensor]]) -> None:
-        """A pass in which no block failed has read all of its texts."""
-        for index, part in enumerate(parts):
-            self._read[part.row.seq_id] = part.stop - part.start
-            if len(made) > 1:
-                self._new_ends[part.row.seq_id] = [own[index][-1].clone() for own in made[:-1]]
-
 
 class HiddenChainDrafter:
     """Drafts chains with `nets`, whose logits are over the target's ids.
 
     It drafts nothing before the target has read a text up to its pending token, nor where the
-    blocks' window ends. Asked a second time for the same text, as after a failure, it goes without
-    as well: that round costs a draft.
+    blocks' window ends. Asked a second time for the same text, as where the target failed, it goes
+    without as well: that round costs a draft. With `whole`, which is of the one block that there is
+    then, drafts are made at once where that can be.
     """
 
     def __init__(
-        self, name: str, nets: Sequence[HeadNet], growth: Growth, limits: ChainLimits
+        self,
+        name: str,
+        nets: Sequence[HeadNet],
+        growth: Growth,
+        limits: ChainLimits,
+        whole: WholeChains | None = None,
     ) -> None:
-        self.name = name
+        assert whole is None or len(nets) == 1
+        self.name, self._whole = name, whole
         self.needs = DraftNeeds(hidden_layers=nets[0].hidden_layers)
         self._blocks = Blocks(nets, limits)
         self._growth, self._window = growth, limits.window
@@ -214,14 +250,22 @@ class HiddenChainDrafter:
         chains = [GrowingChain(row, self._depth(row)) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if live:
+            seq_ids = [chain.row.seq_id for chain in live]
             try:
                 self._grow(live)
+            except BaseException:
+                self._blocks.forget(seq_ids)
+                raise
             finally:
-                self._blocks.settle([chain.row.seq_id for chain in live])
+                self._blocks.settle(seq_ids)
         return [chain.draft() for chain in chains]
 
     def _grow(self, live: Sequence[GrowingChain]) -> None:
-        below = self._blocks.read([chain.row for chain in live])
+        parts = self._blocks.catch_up([chain.row for chain in live])
+        if self._whole is not None and self._whole.draft(live, parts):
+            self._blocks.note(parts)
+            return
+        below = self._blocks.read(parts)
         for offset in count(1):
             self._growth.extend(live, below.logits_MV)
             places = [place for place, chain in enumerate(live) if not chain.complete]

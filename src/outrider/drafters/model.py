@@ -11,61 +11,18 @@ Shapes:  V = vocabulary, M = rows that draft at this depth, N = nodes of a chain
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.errors import NumericsError, blaming
-from outrider.core.laws import empty_laws, processed_probs
 from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.growing import ChangeLaws, GrowingChain, Growth
 
 # The pending token, and the last of a draft that was kept whole: it was never fed.
 LEAST_SHARE = 2
-# The highest that a request may ask for.
-MAX_TEMPERATURE = 100.0
-# (laws_NV, node): change the laws of a chain's node `node` in place; what comes out is reported.
-ChangeLaws: TypeAlias = Callable[[Tensor, int], None]
-
-
-@dataclass(slots=True)
-class _Chain:
-    """A draft under construction. Laws are made in the place where they are reported."""
-
-    row: DraftRow
-    draw: DrawNode
-    sampling: Sampling
-    change: ChangeLaws | None
-    tokens: list[int] = field(default_factory=list[int])
-    laws_NV: Tensor | None = None
-
-    @property
-    def complete(self) -> bool:
-        return len(self.tokens) >= self.row.budget.depth
-
-    def grow(self, logits_V: Tensor, argmax: int) -> None:
-        if self.row.params.greedy:
-            self.tokens.append(argmax)
-            return
-        law_V = self._law(logits_V)
-        self.tokens.append(self.draw(law_V, self.row.noise, len(self.tokens)))
-
-    def _law(self, logits_V: Tensor) -> Tensor:
-        """The law of the next node, a view of `laws_NV`."""
-        if self.laws_NV is None:
-            self.laws_NV = empty_laws(self.row.budget.depth, logits_V)
-        law_1V = self.laws_NV[len(self.tokens)][None]
-        law_V = processed_probs(logits_V[None], self.row.params, self.sampling, law_1V)[0]
-        if self.change is not None:
-            self.change(law_1V, len(self.tokens))
-        return law_V
-
-    def draft(self) -> Draft:
-        return Draft.chain(self.tokens, self.laws_NV)
 
 
 class ModelDrafter:
@@ -89,11 +46,8 @@ class ModelDrafter:
         change: ChangeLaws | None = None,
     ) -> None:
         self._model = model
-        self._argmax = argmax
+        self._growth = Growth(argmax, "the draft model", draw, sampling, change)
         self._chunk = chunk
-        self._draw = draw
-        self._sampling = sampling
-        self._change = change
         self._staged: dict[int, list[int]] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -101,18 +55,13 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [_Chain(_heated(row), self._draw, self._sampling, self._change) for row in rows]
+        chains = [GrowingChain(row, row.budget.depth) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]
         logits_MV = self._read([chain.row for chain in live])
         while True:
-            _shape(live, logits_MV)
-            best = self._argmax(logits_MV)
-            if -1 in best:
-                raise NumericsError("the draft model")
-            for index, chain in enumerate(live):
-                chain.grow(logits_MV[index], best[index])
+            self._growth.extend(live, logits_MV)
             live = [chain for chain in live if not chain.complete]
             if not live:
                 break
@@ -165,7 +114,7 @@ class ModelDrafter:
         self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
         self._model.state.commit({seq_id: range(len(tokens))})
 
-    def _extend(self, chains: Sequence[_Chain]) -> Tensor:
+    def _extend(self, chains: Sequence[GrowingChain]) -> Tensor:
         """Stage each chain's newest token below the one before; the logits that follow it."""
         state = self._model.state
         feeds = [
@@ -180,23 +129,6 @@ class ModelDrafter:
         for feed in feeds:
             self._staged[feed.seq_id] += feed.tokens
         return logits_MV
-
-
-def _heated(row: DraftRow) -> DraftRow:
-    """With the temperature that its drafts are drawn at. Greedy drafts are not drawn."""
-    if row.budget.temperature == 1 or row.params.greedy:
-        return row
-    temperature = min(row.params.temperature * row.budget.temperature, MAX_TEMPERATURE)
-    return replace(row, params=replace(row.params, temperature=temperature))
-
-
-def _shape(chains: Sequence[_Chain], logits_MV: Tensor) -> None:
-    """Shape each chain's logits in place as the target's will be, after the text drafted so far."""
-    for chain, logits_V in zip(chains, logits_MV, strict=True):
-        row = chain.row
-        if row.shaper is not None:
-            with blaming(row.seq_id), torch.inference_mode():
-                logits_V.copy_(row.shaper.shape(logits_V[None], row.tokens, [chain.tokens])[0])
 
 
 def _num_common(left: Sequence[int], right: Sequence[int]) -> int:

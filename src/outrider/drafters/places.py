@@ -13,7 +13,7 @@ Shapes:  K = places, V = vocabulary, R = ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,10 +23,9 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.host import host_floats, host_rows
 from outrider.core.laws import processed_probs
-from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.model import MAX_TEMPERATURE
+from outrider.drafters.growing import drawn_params
 from outrider.drafters.trees import (
     Chances,
     DrawInTree,
@@ -101,12 +100,6 @@ class Places:
         """For as many places; guessed where fewer were counted."""
         chances = self.chances or guessed_chances(num_places)
         return chances[:num_places]
-
-
-def drawn_params(row: DraftRow) -> SamplingParams:
-    """The request's, with the temperature that drafts are drawn at."""
-    temperature = row.params.temperature * row.budget.temperature
-    return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
 
 
 def _shape(row: DraftRow, logits_KV: Tensor) -> None:

@@ -19,7 +19,7 @@ from outrider.core.protocols import Controller, DraftAhead, Drafter
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
 from outrider.engine.compaction import compaction_of
-from outrider.engine.drafters import build_drafter
+from outrider.engine.drafters import build_drafter, never_branches
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.history import within_history
@@ -110,7 +110,7 @@ def _stages(
         target=parts.target if config.batched_verify else StepwiseLM(parts.target),
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, parts.sampling),
-        controller=_watched(config, _controller(config, _longest_draft(config, drafter))),
+        controller=_watched(config, _controller(config, drafter)),
         argmax=parts.argmax,
         sink=sink,
         sampling=parts.sampling,
@@ -208,18 +208,21 @@ def _watched(config: EngineConfig, controller: Controller) -> Controller:
     return Watchdog(controller, shared=config.watchdog == "engine")
 
 
-def _controller(config: EngineConfig, k: int) -> Controller:
-    """Raises ConfigError when the shortest draft is longer than the longest, `k`."""
-    name = config.controller
+def _controller(config: EngineConfig, drafter: Drafter) -> Controller:
+    """Raises ConfigError when the shortest draft is longer than the longest."""
+    name, k = config.controller, _longest_draft(config, drafter)
+    num_nodes = 0 if never_branches(config, drafter) else config.tree_nodes
     if k == 0 or name == "fixed":
-        return FixedController(Budget(k, num_nodes=config.tree_nodes))
+        return FixedController(Budget(k, num_nodes=num_nodes))
     if name == "goodput":
-        return GoodputController(k=k)
+        return GoodputController(k=k, num_nodes=num_nodes)
     if config.min_k > k:
         raise ConfigError(
             f"min_k={config.min_k} is above k={k}, the longest draft.",
             hint="lower --min-k or raise --k",
         )
     if name == "band":
-        return BandController(k=k, min_k=config.min_k, target=config.target_acceptance)
-    return SloController(k=k, min_k=config.min_k, target_ms=config.target_ms)
+        return BandController(
+            k=k, min_k=config.min_k, target=config.target_acceptance, num_nodes=num_nodes
+        )
+    return SloController(k=k, min_k=config.min_k, target_ms=config.target_ms, num_nodes=num_nodes)

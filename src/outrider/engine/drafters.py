@@ -29,6 +29,11 @@ from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED, build_own
 from outrider.engine.parts import Parts
 from outrider.models.heads import HEAD_KINDS, MAX_WIDTH, DraftKind
 
+# Whatever the nodes of a draft may be, these draft chains.
+CHAINS_ONLY = (
+    "bridge", "ngram", "prediction", "eagle-lite", QUANTISED, FEWER_LAYERS,
+)  # fmt: skip
+
 
 def resolve_drafter(config: EngineConfig, *, has_draft: bool, kind: DraftKind = "model") -> str:
     """The drafter that `config` means, where a draft is a model or heads of this `kind`.
@@ -67,9 +72,11 @@ def _no_source(drafter: str, wanted: str, given: DraftKind | None) -> ConfigErro
     names = {"model": "a draft model", "mtp": "an MTP block"}
     needed = names.get(wanted, f"{wanted} heads")
     if given is None:
+        made = "draft" if wanted == "model" else wanted
         return ConfigError(
             f"drafter {drafter!r} needs {needed}, and none was given.",
-            hint="name a folder with --draft, or use --drafter ngram; `outrider pairs` lists pairs",
+            hint="name a folder with --draft; `outrider draft suggest TARGET` says what there is, "
+            f"`outrider train {made}` makes one, --drafter ngram needs none",
         )
     return ConfigError(
         f"drafter {drafter!r} needs {needed}, and --draft names {names.get(given, given)}.",
@@ -90,6 +97,13 @@ def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
 def branches(config: EngineConfig) -> bool:
     """Whether drafts are trees, where the drafter can branch."""
     return config.tree_nodes > config.k
+
+
+def never_branches(config: EngineConfig, drafter: Drafter) -> bool:
+    """Whether `drafter` never branches, whatever the budget."""
+    if not branches(config) or drafter.name in CHAINS_ONLY:
+        return True
+    return drafter.name == "model" and not isinstance(drafter, ModelTreeDrafter)
 
 
 def ahead_choices(config: EngineConfig) -> AheadChoices:

@@ -14,8 +14,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import Drafter
 from outrider.drafters.beside import normed_target
-from outrider.drafters.eagle.drafter import Plant, eagle_drafter, planted
+from outrider.drafters.eagle.drafter import eagle_drafter
 from outrider.drafters.growing import Growth
+from outrider.drafters.hidden_tree import Plant, planted
 from outrider.drafters.places import Places, TreeKind
 from outrider.drafters.trees import pick_in_tree, race_in_tree
 from outrider.engine.parts import Parts
@@ -55,6 +56,7 @@ def growth_of(config: EngineConfig, parts: Parts, whose: str) -> Growth:
 
 def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.eagle.weights import load_eagle
+    from outrider.drafters.head_pass import whole_chains
     from outrider.drafters.hidden_chain import ChainLimits
 
     assert parts.heads is not None
@@ -66,7 +68,8 @@ def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
         first=1,
     )
     growth = growth_of(config, parts, "the EAGLE heads")
-    return eagle_drafter(net, growth, limits, _plant(config, parts, growth.whose))
+    whole = whole_chains(net.native, net.fuse, growth, batch_size=config.batch_size)
+    return eagle_drafter(net, growth, limits, _plant(config, parts, growth.whose), whole)
 
 
 def _plant(config: EngineConfig, parts: Parts, whose: str) -> Plant | None:
@@ -134,4 +137,5 @@ def _mtp(config: EngineConfig, parts: Parts) -> Drafter:
         growth,
         chunk=config.prefill_chunk,
         batch_size=config.batch_size,
+        plant=_plant(config, parts, growth.whose),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.offers import Offerer
 from outrider.drafters.portfolio.drafter import PortfolioDrafter
 from outrider.drafters.portfolio.forced import ForcedDrafter
 from outrider.drafters.portfolio.neural import Neural
@@ -24,11 +25,12 @@ def build_recycling(parts: Parts) -> Drafter:
 
 
 def build_portfolio(config: EngineConfig, parts: Parts, neural: Drafter | None) -> Drafter:
-    """What is surer comes first: of equal offers the first one is taken."""
-    members = (
-        ForcedDrafter(),
-        Shadowed(PredictionDrafter()),
-        build_suffix(config, parts),
-        Shadowed(NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)),
-    )
+    ngram = NgramDrafter(max_n=config.max_ngram, min_n=config.min_ngram)
+    members = lookup_members(build_suffix(config, parts), ngram)
     return PortfolioDrafter(members, None if neural is None else Neural(neural))
+
+
+def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[Offerer, ...]:
+    """What is surer comes first: of equal offers the first one is taken."""
+    guessed = Shadowed(PredictionDrafter(), serves=lambda row: bool(row.prediction))
+    return (ForcedDrafter(), guessed, suffix, ngram)

@@ -26,15 +26,8 @@ from outrider.engine.round import Chunk
 from outrider.engine.settle import PassTimes, Settled, settle
 from outrider.engine.stages import Stages
 from outrider.kernels.forward import NativeForward
-from outrider.kernels.round import (
-    RULES,
-    Decided,
-    Feed,
-    NativeRounds,
-    RoundModel,
-    RoundRow,
-    RoundVerdict,
-)
+from outrider.kernels.round import RULES, Decided, NativeRounds, RoundRow, RoundVerdict
+from outrider.kernels.round_memory import Feed, RoundModel
 from outrider.models.llama import LlamaModel
 
 _log = logging.getLogger(__name__)

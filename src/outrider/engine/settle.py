@@ -86,6 +86,7 @@ class PassTimes:
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,
             gap_seconds=self.gap_seconds,
+            draft_depth=outcome.draft.max_depth if outcome and outcome.draft.tokens else 0,
         )
 
 

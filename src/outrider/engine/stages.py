@@ -196,11 +196,12 @@ class Stages:
             raise
 
     def _draft_row(self, seq: LiveSequence, depth: int) -> DraftRow:
+        budget = seq.budget
         return DraftRow(
             seq.seq_id,
             seq.tokens,
             seq.last,
-            replace(seq.budget, depth=depth),
+            budget if budget.depth == depth else replace(budget, depth=depth),
             seq.params,
             seq.noise,
             prediction=seq.prediction,

@@ -50,7 +50,7 @@ _TYPES: dict[str, HeadKind] = {
     "eagle": "eagle",
     "eagle3": "eagle",
 }
-_LAYER_KEYS = ("hidden_layers", "eagle_aux_hidden_state_layer_ids")
+_LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,19 @@ def head_target(target: CausalLM) -> HeadTarget:
 
 
 class HeadMemory(StateStore, Protocol):
-    """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD)."""
+    """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD).
+    The rest is for drafts in one call, as PagedKV has it."""
 
     @property
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
+    @property
+    def page_size(self) -> int: ...
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
         """Stage the rows' tokens and say where each reads and writes. Raises CapacityError."""
         ...
+
+    def pages(self, seq_id: int) -> Sequence[int]: ...
+    def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None: ...
 
 
 def head_memory(spec: ModelSpec, place: Placement, room: Room) -> HeadMemory:
@@ -160,10 +166,17 @@ def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[
 def _named_layers(config: JsonObject) -> tuple[int, ...]:
     """Those that the file names itself, at its top or, as some trainers write, in a part of it."""
     for part in (config, config.child("eagle_config")):
-        for key in _LAYER_KEYS:
-            if part is not None and part.has(key):
-                return part.integers(key)
+        if part is not None and part.has(_LAYERS):
+            return part.integers(_LAYERS)
+        if part is not None and part.has(_PUBLISHED_LAYERS):
+            return _counted_from_0(part.integers(_PUBLISHED_LAYERS))
     return ()
+
+
+def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
+    """Some trainers number a state by the layer that gives it, others by the one that takes it. The
+    lowest that both use is behind layer 1, which is the first's 1 and the second's 2."""
+    return tuple(layer + 1 for layer in published) if published[:1] == (1,) else published
 
 
 def _config(folder: Path) -> JsonObject:

@@ -59,6 +59,40 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Where the `size` channels of a residual lie among `width`: first, `copies` times, so that
+    what is left of the ratio is a power of four. The others are zero.
+
+    Such a residual's mean square is the small one's times `eps_scale`, whose root is `norm_scale`.
+    """
+
+    size: int
+    width: int
+
+    @property
+    def copies(self) -> int:
+        return _copies(self.width // self.size)
+
+    @property
+    def num_true(self) -> int:
+        return self.size * self.copies
+
+    @property
+    def eps_scale(self) -> float:
+        return self.num_true / self.width
+
+    @property
+    def norm_scale(self) -> float:
+        return self.eps_scale**0.5
+
+    def norm(self, part_D: Tensor) -> Tensor:
+        """Weights of a norm, float32: those that make of the residual what `part_D` made."""
+        weight_W = torch.ones(self.width, dtype=torch.float32)
+        weight_W[: self.num_true] = (part_D.float() * self.norm_scale).repeat(self.copies)
+        return weight_W
+
+
 def shape_called(name: str) -> Shape:
     if name not in SHAPES:
         raise ConfigError(f"no shape {name!r}.", hint=did_you_mean(name, SHAPES))
@@ -90,7 +124,7 @@ def inflated_config(small: LlamaConfig, shape: Shape) -> LlamaConfig:
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         ffn_size=shape.ffn_size,
-        rms_norm_eps=small.rms_norm_eps * _copies(ratio) / ratio,
+        rms_norm_eps=small.rms_norm_eps * Channels(small.hidden_size, shape.hidden_size).eps_scale,
         tie_word_embeddings=False,
     )
 
@@ -108,9 +142,8 @@ class Inflation:
     ) -> None:
         self.config = inflated_config(small, shape)
         self._small, self._weights, self._dtype = small, weights, dtype
-        ratio = shape.hidden_size // small.hidden_size
-        self._num_true = small.hidden_size * _copies(ratio)
-        self._norm_scale = (_copies(ratio) / ratio) ** 0.5
+        self._channels = Channels(small.hidden_size, shape.hidden_size)
+        self._num_true = self._channels.num_true
         size, group = small.head_dim, small.num_heads // small.num_kv_heads
         wide = shape.num_heads // shape.num_kv_heads
         heads = [h // group * wide + h % group for h in range(small.num_heads)]
@@ -193,11 +226,10 @@ class Inflation:
         return torch.arange(self._sizes(name)[0])
 
     def _norm(self, name: str, *, true: bool) -> Tensor:
-        weight_W = torch.ones(self.config.hidden_size, dtype=torch.float32)
-        if true:
-            part_D = self._weights.take(name, self._small.hidden_size).float() * self._norm_scale
-            weight_W[: self._num_true] = part_D.repeat(self._num_true // part_D.shape[0])
-        return weight_W.to(self._dtype)
+        if not true:
+            return torch.ones(self.config.hidden_size, dtype=self._dtype)
+        part_D = self._weights.take(name, self._small.hidden_size)
+        return self._channels.norm(part_D).to(self._dtype)
 
     def _write_channels(self, big_VW: Tensor, part_VD: Tensor, *, twice: bool) -> None:
         size = part_VD.shape[1]
@@ -205,9 +237,13 @@ class Inflation:
             big_VW[:, start : start + size] = part_VD
 
     def _random(self, name: str, *shape: int) -> Tensor:
-        """The same numbers for a name whenever they are asked for."""
-        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        return torch.randn(shape, generator=rng, dtype=torch.float32).mul_(_SPREAD).to(self._dtype)
+        return meaningless(name, shape, self._dtype)
+
+
+def meaningless(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Numbers to be met by zeros alone: the same for a name whenever they are asked for."""
+    rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.randn(shape, generator=rng, dtype=torch.float32).mul_(_SPREAD).to(dtype)
 
 
 def _rows_of(heads: list[int], size: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def write_inflated(
     for name in _COPIED:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
-    _write_json(folder / "config.json", _config(source, inflation.config, dtype))
+    write_json(folder / "config.json", _config(source, inflation.config, dtype))
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:
@@ -88,7 +88,7 @@ def _write(inflation: Inflation, folder: Path) -> Iterator[Written]:
         )
         yield done
     total = {"total_size": done.num_bytes}
-    _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
+    write_json(folder / INDEX, {"metadata": total, "weight_map": places})
 
 
 def _num_zeros(tensor: Tensor) -> int:
@@ -109,8 +109,10 @@ def _config(source: Path, config: LlamaConfig, dtype: torch.dtype) -> dict[str, 
         "tie_word_embeddings": False,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    return {**raw, **changed}
+    # Layers for multi-token prediction lie behind those that are inflated.
+    kept = {key: value for key, value in raw.items() if key != "num_nextn_predict_layers"}
+    return {**kept, **changed}
 
 
-def _write_json(path: Path, value: dict[str, object]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

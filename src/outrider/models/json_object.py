@@ -35,7 +35,10 @@ class JsonObject:
                 raise CheckpointError(f"{path} has {size} bytes, too large for a JSON file.")
             loaded: object = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+            raise CheckpointError(
+                f"cannot read {path}: {error.strerror}.",
+                hint="is it the folder of a model, and is the download complete?",
+            ) from error
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} is not valid JSON: {error}.", hint="download the file again"

@@ -242,4 +242,5 @@ def _suggest(folder: Path, name: str) -> str:
     """The nearest of what would have worked: aliases, and model folders beside the given path."""
     parent = folder.parent
     beside = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
-    return did_you_mean(name, [*ALIASES, *(str(found.parent) for found in beside)])
+    shipped = [*ALIASES, *HEAD_ALIASES]
+    return did_you_mean(name, [*shipped, *(str(found.parent) for found in beside)])

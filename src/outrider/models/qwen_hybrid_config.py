@@ -184,7 +184,7 @@ def _attention_layers(text: JsonObject, num_layers: int) -> tuple[int, ...]:
     kinds = text.texts("layer_types")
     if not kinds:
         every = text.integer("full_attention_interval", 4)
-        return tuple(range(every - 1, num_layers, every))
+        kinds = tuple(_KINDS[(index + 1) % every == 0] for index in range(num_layers))
     unknown = sorted(set(kinds) - set(_KINDS))
     if unknown:
         raise CheckpointError(

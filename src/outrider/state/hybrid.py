@@ -60,7 +60,11 @@ class HybridState:
         self.cells = Cells(self._states.cells, self._inputs.cells)
         self._checkpoints = Checkpoints(self._states, room.num_checkpoints)
         self._policy = Policy(
-            room.rollback, self.room.history, kv.page_size, room.num_checkpoints > 0
+            room.rollback,
+            self.room.history,
+            self.room.num_staged,
+            kv.page_size,
+            room.num_checkpoints > 0,
         )
         self._sequences: dict[int, RecurrentSequence] = {}
 
@@ -214,8 +218,9 @@ class HybridState:
         stagings: list[Staging] = []
         for row in rows:
             seq = self._sequences[row.seq_id]
-            self._forget_early(seq, row)
-            stagings.append(Staging(seq, row, self._policy.wants(seq, row)))
+            wants = self._policy.wants(seq, row)
+            self._forget_early(seq, row, len(wants.states))
+            stagings.append(Staging(seq, row, wants))
         num_states = sum(len(one.wants.states) + one.folds for one in stagings)
         taken = self._take_states(num_states)
         with self._giving_back(self._states, taken):
@@ -227,11 +232,11 @@ class HybridState:
             one.inputs = list(islice(inputs, len(one.wants.inputs)))
         return stagings
 
-    def _forget_early(self, seq: RecurrentSequence, row: StepRow) -> None:
+    def _forget_early(self, seq: RecurrentSequence, row: StepRow, num_more: int) -> None:
         """Of a long staged chain that goes on, let the first states go."""
         parents = [*seq.parents, *row.parents]
         if seq.chain_length(parents) == len(parents):
-            while len(seq.states) > self.room.history:
+            while len(seq.states) + num_more > self.room.num_staged:
                 self._states.release([seq.states.pop(min(seq.states))])
 
     def _take_states(self, count: int) -> list[int]:

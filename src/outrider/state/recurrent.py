@@ -139,10 +139,12 @@ class RecurrentSequence:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is kept of a pass. `history` nodes besides the pending token can be returned to."""
+    """What is kept of a pass. `history` nodes besides the pending token can be returned to, and of
+    `num_staged` at most the whole state is held."""
 
     rollback: str
     history: int
+    num_staged: int
     page_size: int
     checkpoints: bool
 
@@ -166,7 +168,9 @@ class Policy:
             inputs = tuple(range(stop - count, stop))
             states = {stop - count - 1} if count < stop - first else set[int]()
         if self.checkpoints:
-            states |= self._page_ends(len(seq.tokens), first, stop, row.logits_from)
+            ends = states | self._page_ends(len(seq.tokens), first, stop, row.logits_from)
+            # A chain that is staged token by token meets many of them.
+            states = ends if len(ends) + len(seq.states) <= self.num_staged else states
         return Wants(tuple(sorted(states)), inputs)
 
     def _page_ends(self, length: int, first: int, stop: int, num_text: int) -> set[int]:

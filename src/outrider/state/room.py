@@ -39,6 +39,11 @@ class StateRoom:
         return self.num_sequences * each + self.num_checkpoints
 
     @property
+    def num_staged(self) -> int:
+        """Of those of a sequence, the states of nodes that are not committed."""
+        return _REPLAY_STATES - 2 if self.rollback == "replay" else self.history + _RING_EXTRA
+
+    @property
     def num_inputs(self) -> int:
         """Those of a round, and those of the round before that are still to be replayed."""
         if self.rollback == "ring":

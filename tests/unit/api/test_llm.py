@@ -121,6 +121,14 @@ def test_more_than_the_arena_holds_is_refused_up_front() -> None:
 
 
 @pytest.mark.weights
+def test_an_arena_that_nobody_sized_holds_trees_at_the_end_of_the_window() -> None:
+    config = EngineConfig(drafter="suffix", k=2, tree_nodes=40, batch_size=1, context=64)
+    (result,) = LLM(config=config).generate([[5, 6] * 25], SamplingParams(max_tokens=60))
+    assert "fit the window of 64" in result.notes[0]
+    assert len(result.token_ids) == 64 - 50 - 3
+
+
+@pytest.mark.weights
 def test_more_prompts_than_the_arena_holds_take_turns() -> None:
     small = LLM(config=EngineConfig(arena_tokens=96, batch_size=4))
     params = SamplingParams(max_tokens=20)

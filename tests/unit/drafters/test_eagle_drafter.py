@@ -21,9 +21,9 @@ from outrider.core.noise import ROOT, KeyedNoise, Noise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.sampling import PLAIN
-from outrider.drafters.eagle.drafter import HiddenTreeDrafter, planted
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden_chain import ChainLimits
+from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted
 from outrider.drafters.trees import pick_in_tree, sharp_shares
 
 VOCAB = 5

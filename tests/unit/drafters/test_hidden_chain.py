@@ -215,6 +215,23 @@ def test_a_block_that_fails_leaves_all_blocks_in_step(at: int, faulty: int) -> N
     assert len(asked.propose([row(0, longer)])[0]) == 4
 
 
+@every_depth
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_what_failed_beside_others_can_be_asked_for_alone(depth: int, at: int) -> None:
+    """So the engine finds out for whom it fails, and the others lose nothing."""
+    blocks: list[ToyNet] = [*nets(depth)[:-1], Faulty(at, RuntimeError("broken"))]
+    asked = drafter(blocks)
+    others = drafter([*nets(depth)[:-1], ToyNet(vocab_size=VOCAB)])
+    rows = [row(0, TEXT), row(1, TEXT[::-1])]
+    for one in rows:
+        asked.open(one.seq_id, one.tokens)
+        others.open(one.seq_id, one.tokens)
+    with pytest.raises(RuntimeError, match="broken"):
+        asked.propose(rows)
+    for one, wanted in zip(rows, others.propose(rows), strict=True):
+        assert_same(asked.propose([one])[0], wanted)
+
+
 def test_logits_that_are_no_numbers_are_told() -> None:
     growth = Growth(nan_aware, "the MTP block")
     asked = HiddenChainDrafter("mtp", [Faulty(2, None)], growth, LIMITS)

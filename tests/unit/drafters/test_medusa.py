@@ -61,6 +61,17 @@ def test_both_published_names_are_read(
     assert hidden_layers_of(folder, "medusa", 2) == (2,)
 
 
+def test_heads_that_the_config_does_not_count_are_read_too(
+    target: LlamaModel, tmp_path: Path
+) -> None:
+    """As first published: two by config.json, five in the file."""
+    five = MedusaConfig(num_heads=5)
+    tensors = medusa_tensors(five, target.spec, own=range(5))
+    two = MedusaConfig(num_heads=2)
+    net = load_medusa(write_medusa(tmp_path, two, target.spec, tensors), two, target)
+    assert net.num_heads == 5
+
+
 def test_what_a_folder_says_is_what_was_written(target: LlamaModel, tmp_path: Path) -> None:
     write_medusa(tmp_path, CONFIG, target.spec, {})
     found = read_medusa_config(tmp_path, target.spec)
@@ -99,7 +110,8 @@ def test_tensors_that_are_wrong_are_named(target: LlamaModel, tmp_path: Path) ->
     for tensors, told in (
         ({n: t for n, t in good.items() if n != "2.0.linear.weight"}, r"2\.0\.linear\.weight"),
         ({**good, "0.0.linear.weight": torch.zeros(3, 3)}, r"shape \[3, 3\]"),
-        ({**good, "3.0.linear.weight": torch.zeros(64, 64)}, "no place"),
+        ({**good, "3.0.linear.weight": torch.zeros(64, 64)}, r"3\.1\.linear\.weight"),
+        ({**good, "0.2.linear.weight": torch.zeros(64, 64)}, "no place"),
         ({**good, "1.1.linear.weight": broken}, "head 1 has weights that are not numbers"),
     ):
         folder = write_medusa(tmp_path, CONFIG, target.spec, tensors)

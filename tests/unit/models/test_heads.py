@@ -77,7 +77,18 @@ def test_a_pickled_model_is_left_to_the_loader(tmp_path: Path) -> None:
 LAYERS: Mapping[str, tuple[dict[str, object], HeadKind, tuple[int, ...]]] = {
     "EAGLE 3": (EAGLE3.config(), "eagle", (2, 16, 29)),
     "EAGLE 1": (EAGLE1.config(), "eagle", (32,)),
-    "said": ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "eagle", (1, 5)),
+    "said": ({"eagle_aux_hidden_state_layer_ids": [2, 5]}, "eagle", (2, 5)),
+    # As `eagle_config` of published heads for 32 layers has them: the layers that give the states.
+    "said as outputs": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}},
+        "eagle",
+        (2, 16, 29),
+    ),
+    "said by us": (
+        {"hidden_layers": [1, 3, 5], "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
+        "eagle",
+        (1, 3, 5),
+    ),
     "said within": (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 30, 32]}},
         "eagle",

@@ -109,6 +109,7 @@ def test_parameters_are_those_in_the_files(name: str) -> None:
         ({"layer_types": ["linear_attention"] * 3}, "layer_types has 3 entries for 4"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
         ({"layer_types": ["linear_attention"] * 4}, "no layer attends"),
+        ({"layer_types": None, "full_attention_interval": 5}, "no layer attends"),
         ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple"),
         ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok 5 is above"),

@@ -22,7 +22,7 @@ from outrider.core.noise import DrawNode, Noise, pick_node
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.ahead.fork import Branch
-from outrider.drafters.model import MAX_TEMPERATURE, ChangeLaws
+from outrider.drafters.growing import MAX_TEMPERATURE, ChangeLaws
 
 _NO_NEEDS = DraftNeeds()
 

@@ -84,6 +84,7 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
         "rms_norm_eps": layer.rms_norm_eps,
         "rope_theta": layer.rope.theta,
         "tie_word_embeddings": False,
+        "hidden_layers": list(hidden_layers),
         "eagle_aux_hidden_state_layer_ids": list(hidden_layers),
     }
 

@@ -19,62 +19,23 @@ Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
 from outrider.drafters.eagle.config import EagleConfig
-from outrider.drafters.heads import NetOutput
-from outrider.kernels.packed import PackedLinear
+from outrider.drafters.eagle.parts import EagleParts
+from outrider.drafters.head_pass import HeadPass
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput, wanted_tokens
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.heads import HeadMemory
 
 
-@dataclass(frozen=True, slots=True)
-class EagleLayer:
-    """Packed weights; norms are float32. `token_norm_D` and `state_norm_D` are EAGLE 3's."""
-
-    fc: PackedLinear
-    fc_bias_D: Tensor | None
-    token_norm_D: Tensor | None
-    state_norm_D: Tensor | None
-    qkv: PackedLinear
-    out: PackedLinear
-    ffn_norm_D: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class EagleHead:
-    """From the layer's states to logits: after `norm_D`, if there is one, those of the `ids_W`
-    that are drafted, None for all. `weight` may be the target's."""
-
-    weight: PackedLinear
-    norm_D: Tensor | None = None
-    ids_W: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EagleParts:
-    """`target_norm_D`, with its eps, makes the target's last residual what its output head reads;
-    only EAGLE 1 and 2 want that. `embedding_VD` may be the target's table."""
-
-    embedding_VD: Tensor
-    layer: EagleLayer
-    head: EagleHead
-    cos_TH: Tensor
-    sin_TH: Tensor
-    target_norm_D: Tensor
-    target_eps: float
-
-
 class EagleNet:
     """HeadNet over one layer, with KV of its own. Logits are over the target's ids: an id that is
-    not drafted has -inf."""
+    not drafted has next to none. With a `native` pass it is that which runs."""
 
     def __init__(
         self,
@@ -84,9 +45,11 @@ class EagleNet:
         state: HeadMemory,
         *,
         hidden_layers: tuple[int, ...],
+        native: HeadPass | None = None,
     ) -> None:
         self._config, self._parts, self._kernels = config, parts, kernels
         self._state, self._hidden_layers = state, hidden_layers
+        self.native = native
         self._vocab_size = config.layer.vocab_size
 
     @property
@@ -109,13 +72,15 @@ class EagleNet:
             return out_PD
 
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        if self.native is not None:
+            return self.native.step(rows, hidden_ND)
         with torch.inference_mode():
             plan = self._state.plan(rows)
             token_ND = self._parts.embedding_VD[plan.tokens_N.long()].float()
             x_ND, inputs_NX = self._enter(token_ND, hidden_ND)
             self._attend(x_ND, inputs_NX, plan)
             self._feed(x_ND)
-            wanted = _wanted(rows)
+            wanted = wanted_tokens(rows)
             last_MD = x_ND if len(wanted) == len(x_ND) else x_ND[wanted]
             return NetOutput(self._logits(last_MD), x_ND)
 
@@ -171,15 +136,5 @@ class EagleNet:
             kernels.linear(x_MD, head.weight, out_MW)
         if head.ids_W is None:
             return out_MW
-        logits_MV = x_MD.new_full((len(x_MD), self._vocab_size), float("-inf"))
+        logits_MV = x_MD.new_full((len(x_MD), self._vocab_size), NOT_DRAFTED)
         return logits_MV.index_copy_(1, head.ids_W, out_MW)
-
-
-def _wanted(rows: Sequence[StepRow]) -> list[int]:
-    """Packed indices of the tokens whose logits are asked for."""
-    wanted: list[int] = []
-    start = 0
-    for row in rows:
-        wanted += range(start + row.logits_from, start + len(row.tokens))
-        start += len(row.tokens)
-    return wanted

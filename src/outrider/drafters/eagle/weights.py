@@ -15,7 +15,9 @@ from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.host import host_ints
 from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
 from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
-from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts
+from outrider.drafters.eagle.native import native_pass
+from outrider.drafters.eagle.net import EagleNet
+from outrider.drafters.eagle.parts import EagleHead, EagleLayer, EagleParts
 from outrider.kernels.packed import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
@@ -54,7 +56,14 @@ def load_eagle(heads: Heads, target: NormedTarget) -> EagleNet:
         target_eps=target.config.rms_norm_eps,
     )
     memory = head_memory(place.spec(config.layer), place, heads.room)
-    return EagleNet(config, parts, kernels, memory, hidden_layers=heads.room.hidden_layers)
+    return EagleNet(
+        config,
+        parts,
+        kernels,
+        memory,
+        hidden_layers=heads.room.hidden_layers,
+        native=native_pass(config, parts, kernels, memory, heads.room),
+    )
 
 
 def _layer(reader: WeightReader, config: EagleConfig, num_states: int) -> EagleLayer:

@@ -20,6 +20,7 @@ Shapes:  B = sequences, H = heads, D = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,15 +103,22 @@ def load_medusa(folder: Path, config: MedusaConfig, target: NormedTarget) -> Med
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         prefix = next((p for p in _PREFIXES if f"{p}0.0.linear.weight" in weights), "")
+        num_heads = max(config.num_heads, _num_stored(weights.names, prefix))
         heads = [
-            _read_head(reader, f"{prefix}{index}.", config, target)
-            for index in range(config.num_heads)
+            _read_head(reader, f"{prefix}{index}.", config, target) for index in range(num_heads)
         ]
         weights.check_all_taken()
     net = MedusaNet(target, tuple(heads))
     probe_BD = torch.ones(1, target.spec.hidden_size, device=placement_of(target).device)
     check_finite(folder, net.logits(probe_BD, net.num_heads)[:, 0], "head")
     return net
+
+
+def _num_stored(names: Sequence[str], prefix: str) -> int:
+    """Heads in the files. Of the first that were published there are five, and config.json says
+    two."""
+    numbers = {name.removeprefix(prefix).split(".")[0] for name in names}
+    return sum(number.isdecimal() for number in numbers)
 
 
 def _read_head(

@@ -33,6 +33,11 @@ class BlockLayer(Protocol):
         """Add the layer to `scratch.x_ND`; `turns` are the tables (cos_TH, sin_TH)."""
         ...
 
+    @property
+    def native(self) -> LayerWeights | None:
+        """What a native pass is told of the layer; None if it has no such pass."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
@@ -40,6 +45,10 @@ class LlamaLayer:
 
     config: LlamaConfig
     weights: LayerWeights
+
+    @property
+    def native(self) -> LayerWeights:
+        return self.weights
 
     def run(
         self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
@@ -78,6 +87,10 @@ class GatedLayer:
 
     config: QwenHybridConfig
     weights: HybridLayer
+
+    @property
+    def native(self) -> None:
+        return None
 
     def run(
         self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,

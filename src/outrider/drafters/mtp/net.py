@@ -16,7 +16,7 @@ Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured lay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -24,10 +24,11 @@ from torch import Tensor
 
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.drafters.head_pass import EntranceRoom, HeadPass, head_pass
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
-from outrider.kernels.forward import Forward
+from outrider.kernels.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch, num_positions
 from outrider.models.heads import HeadMemory
@@ -61,6 +62,7 @@ class MtpNet:
         )
         self._pair_N2D = torch.zeros(room.max_rows, 2 * block.hidden_size, device=place.device)
         self._states_ND = torch.empty(0)
+        self.native = self._native(room)
 
     @property
     def state(self) -> HeadMemory:
@@ -73,8 +75,13 @@ class MtpNet:
             return states_PD
         return self._normed(states_PD, self._target.tables.norm_D, self._target.config.rms_norm_eps)
 
-    @torch.inference_mode()
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        if self.native is not None:
+            return self.native.step(rows, hidden_ND)
+        return self._by_operators(rows, hidden_ND)
+
+    @torch.inference_mode()
+    def _by_operators(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         self._states_ND = hidden_ND
         out = self._passes.step(self, rows, _OWN_STATES)
         assert out.hidden_NKD is not None
@@ -109,6 +116,38 @@ class MtpNet:
 
     def forward(self) -> Forward | None:
         return None
+
+    def _native(self, room: Room) -> HeadPass | None:
+        """None without native kernels, and for a block whose layer or own states are a hybrid's."""
+        config, tables, weights = self._config, self._target.tables, self._weights
+        layer, scratch = weights.layer.native, self._passes.scratch
+        if layer is None or self._gives_normed or self._kernels.forward is None:
+            return None
+        buffers = [getattr(scratch, buffer.name) for buffer in fields(ForwardBuffers)]
+        own = EntranceRoom.of(room.max_rows, config.hidden_size)
+        parts = ForwardParts(
+            embedding_VD=tables.embedding_VD,
+            final_norm_D=weights.norm_D,
+            head=tables.head,
+            cos_TH=self._turns[0],
+            sin_TH=self._turns[1],
+            layers=[layer],
+            kv=self.state.layers,
+            buffers=ForwardBuffers(*buffers),
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            ffn_size=config.ffn_size,
+            hidden_SKD=tables.embedding_VD.new_empty(0),
+            entrance=Entrance(
+                token_norm_D=weights.token_norm_D,
+                state_norm_D=weights.state_norm_D,
+                states_ND=own.states_ND,
+                pair_N2D=own.pair_N2D,
+                own_ND=own.own_ND,
+                join=weights.join,
+            ),
+        )
+        return head_pass(self._kernels, parts, self.state, max_logits=room.max_logits)
 
     def _normed(self, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         out_ND = torch.empty_like(x_ND)

@@ -16,13 +16,13 @@ tied to the seed (greedy, match, coupled).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.offers import NO_OFFER, Offer, Offerer
-from outrider.drafters.portfolio.neural import Bid, Neural, goodput
+from outrider.drafters.offers import NO_OFFER, Offerer
+from outrider.drafters.portfolio.neural import Neural, goodput
 
 
 @dataclass(slots=True)
@@ -32,16 +32,6 @@ class MemberStats:
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A row with the best offer; with `depth` the model is to draft instead."""
-
-    row: DraftRow
-    offer: Offer = NO_OFFER
-    member: str = ""
-    depth: int = 0
 
 
 class PortfolioDrafter:
@@ -77,15 +67,13 @@ class PortfolioDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         if not rows:
             return []
-        if self._neural is not None:
-            self._neural.pace.asked()
+        if self._neural is None:
+            self._hear(rows)
+            return self._looked_up(rows)[0]
+        self._neural.pace.asked()
         self._hear(rows)
-        choices = self._choices(rows)
-        deep = [(choice.row, choice.depth) for choice in choices if choice.depth]
-        drafted = iter(self._neural.draft(deep) if self._neural is not None else ())
-        drafts = [_drafted(choice, drafted) for choice in choices]
-        if self._neural is not None:
-            self._neural.pace.answered()
+        drafts = self._with_model(rows, self._neural)
+        self._neural.pace.answered(sum(map(len, drafts)))
         return drafts
 
     def _hear(self, rows: Sequence[DraftRow]) -> None:
@@ -99,31 +87,30 @@ class PortfolioDrafter:
                 stats.num_drafted += len(last.draft)
                 stats.num_accepted += last.num_accepted
 
-    def _choices(self, rows: Sequence[DraftRow]) -> list[_Choice]:
-        choices = [_Choice(row) for row in rows]
+    def _looked_up(self, rows: Sequence[DraftRow]) -> tuple[list[Draft], list[float]]:
+        """The best offer for each row, and what it is worth; nothing at all is worth 1."""
+        drafts, worths = [Draft.empty()] * len(rows), [1.0] * len(rows)
         for member in self._members:
             for index, offer in enumerate(member.offers(rows)):
-                if _worth(offer) > _worth(choices[index].offer):
-                    choices[index] = _Choice(rows[index], offer, member.name)
-        if self._neural is None:
-            return choices
-        return [_outbid(choice, self._neural.bid(choice.row)) for choice in choices]
+                # Most members have nothing to say in most rounds.
+                if offer is NO_OFFER:
+                    continue
+                worth = goodput(offer.num_expected, len(offer.draft))
+                if worth > worths[index]:
+                    drafts[index], worths[index] = replace(offer.draft, by=member.name), worth
+        return drafts, worths
 
-
-def _drafted(choice: _Choice, drafted: Iterator[Draft]) -> Draft:
-    if choice.depth:
-        return next(drafted)
-    return replace(choice.offer.draft, by=choice.member) if choice.member else Draft.empty()
-
-
-def _worth(offer: Offer) -> float:
-    return goodput(offer.num_expected, len(offer.draft))
-
-
-def _outbid(choice: _Choice, bid: Bid | None) -> _Choice:
-    if bid is None or bid.goodput <= _worth(choice.offer):
-        return choice
-    return _Choice(choice.row, depth=bid.depth)
+    def _with_model(self, rows: Sequence[DraftRow], neural: Neural) -> list[Draft]:
+        """The same, but for rows that the model promises more for: those it drafts."""
+        drafts, worths = self._looked_up(rows)
+        deep: dict[int, tuple[DraftRow, int]] = {}
+        for index, row in enumerate(rows):
+            bid = neural.bid(row)
+            if bid is not None and bid.goodput > worths[index]:
+                deep[index] = row, bid.depth
+        for index, draft in zip(deep, neural.draft(list(deep.values())), strict=True):
+            drafts[index] = draft
+        return drafts
 
 
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:

@@ -26,14 +26,13 @@ class ForcedDrafter:
         return [offer.draft for offer in self.offers(rows)]
 
     def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
-        return [_offer(row) for row in rows]
+        return [NO_OFFER if row.shaper is None else _offer(row, row.shaper) for row in rows]
 
     def close(self, seq_id: int) -> None: ...
 
 
-def _offer(row: DraftRow) -> Offer:
-    shaper = row.shaper
-    if shaper is None or shaper.allowed is None:
+def _offer(row: DraftRow, shaper: Shaper) -> Offer:
+    if shaper.allowed is None:
         return NO_OFFER
     text = list(row.tokens[shaper.prompt_length :])
     start = len(text)

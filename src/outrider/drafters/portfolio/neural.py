@@ -2,7 +2,7 @@
 
 It says nothing of a draft before it has paid for it, so what it brings is foretold from how its
 drafts were accepted (control/acceptance.py), and its time from its last ones (pace.py). One that
-was not asked for long is asked for a short draft, since texts change.
+was not asked for long is asked for some short drafts, since texts change.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.expected import prefix_products
 from outrider.core.protocols import Drafter, DraftRow
-from outrider.drafters.portfolio.pace import Pace
+from outrider.drafters.portfolio.pace import ROW_COST, Pace
 
 _log = logging.getLogger(__name__)
 
-# A row beside the first one, as a share of a pass.
-ROW_COST = 0.04
 # Places that are told apart; those behind them are kept as the last one is.
 _NUM_PLACES = 8
-# Rounds of a request without the model before a short look at it, and how deep that is.
+# Rounds of a request, or of all, without the model before a short look at it; how many rounds that
+# takes, since in the first one it must catch up and is not timed; and how deep it drafts.
 LOOK_AFTER = 128
+LOOK_AFTER_ALL = 256
+LOOK_ROUNDS = 3
 LOOK_DEPTH = 2
+# What it would bring is worked out anew in so many rounds without it: it hardly changes in between.
+_BID_EVERY = 8
 
 
 def goodput(num_expected: float, num_rows: int, share: float = 0.0) -> float:
@@ -45,10 +48,20 @@ class Bid:
 
 @dataclass(slots=True)
 class _Request:
-    """`num_idle` rounds went by without it since its last draft."""
+    """`num_idle` rounds went by without it since its last draft, and `num_looks` more of a look are
+    due. `bid` is the last one, for a draft of at most `limit` tokens."""
 
     num_idle: int = 0
+    num_looks: int = 0
     broken: bool = False
+    bid: Bid | None = None
+    limit: int = 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the last bid still stands, if the limit does."""
+        idle = self.num_idle
+        return idle > 1 and idle % _BID_EVERY > 0
 
 
 @dataclass(slots=True)
@@ -59,6 +72,8 @@ class Neural:
     pace: Pace = field(default_factory=Pace)
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
     _requests: dict[int, _Request] = field(default_factory=dict[int, _Request])
+    # Of all requests, since it last drafted for one.
+    _num_idle: int = 0
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         try:
@@ -81,16 +96,43 @@ class Neural:
         if last is None or last.draft.by != self.drafter.name:
             self._acceptance.observe(row.seq_id, 0, 0)
             request.num_idle += 1
+            self._num_idle += 1
             return
         self._acceptance.observe(row.seq_id, last.draft.max_depth, last.num_accepted)
-        request.num_idle = 0
+        request.num_idle = self._num_idle = 0
 
     def bid(self, row: DraftRow) -> Bid | None:
         """The depth that brings most; None if it cannot be asked."""
         request, depth = self._requests.get(row.seq_id), row.budget.depth
         if request is None or request.broken or not depth:
             return None
-        rates = self._acceptance.rates(row.seq_id)
+        if request.num_idle >= LOOK_AFTER or self._num_idle >= LOOK_AFTER_ALL:
+            request.num_looks, self._num_idle = LOOK_ROUNDS, 0
+        if request.num_looks:
+            return Bid(min(LOOK_DEPTH, depth), float("inf"))
+        if request.bid is None or request.limit != depth or not request.is_fresh:
+            request.bid, request.limit = self._bid(row.seq_id, request, depth), depth
+        return request.bid
+
+    def draft(self, asked: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
+        """Drafts of these depths. A request that it fails for gets none, now and later; one that
+        there is no memory for, none now."""
+        if not asked:
+            return []
+        rows = [replace(row, budget=row.budget.cut(depth)) for row, depth in asked]
+        for row in rows:
+            request = self._requests[row.seq_id]
+            request.num_looks = max(request.num_looks - 1, 0)
+        # A model that must first read what it missed says nothing of what its drafts take.
+        on_time = not any(self._requests[row.seq_id].num_idle for row in rows)
+        started = self.pace.clock()
+        drafts = self._proposed(rows)
+        if on_time and any(drafts):
+            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
+        return [replace(draft, by=self.drafter.name) for draft in drafts]
+
+    def _bid(self, seq_id: int, request: _Request, depth: int) -> Bid:
+        rates = self._acceptance.rates(seq_id)
         rates += rates[-1:] * (depth - len(rates))
         # After rounds without it, it must first read what it missed.
         late = request.num_idle > 0
@@ -100,23 +142,7 @@ class Neural:
             found = goodput(num_expected, place, self.pace.share * (place + late))
             if found > best.goodput:
                 best = Bid(place, found)
-        if request.num_idle >= LOOK_AFTER:
-            return Bid(max(best.depth, min(LOOK_DEPTH, depth)), float("inf"))
         return best
-
-    def draft(self, asked: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
-        """Drafts of these depths. A request that it fails for gets none, now and later; one that
-        there is no memory for, none now."""
-        if not asked:
-            return []
-        rows = [_deep(row, depth) for row, depth in asked]
-        # A model that must first read what it missed says nothing of what its drafts take.
-        on_time = not any(self._requests[row.seq_id].num_idle for row in rows)
-        started = self.pace.clock()
-        drafts = self._proposed(rows)
-        if on_time and any(drafts):
-            self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
-        return [replace(draft, by=self.drafter.name) for draft in drafts]
 
     def _proposed(self, rows: Sequence[DraftRow]) -> list[Draft]:
         try:
@@ -128,10 +154,3 @@ class Neural:
                 self._requests[rows[0].seq_id].broken = True
                 _log.warning("%s failed; lookups draft alone.", self.drafter.name, exc_info=True)
             return [Draft.empty()]
-
-
-def _deep(row: DraftRow, depth: int) -> DraftRow:
-    """A tree that is not to be as deep as it might be is not to be as large either."""
-    budget = row.budget
-    num_nodes = budget.num_nodes * depth // budget.depth
-    return replace(row, budget=replace(budget, depth=depth, num_nodes=num_nodes))

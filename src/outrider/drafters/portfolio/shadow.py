@@ -8,7 +8,7 @@ not reached is no refusal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance
@@ -23,9 +23,11 @@ _NUM_PLACES = 8
 
 @dataclass(slots=True)
 class Shadowed:
-    """An `Offerer` from `drafter`, whose drafts are chains and chosen deterministically."""
+    """An `Offerer` from `drafter`, whose drafts are chains and chosen deterministically. It is
+    asked only for rows that it `serves`; None is all of them."""
 
     drafter: Drafter
+    serves: Callable[[DraftRow], bool] | None = None
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
     _answers: dict[int, tuple[int, tuple[int, ...]]] = field(
         default_factory=dict[int, tuple[int, tuple[int, ...]]]
@@ -43,10 +45,15 @@ class Shadowed:
         self.drafter.open(seq_id, prompt)
 
     def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
-        for row in rows:
+        served = rows if self.serves is None else [row for row in rows if self.serves(row)]
+        if not served:
+            return [NO_OFFER] * len(rows)
+        for row in served:
             self._judge(row)
-        drafts = self.drafter.propose(rows)
-        return [self._offer(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        drafts = self.drafter.propose(served)
+        pairs = zip(served, drafts, strict=True)
+        offers = {row.seq_id: self._offer(row, draft) for row, draft in pairs}
+        return [offers.get(row.seq_id, NO_OFFER) for row in rows]
 
     def close(self, seq_id: int) -> None:
         self._answers.pop(seq_id, None)

@@ -47,6 +47,7 @@ def _load_options(options: ChildOptions) -> LoadOptions:
         page_size=options.page_size,
         max_rows=options.max_rows,
         max_logits=options.max_logits,
+        states=options.states,
     )
     return LoadOptions(
         room=room,

@@ -7,10 +7,11 @@ reads it before it loads PyTorch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.drafters.ahead.choices import AheadChoices
+from outrider.state.room import StateRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,8 @@ class ChildOptions:
 
     With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_laws` laws go into
     one answer: sequences that draft together times K. `num_slots`, `page_size`, `max_rows` and
-    `max_logits` are the model's room, `chunk` how many tokens of a prompt it reads at a time.
+    `max_logits` are the model's room, with `states` if it is a hybrid, `chunk` how many tokens of a
+    prompt it reads at a time.
     `draw` is own (a number for each node) or race (those of the coupled rule). With `cores` the
     process keeps to these hardware threads.
     """
@@ -32,6 +34,7 @@ class ChildOptions:
     max_rows: int
     max_logits: int
     chunk: int
+    states: StateRoom = field(default_factory=StateRoom)
     name: str = ""
     dtype: str = "auto"
     device: str = "auto"
@@ -49,6 +52,7 @@ class ChildOptions:
     def from_json(cls, text: str) -> ChildOptions:
         fields: dict[str, Any] = json.loads(text)
         fields["cores"] = tuple(fields["cores"])
+        fields["states"] = StateRoom(**fields["states"])
         if fields["ahead"] is not None:
             fields["ahead"] = AheadChoices(**fields["ahead"])
         return cls(**fields)

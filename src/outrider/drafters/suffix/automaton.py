@@ -3,7 +3,8 @@
 Its states are sets of runs of tokens that end at the same places; `extend` takes a token in
 amortised constant time (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
 text"), and several texts may grow in turns, each from its own last state. n tokens make at most 2n
-states and 3n edges, which lie in flat arrays, and one dictionary finds an edge by state and token.
+states and 3n edges, which lie in flat lists (arrays would be smaller, and take twice as long), and
+one dictionary finds an edge by state and token.
 
 An edge counts how often it was taken from the longest run that was known then, and from no shorter
 one, beside the time that it was new. That costs one addition a token, where counting all
@@ -13,7 +14,6 @@ occurrences would take a walk, and it predicts no worse: it is the update exclus
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,16 +35,16 @@ class SuffixAutomaton:
     stays that of the whole text."""
 
     def __init__(self) -> None:
-        self._length = array("i")
-        self._link = array("i")
-        self._total = array("q")
-        self._newest = array("i")
-        self._likeliest = array("i")
+        self._length: list[int] = []
+        self._link: list[int] = []
+        self._total: list[int] = []
+        self._newest: list[int] = []
+        self._likeliest: list[int] = []
         self._edges: dict[int, int] = {}
-        self._token = array("q")
-        self._target = array("i")
-        self._count = array("q")
-        self._older = array("i")
+        self._token: list[int] = []
+        self._target: list[int] = []
+        self._count: list[int] = []
+        self._older: list[int] = []
         self._new_state(0, NONE)
 
     @property
@@ -102,6 +102,12 @@ class SuffixAutomaton:
     def total(self, state: int) -> int:
         """The sum of the counts of its edges."""
         return self._total[state]
+
+    def foremost(self, state: int) -> tuple[int, int, int]:
+        """Token and count of its edge with the highest count, the newest of equals, and the sum of
+        all counts. Something must have followed."""
+        edge = self._likeliest[state]
+        return self._token[edge], self._count[edge], self._total[state]
 
     def likeliest(self, state: int) -> Edge | None:
         """The edge with the highest count, the newest of equals; None if nothing followed."""

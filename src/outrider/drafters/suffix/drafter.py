@@ -90,6 +90,8 @@ class SuffixDrafter:
         context = reader.read(row.tokens)
         if context is None or not row.budget.depth:
             return NO_OFFER
+        if reader.trust.rate(context.place) < LEAST_KEPT:
+            return NO_OFFER
         if row.budget.size > row.budget.depth:
             return _tree(context, reader.trust, row.budget.depth, row.budget.size)
         return _chain(context, reader.trust, row.budget.depth)

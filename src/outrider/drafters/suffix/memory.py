@@ -48,11 +48,14 @@ class Memory:
 
 
 class Context(NamedTuple):
-    """What a text's end says of its next token, by its longest run that anything followed."""
+    """What a text's end says of its next token, by its longest run that anything followed: `token`
+    did most often, and trials of that kind are told apart by `place`."""
 
     automaton: SuffixAutomaton
     state: int
     length: int
+    token: int
+    place: int
 
 
 class Reader:
@@ -78,33 +81,30 @@ class Reader:
         self._memory.make_room()
         if self._generation != self._memory.num_generations:
             self._move()
-        for place in range(self._num_read, len(tokens)):
-            token = tokens[place]
-            if self._context is not None:
-                self._judge(self._context, token)
-            self._growing.follow(token)
-            for cursor in self._others:
+        growing, others, context = self._growing, self._others, self._context
+        for end, token in enumerate(tokens[self._num_read :], start=self._num_read + 1):
+            if context is not None:
+                # Every token of output is a trial of what was foreseen, drafted or not.
+                self.trust.learn(context.place, right=context.token == token)
+            growing.state = growing.automaton.extend(growing.state, token)
+            for cursor in others:
                 cursor.follow(token)
-            self._context = self._found() if place + 1 >= self._prompt_length else None
-        self._num_read = len(tokens)
-        return self._context
+            context = self._found() if end >= self._prompt_length else None
+        self._num_read, self._context = len(tokens), context
+        return context
 
     def _found(self) -> Context | None:
-        best: Context | None = None
-        longest = 0
-        for cursor in (self._growing, *self._others):
-            state, length = cursor.context()
-            if length > longest:
-                best, longest = Context(cursor.automaton, state, length), length
-        return best
-
-    def _judge(self, context: Context, token: int) -> None:
-        """Whether `token` was foreseen."""
-        automaton, state, length = context
-        edge = automaton.likeliest(state)
-        if edge is not None:
-            place = bucket(length, edge.times, automaton.total(state))
-            self.trust.learn(place, right=edge.token == token)
+        growing = self._growing
+        automaton = growing.automaton
+        state, length = automaton.followed(growing.state, automaton.length(growing.state))
+        for cursor in self._others:
+            other, other_length = cursor.context()
+            if other_length > length:
+                automaton, state, length = cursor.automaton, other, other_length
+        if not length:
+            return None
+        token, count, total = automaton.foremost(state)
+        return Context(automaton, state, length, token, bucket(length, count, total))
 
     def _move(self) -> None:
         """Go on in the newest generation. The one before is looked up from where the text stands

@@ -86,8 +86,10 @@ class Trust:
         return (_LIKENESS * foretold + self.hits[place]) / weight
 
     def learn(self, place: int, *, right: bool) -> None:
+        shared = self.shared
         self.all_hits = _FADE * self.all_hits + right
-        self.all_expected = _FADE * self.all_expected + self.shared.rate(place)
-        for counts, fade in ((self, _FADE), (self.shared, _SHARED_FADE)):
-            counts.hits[place] = fade * counts.hits[place] + right
-            counts.trials[place] = fade * counts.trials[place] + 1
+        self.all_expected = _FADE * self.all_expected + shared.rate(place)
+        self.hits[place] = _FADE * self.hits[place] + right
+        self.trials[place] = _FADE * self.trials[place] + 1
+        shared.hits[place] = _SHARED_FADE * shared.hits[place] + right
+        shared.trials[place] = _SHARED_FADE * shared.trials[place] + 1

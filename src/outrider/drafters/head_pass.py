@@ -1,0 +1,170 @@
+"""A pass of a block, or a whole draft, as one native call: what MTP and EAGLE share on CPUs.
+
+Both are a layer of a Llama behind an entrance where a token meets the state before it
+(kernels/forward.py). Where there is no native library, or a block has another layer, the nets run
+operator by operator, which is the definition.
+
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
+         D = hidden size, K = depth of the deepest draft, B = texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.laws import MIN_TEMPERATURE
+from outrider.core.noise import KeyedNoise, pick_node
+from outrider.core.protocols import StepRow
+from outrider.drafters.growing import GrowingChain, Growth
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput, wanted_tokens
+from outrider.drafters.hidden_chain import Part, target_states
+from outrider.kernels.chains import ChainRow, NativeChains
+from outrider.kernels.forward import Entrance, ForwardParts, NativeForward
+from outrider.kernels.registry import Kernels
+from outrider.kernels.round_memory import Feed, RoundModel
+from outrider.models.heads import HeadMemory
+
+
+@dataclass(frozen=True, slots=True)
+class EntranceRoom:
+    """Memory of an entrance for so many packed tokens."""
+
+    states_ND: Tensor
+    pair_N2D: Tensor
+    own_ND: Tensor
+
+    @classmethod
+    def of(cls, num_tokens: int, hidden_size: int) -> EntranceRoom:
+        sizes = (hidden_size, 2 * hidden_size, hidden_size)
+        return cls(*(torch.empty(num_tokens, size) for size in sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPass:
+    """One block's passes over `state`. Not thread-safe: every pass writes over the last one's
+    logits, which callers may write into."""
+
+    model: RoundModel
+    entrance: Entrance
+    state: HeadMemory
+    vocab_size: int
+
+    def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        """As `HeadNet.step` says; at most as many tokens as there is room for."""
+        with torch.inference_mode():
+            plan = self.state.plan(rows)
+            wanted = wanted_tokens(rows)
+            self.entrance.states_ND[: plan.num_tokens].copy_(hidden_ND)
+            logits_MW = self.model.logits_MV[: len(wanted)]
+            self.model.forward(plan, torch.tensor(wanted, dtype=torch.int32), logits_MW)
+            own_ND = self.entrance.own_ND[: plan.num_tokens].clone()
+            return NetOutput(self._spread(logits_MW), own_ND)
+
+    def _spread(self, logits_MW: Tensor) -> Tensor:
+        """Over the target's ids."""
+        if self.model.ids_V is None:
+            return logits_MW
+        logits_MV = logits_MW.new_full((len(logits_MW), self.vocab_size), NOT_DRAFTED)
+        return logits_MV.index_copy_(1, self.model.ids_V, logits_MW)
+
+
+def head_pass(
+    kernels: Kernels,
+    parts: ForwardParts,
+    state: HeadMemory,
+    *,
+    max_logits: int,
+    ids_W: Tensor | None = None,
+) -> HeadPass | None:
+    """None without native kernels. `parts` have an entrance; `ids_W` are the ids that the output
+    head knows, all if None."""
+    if kernels.forward is None:
+        return None
+    forward = kernels.forward(parts)
+    assert isinstance(forward, NativeForward)
+    assert parts.entrance is not None
+    logits_MW = torch.empty(max_logits, parts.head.num_out)
+    model = RoundModel(forward, logits_MW, state.page_size, ids_W)
+    return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
+
+
+class NativeChainDrafts:
+    """WholeChains of one block: one call for the pass that reads and those that draft on.
+
+    Not for requests that shape their logits, and drawn tokens only with keyed numbers of their own.
+    """
+
+    def __init__(
+        self,
+        passes: HeadPass,
+        fuse: Callable[[Tensor], Tensor],
+        growth: Growth,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._passes, self._fuse, self._growth = passes, fuse, growth
+        self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)
+
+    def draft(self, chains: Sequence[GrowingChain], parts: Sequence[Part]) -> bool:
+        if not all(map(self._takes, chains)):
+            return False
+        state = self._passes.state
+        told = list(zip(chains, parts, strict=True))
+        state.reserve({part.row.seq_id: len(part.tokens) + c.depth - 1 for c, part in told})
+        rows = [self._row(chain, part) for chain, part in told]
+        if not self._call.fits(rows):
+            return False
+        states_ND = self._fuse(target_states(parts))
+        with torch.inference_mode():
+            self._passes.entrance.states_ND[: len(states_ND)].copy_(states_ND)
+        made = self._call(rows)
+        if made is None:
+            return False
+        for index, (chain, part) in enumerate(told):
+            state.note_chain(part.row.seq_id, part.tokens)
+            chain.tokens = list(made.drafted[index])
+            if made.laws_BKV is not None and not chain.row.params.greedy:
+                chain.laws_NV = made.laws_BKV[index, : chain.depth]
+        return True
+
+    def _takes(self, chain: GrowingChain) -> bool:
+        row, growth = chain.row, self._growth
+        if row.shaper is not None:
+            return False
+        return row.params.greedy or (
+            growth.draw is pick_node
+            and growth.change is None
+            and isinstance(row.noise, KeyedNoise)
+            and row.noise.choose == growth.sampling.pick
+        )
+
+    def _row(self, chain: GrowingChain, part: Part) -> ChainRow:
+        row, state = chain.row, self._passes.state
+        feed = Feed(state.length(row.seq_id), part.tokens, state.pages(row.seq_id))
+        if row.params.greedy:
+            return ChainRow(feed, chain.depth)
+        assert isinstance(row.noise, KeyedNoise)
+        return ChainRow(
+            feed,
+            chain.depth,
+            temperature=max(row.params.temperature, MIN_TEMPERATURE),
+            top_k=min(row.params.top_k, self._passes.vocab_size),
+            top_p=row.params.top_p,
+            min_p=row.params.min_p,
+            seed=row.noise.seed,
+            sample=row.noise.sample,
+            start=row.noise.start,
+        )
+
+
+def whole_chains(
+    passes: HeadPass | None, fuse: Callable[[Tensor], Tensor], growth: Growth, *, batch_size: int
+) -> NativeChainDrafts | None:
+    """Of one block, whose states `fuse` makes; None where its passes are not native."""
+    if passes is None:
+        return None
+    return NativeChainDrafts(passes, fuse, growth, batch_size=batch_size)

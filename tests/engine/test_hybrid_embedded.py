@@ -1,0 +1,59 @@
+"""The hybrid that ships: with its own MTP block, lookups and skipped layers it writes the same text.
+
+The floor is that of the block that ships for the embedded target: 30 % of first drafts on code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.workloads import load_prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.weights]
+HYBRID = "outrider/embedded-hybrid"
+COMMON = EngineConfig(device="cpu", batch_size=2)
+PARAMS = SamplingParams(max_tokens=32)
+FLOOR = 0.3
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return [*load_prompts("humaneval")[:2], *load_prompts("gsm8k")[:2]]
+
+
+@pytest.fixture(scope="module")
+def plain(prompts: list[str]) -> list[list[int]]:
+    return written(prompts, replace(COMMON, drafter="none"))[0]
+
+
+def written(prompts: list[str], config: EngineConfig) -> tuple[list[list[int]], int]:
+    """Ids of every text, and how many tokens were drafted."""
+    with LLM(HYBRID, config=config) as llm:
+        results = llm.generate(prompts, PARAMS)
+    num_drafted = sum(result.stats.num_drafted for result in results)
+    return [list(result.token_ids) for result in results], num_drafted
+
+
+@pytest.mark.parametrize("nodes", [0, 8])
+@pytest.mark.parametrize("rollback", ["replay", "ring"])
+@pytest.mark.parametrize("drafter", ["mtp", "ngram", "suffix", "layer-skip"])
+def test_greedy_text_is_that_of_plain_decoding(
+    prompts: list[str], plain: list[list[int]], drafter: str, rollback: str, nodes: int
+) -> None:
+    config = replace(
+        COMMON, drafter=drafter, k=4, tree_nodes=nodes, state_rollback=rollback, state_history=16
+    )
+    found, num_drafted = written(prompts, config)
+    assert found == plain
+    assert num_drafted > 20
+
+
+def test_first_drafts_are_accepted_more_often_than_the_floor() -> None:
+    with LLM(HYBRID, config=replace(COMMON, drafter="mtp", k=1)) as llm:
+        results = llm.generate(load_prompts("humaneval")[:4], PARAMS)
+    num_drafted = sum(result.stats.num_drafted for result in results)
+    assert num_drafted > 60
+    assert sum(result.stats.num_accepted for result in results) / num_drafted > FLOOR

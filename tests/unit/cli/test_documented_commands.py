@@ -1,0 +1,64 @@
+"""Every command that the documentation shows can be pasted: its verbs, flags and values exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command
+from outrider.cli import call
+from outrider.cli.call import Call
+from outrider.cli.options import NoOptions
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Commands to paste stand within fences, each on a line of its own.
+_FENCE = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_LINE = re.compile(r"^(?:[^#\n]*\| )?(outrider .*)$", re.MULTILINE)
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        name = page.relative_to(ROOT).as_posix()
+        for block in _FENCE.findall(text):
+            yield from ((name, line) for line in _LINE.findall(block.replace("\\\n", " ")))
+
+
+COMMANDS = sorted(set(documented()))
+
+
+class NothingRuns:
+    """Stands for the module of any verb: settings are typed and checked, and that is all."""
+
+    def __getattr__(self, name: str) -> Callable[[Call[NoOptions]], int]:
+        def verb(asked: Call[NoOptions]) -> int:
+            asked.resolved.program()
+            asked.resolved.engine()
+            asked.resolved.sampling()
+            return 0
+
+        return verb
+
+
+def nothing(_: str) -> NothingRuns:
+    return NothingRuns()
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert {"README.md", "docs/drafters.md", "docs/train.md"} <= {page for page, _ in COMMANDS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=str)
+def test_a_documented_command_is_one(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, page: str, line: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(call, "import_module", nothing)
+    shown = outrider(*shlex.split(line, comments=True)[1:])
+    assert shown.code == 0, f"{page}: {line}\n{shown.err}"
