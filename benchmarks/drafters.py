@@ -5,8 +5,8 @@
 
 The same run as `outrider bench drafters` (docs/drafters.md), for tier A and tier B: every drafter
 of this version on the same prompts in turns. Tier B computes what the embedded target does, so that
-target's draft model drafts for it too; heads read states, which are wider there, so only heads in
-the folder of `--model` or beside it take part. Bars:
+target's draft model drafts for it too; its EAGLE heads and MTP block are inflated to the width of
+the states there, if none lie in the folder of `--model` or beside it. Bars:
 
 - lookups on prompts that repeat nothing: at least 0.97 of plain decoding;
 - trained heads (EAGLE or MTP): more tokens a round than the separate draft model;
@@ -18,13 +18,15 @@ The last line is one JSON object.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import DRAFT, options_of, reported, tier_folders
+import torch
+from common import DRAFT, TARGET, options_of, reported, tier_folders
 
 from outrider import EngineConfig, SamplingParams
 from outrider.bench.drafters.cells import EVERYTHING, Cell
@@ -39,6 +41,11 @@ from outrider.bench.drafters.report import findings
 from outrider.bench.drafters.samples import Plan, Race, pieces_of
 from outrider.bench.drafters.table import contestants_named
 from outrider.bench.workloads import ADVERSARIAL, builtin_texts
+from outrider.models.hf_config import read_native_config
+from outrider.models.inflate import Shape
+from outrider.models.inflate_heads import INFLATABLE, write_inflated_heads
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.loading import resolve
 
 FLOOR = 0.97
 LOOKUPS = ("ngram", "suffix", "lookup")
@@ -62,10 +69,12 @@ def main() -> None:
 
 def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
     plan = plan_of(options)
-    words = "ngram,model,model+8,eagle" if options.quick else options.drafters
+    words = "ngram,model,model+8,eagle,eagle+8,mtp" if options.quick else options.drafters
     base = EngineConfig(batch_size=1, context=1024, device="cpu")
-    drafts = Drafts.of(str(folder), DRAFT)
-    with closing(line_up(contestants_named(words), str(folder), drafts, base)) as lineup:
+    with (
+        drafts_of(tier, folder) as drafts,
+        closing(line_up(contestants_named(words), str(folder), drafts, base)) as lineup,
+    ):
         samples = [sample for visit in Race(plan, lineup.present).run() for sample in visit]
         evidence = evidence_of(plan, lineup, samples)
         drafters = [runner_record(runner) for runner in lineup.runners]
@@ -77,6 +86,29 @@ def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
         "met": met(evidence.cells),
         **evidence_record(evidence),
     }
+
+
+@contextmanager
+def drafts_of(tier: str, folder: Path) -> Generator[Drafts]:
+    """What drafts for the target in `folder`; on tier B with the embedded heads at its width."""
+    drafts = Drafts.of(str(folder), DRAFT)
+    config = read_native_config(folder)
+    if tier == "a" or not isinstance(config, LlamaConfig):
+        yield drafts
+        return
+    shape = Shape(
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.ffn_size,
+    )
+    with TemporaryDirectory(prefix="outrider-heads-") as room:
+        heads = {kind: Path(room) / kind for kind in INFLATABLE if kind not in drafts.heads}
+        for kind, place in heads.items():
+            own = resolve(f"{TARGET}-{kind}")
+            write_inflated_heads(own, resolve(TARGET), shape, place, torch.bfloat16)
+        yield replace(drafts, heads={**drafts.heads, **heads})
 
 
 def plan_of(options: Namespace) -> Plan:

@@ -17,7 +17,7 @@ from outrider.cli.chat import HELP
 from outrider.cli.main import report
 from outrider.cli.output import json_line
 from outrider.cli.paint import Painter
-from outrider.cli.session import show
+from outrider.cli.session import show, tell_notes
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.nearest import did_you_mean
@@ -101,9 +101,11 @@ class Conversation:
         self._totals.add(result)
         if self._painter is None:
             print(json_line(result.to_dict()))
+            tell_notes([result])
             return
         stopped = " (stopped)" if interrupted() else ""
         self._painter.line(f"{stopped}\n{result.summary()}\n")
+        tell_notes([result])
 
     def _reset(self) -> None:
         self._messages = list(self._opening)

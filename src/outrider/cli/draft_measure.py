@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.api.llm import LLM
 from outrider.bench.workloads import builtin_texts
@@ -66,7 +66,9 @@ class Measured:
 def measure(
     target: str, draft: str, config: EngineConfig, *, num_prompts: int, max_tokens: int
 ) -> Measured:
-    """Load both and write. Raises OutriderError if they cannot be loaded together."""
+    """Load both and write. No watchdog ends what is to be counted. Raises OutriderError if they
+    cannot be loaded together."""
+    config = replace(config, watchdog="off")
     prompts = some_prompts(num_prompts)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     with closing(LLM(target, draft=draft, config=config)) as llm:

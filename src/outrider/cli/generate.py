@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def generate(call: Call[GenerateOptions]) -> int:
     from outrider.cli.compare import compare_with_off
     from outrider.cli.paint import Painter
-    from outrider.cli.session import open_llm, run_record, show
+    from outrider.cli.session import open_llm, run_record, show, tell_notes
 
     shown, resolved = call.options, call.resolved
     text = _read_stdin(call.argument) if shown.stdin else _given(call.argument)
@@ -39,6 +39,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     reply = show(llm, llm.stream(text, params), painter)
     if painter is not None:
         painter.close_text(() if shown.quiet else reply.seen)
+    tell_notes([reply.result])
     comparison = compare_with_off(llm, text, resolved) if shown.compare else None
     if painter is not None and not shown.quiet:
         verdict = [reply.result.summary(), *([comparison.summary()] if comparison else [])]
@@ -67,7 +68,7 @@ def _profile(
 
 def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | None) -> int:
     """`--n`: all completions at once, shown one after the other."""
-    from outrider.cli.session import run_record
+    from outrider.cli.session import run_record, tell_notes
 
     shown = call.options
     if shown.compare:
@@ -77,6 +78,7 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | No
         for number, result in enumerate(results, start=1):
             heading = "" if shown.quiet else f"── {number} of {len(results)} · {result.summary()}\n"
             print(f"{heading}{result.text}\n")
+    tell_notes(results)
     record = {
         "completions": [
             result.to_dict() | ({"profile": result.profile()} if result.rounds else {})

@@ -1,4 +1,4 @@
-"""`outrider models inflate`: the embedded target at the cost of a bigger model."""
+"""`outrider models inflate`: the embedded target at the cost of a bigger model, with its heads."""
 
 from __future__ import annotations
 
@@ -11,27 +11,37 @@ from outrider.cli.output import json_line, size
 
 
 def inflate(call: Call[InflateOptions]) -> int:
-    """Write the checkpoint, with a bar on a terminal, and say what it holds."""
+    """Write the checkpoint, with a bar on a terminal, and the heads that lie beside the small one;
+    say what it holds."""
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
     from rich.console import Console
     from rich.progress import Progress
 
+    from outrider.bench.drafters.heads import heads_beside
     from outrider.models.inflate import shape_called
     from outrider.models.inflate_files import Written, write_inflated
+    from outrider.models.inflate_heads import INFLATABLE, write_inflated_heads
     from outrider.models.loading import DTYPES, resolve
 
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]
+    source = resolve(call.options.source)
     done: Written | None = None
     with Progress(console=Console(file=sys.stderr), transient=True) as progress:
         task = progress.add_task(f"inflating to {name}", total=None)
-        for done in write_inflated(resolve(call.options.source), shape, folder, dtype):
+        for done in write_inflated(source, shape, folder, dtype):
             progress.update(task, total=done.num_files_in_all, completed=done.num_files)
     assert done is not None
+    heads: list[str] = []
+    for kind, place in heads_beside(source).items():
+        if kind in INFLATABLE:
+            write_inflated_heads(place, source, shape, folder / kind, dtype)
+            heads.append(kind)
     share = done.num_zeros / done.num_parameters
     if call.options.json:
         facts = {"folder": str(folder), "shape": name, "num_parameters": done.num_parameters}
-        print(json_line(facts | {"num_bytes": done.num_bytes, "zero_share": round(share, 4)}))
+        more = {"num_bytes": done.num_bytes, "zero_share": round(share, 4), "heads": heads}
+        print(json_line({**facts, **more}))
         return 0
     print(
         f"{folder}: {done.num_parameters / 1e9:.3f} billion weights, {size(done.num_bytes)}, "
@@ -39,4 +49,6 @@ def inflate(call: Call[InflateOptions]) -> int:
         f"It writes what {call.options.source} writes:\n"
         f'  outrider generate "def add(a, b):" --target {folder} --draft outrider/embedded-draft'
     )
+    for kind in heads:
+        print(f"Its {kind} heads, which draft alike: --draft {folder / kind}")
     return 0

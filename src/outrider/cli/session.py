@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from outrider.core.draft import Origin
 
 # Drafters that have no use for a draft model.
-MODELLESS = ("none", "ngram", "prediction", "suffix", "recycling", "lookup", "eagle-lite")
+MODELLESS = (
+    "none", "ngram", "prediction", "suffix", "recycling", "lookup",
+    "eagle-lite", "medusa-lite", "quantised-self", "layer-skip",
+)  # fmt: skip
+# What these warn of in the middle of a text, the result's notes say after it.
+TOLD_BY_NOTES = ("outrider.control.watchdog", "outrider.engine.guard")
 # Drafters that read a folder which --draft names.
 WITH_FOLDER = ("model", "bridge", "eagle", "medusa", "block")
 
@@ -42,6 +47,8 @@ def open_llm(
     if sys.stderr.isatty():
         # The first run compiles, which takes a while; say so.
         logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
+        for name in TOLD_BY_NOTES:
+            logging.getLogger(name).setLevel(logging.ERROR)
     engine = _without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()
     if drafter is not None:
         engine = replace(engine, drafter=drafter)
@@ -95,7 +102,8 @@ def show(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Reply:
-    """Read `events` to their end, or to the first one after `stop` became true, painting them."""
+    """Read `events` to their end, or to the first one after `stop` became true, painting them. What
+    the result's notes say is left to `tell_notes`, once the last line of the text has ended."""
     seen: set[Origin] = set()
     with closing(cast("Generator[TextEvent]", events)) as stream:
         for event in stream:
@@ -104,9 +112,13 @@ def show(
                 painter.pieces(event.pieces, event.origins)
             if stop():
                 break
-    for note in llm.last_result.notes:
-        print(f"note: {note}", file=sys.stderr)
     return Reply(llm.last_result, seen)
+
+
+def tell_notes(results: Iterable[GenerationResult]) -> None:
+    """What happened to requests on their way, each sentence once, on stderr."""
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def run_record(llm: LLM, resolved: Resolved) -> dict[str, object]:

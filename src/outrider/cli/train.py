@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from outrider.cli.call import Call, needed
 from outrider.cli.output import json_line
-from outrider.cli.train_bar import TrainBar
+from outrider.cli.train_bar import Preparation, TrainBar
 from outrider.cli.train_options import (
     DEFAULT_MINUTES,
     DrafterOptions,
@@ -60,16 +60,18 @@ def draft(call: Call[DraftOptions]) -> int:
 
 def pretrain(call: Call[PretrainOptions]) -> int:
     """Train a model from scratch."""
-    from outrider.train.setup import open_pretrain
+    from outrider.train.setup import PretrainWish, open_pretrain
 
     options = call.options
-    text, recipe = open_pretrain(
-        run_wish(call),
-        options.tokenizer,
+    wish = PretrainWish(
+        tokenizer=options.tokenizer,
+        family=options.family,
+        teacher=options.teacher,
         hidden_size=options.hidden,
         num_layers=options.layers,
         dtype=options.dtype,
     )
+    text, recipe = open_pretrain(run_wish(call), wish)
     return train(call, text, recipe)
 
 
@@ -96,7 +98,6 @@ def open_drafter(call: Call[DrafterOptions]) -> Session:
     from outrider.train.session import open_session
 
     prompts = texts_of(call.options.prompts)[: call.options.exam_prompts]
-    _say(call, "reading the texts, and what the target writes after the held-out prompts")
     return open_session(run_wish(call, tuple(prompts), call.options.written), call.options.target)
 
 
@@ -128,6 +129,7 @@ def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int
         device=options.device,
         threads=options.threads,
         fresh=options.fresh,
+        heard=Preparation(sys.stderr),
     )
 
 
@@ -138,14 +140,14 @@ def train(call: Call[RunOptions], text: TextSession, recipe: Recipe[M], *, targe
     trainer = text.trainer(recipe)
     folder = text.wish.folder
     if trainer.resumed:
-        _say(call, f"going on from step {trainer.standing.step} of the run in {folder}")
+        _say(f"going on from step {trainer.standing.step} of the run in {folder}")
     with _interrupts() as asked, TrainBar(sys.stderr) as bar, closing(trainer.run()) as steps:
         for progress in steps:
             bar.show(progress)
             if asked():
                 break
     if asked():
-        _say(call, f"stopped at step {trainer.standing.step}; the same command goes on from there")
+        _say(f"stopped at step {trainer.standing.step}; the same command goes on from there")
         return INTERRUPTED
     text.finish(trainer, recipe, target, provenance())
     _report(call, folder, trainer, target)
@@ -196,9 +198,8 @@ def _text_wish(options: TextOptions, held_out: float = 0.0) -> Wish:
     return Wish(max_tokens=options.tokens, held_out=held_out, field=options.field)
 
 
-def _say(call: Call[TextOptions], text: str) -> None:
-    if not call.options.json:
-        print(text, file=sys.stderr)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class _Asked:

@@ -1,4 +1,7 @@
-"""The bar of a training run: on a terminal it moves, elsewhere every measurement is a line."""
+"""What is shown of a training run: lines before it begins, and then a bar.
+
+On a terminal the bar moves, elsewhere every measurement is a line.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,32 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from outrider.core.clock import HOST_CLOCK, Clock
+
 if TYPE_CHECKING:
     from outrider.train.loop import Progress as Standing
+
+
+# Between lines about one thing that takes long.
+_EVERY_SECONDS = 5.0
+
+
+class Preparation:
+    """Hears what is done before the first step: says each thing once, and then how far it is."""
+
+    def __init__(self, out: TextIO, *, clock: Clock = HOST_CLOCK) -> None:
+        self._out, self._clock = out, clock
+        self._doing, self._told = "", 0.0
+
+    def __call__(self, doing: str, share: float) -> None:
+        now = self._clock()
+        if doing != self._doing:
+            print(doing, file=self._out, flush=True)
+        elif now - self._told >= _EVERY_SECONDS:
+            print(f"{doing}: {100 * share:.0f} %", file=self._out, flush=True)
+        else:
+            return
+        self._doing, self._told = doing, now
 
 
 class TrainBar:

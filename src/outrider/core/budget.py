@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,13 @@ class Budget:
         """Draft tokens in all."""
         return max(self.depth, self.num_nodes) if self.depth else 0
 
+    def cut(self, depth: int) -> Budget:
+        """The same, only `depth` deep: a tree is cut in size as well, in proportion."""
+        assert 0 <= depth <= self.depth
+        if depth == self.depth:
+            return self
+        return replace(self, depth=depth, num_nodes=self.num_nodes * depth // self.depth)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
@@ -33,8 +40,9 @@ class RoundTrace:
     A round emits `num_accepted + 1` tokens, always; a pass that only read a chunk of the prompt
     emits none. Seconds are those of the whole pass, in which `batch_size` sequences took part:
     records that share `pass_index` share their seconds. `num_accepted` counts draft nodes kept
-    after clamping. `num_waiting` counts requests that were not yet admitted. `hit` says whether the
-    draft was ready before it was asked for, None where nobody drafts ahead.
+    after clamping, `draft_depth` tokens on the longest path of the draft (0: it was not noted), and
+    `num_waiting` requests that were not yet admitted. `hit` says whether the draft was ready before
+    it was asked for, None where nobody drafts ahead.
     `gap_seconds` went by between the pass before and this one: what the host does in between, and
     idle time.
     """
@@ -55,6 +63,12 @@ class RoundTrace:
     num_waiting: int = 0
     hit: bool | None = None
     gap_seconds: float = 0.0
+    draft_depth: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """How many tokens could have been kept: all that were drafted, or a tree's depth."""
+        return self.draft_depth or self.num_drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ def get_pair(name: str) -> ModelPair:
 
 def draft_of(target: str, drafter: str = "auto") -> str | None:
     """What comes with `target` without asking, for this drafter: the embedded one's draft model,
-    and its heads."""
-    if target != EMBEDDED_TARGET:
+    and its heads, of those kinds that ship."""
+    if target != EMBEDDED_TARGET or drafter == "block":
         return None
     return EMBEDDED_HEADS.get(drafter, EMBEDDED_DRAFT)

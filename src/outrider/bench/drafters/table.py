@@ -43,7 +43,7 @@ KNOWN: Mapping[str, Known] = {
     "lookup": Known(source="text", branches=True),
     "model": Known(source="model", branches=True),
     "portfolio": Known(source="model", branches=True),
-    "mtp": Known(source="heads"),
+    "mtp": Known(source="heads", branches=True),
     "eagle": Known(source="heads", branches=True),
     "medusa": Known(source="heads", branches=True),
     "block": Known(source="heads", branches=True),
