@@ -26,7 +26,7 @@ import torch
 from outrider import LLM
 from outrider.bench.provenance import provenance, write_json
 from outrider.bench.quiet import Neighbours
-from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
 from outrider.models.inflate import Shape, shape_called
 from outrider.models.inflate_files import write_inflated
@@ -105,7 +105,7 @@ def draft_of(llm: LLM) -> LlamaModel:
     return draft
 
 
-def fill(model: LlamaModel, seq_id: int, context: int) -> None:
+def fill(model: CausalLM, seq_id: int, context: int) -> None:
     """Open a sequence and commit `context` tokens to it."""
     model.state.open(seq_id, ())
     ids = [(7 * i) % model.spec.vocab_size for i in range(context)]

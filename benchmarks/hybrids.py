@@ -1,4 +1,4 @@
-"""Gated-delta hybrids of random weights, made in memory: what their passes cost needs no checkpoint.
+"""Gated-delta hybrids of random weights, made in memory: what a pass costs needs no checkpoint.
 
 Shapes:  O = outputs, I = inputs.
 """

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from checks.controllers import trace
 from checks.drafters import row
+from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.drafters.gate import Gate
 from outrider.drafters.portfolio.shadow import Shadowed
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton
@@ -93,6 +95,25 @@ def check_recycling() -> None:
     last = Outcome(0, Draft((5, 6), (-1, -1)), Verdict((1,), 8), likely=tuple(ranks))
     drafter.propose([row(0, [3, 6, 8], depth=2, last=last)])
     assert [drafter.entries(token) for token in (3, 5, 6)] == ranks
+
+
+def check_gate() -> None:
+    """Look-ups that were wrong are no longer drafted, and right ones go on."""
+    wrong, right = Gate(), Gate()
+    for _ in range(20):
+        wrong.learn(2, right=False)
+        right.learn(2, right=True)
+    assert wrong.kept(2, 4) == ()
+    assert len(right.kept(2, 4)) == 4
+
+
+def check_trees() -> None:
+    """A tree whose whole depth was kept is no reason to draft less."""
+    controller = BandController(k=8, min_k=1, target=0.7, num_nodes=24)
+    for _ in range(8):
+        depth = controller.budgets([0])[0].depth
+        controller.observe(replace(trace(0, 3 * depth, depth), draft_depth=depth))
+    assert controller.budgets([0])[0] == Budget(8, num_nodes=24)
 
 
 def check_shadow() -> None:

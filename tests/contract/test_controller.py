@@ -20,12 +20,21 @@ from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
 
+# Nodes of a tree for each token of its depth.
+TREE = 3
 MakeController = Callable[[int, int], Controller]
 CONTROLLERS: Mapping[str, MakeController] = {
     "fixed": lambda k, min_k: FixedController(Budget(k)),
     "band": lambda k, min_k: BandController(k=k, min_k=min_k, target=0.7),
+    "band of trees": lambda k, min_k: BandController(
+        k=k, min_k=min_k, target=0.7, num_nodes=TREE * k
+    ),
     "slo": lambda k, min_k: SloController(k=k, min_k=min_k, target_ms=20.0),
+    "slo of trees": lambda k, min_k: SloController(
+        k=k, min_k=min_k, target_ms=20.0, num_nodes=TREE * k
+    ),
     "goodput": lambda k, min_k: GoodputController(k=k),
+    "goodput of trees": lambda k, min_k: GoodputController(k=k, num_nodes=TREE * k),
     "watched": lambda k, min_k: Watchdog(FixedController(Budget(k))),
     "watched together": lambda k, min_k: Watchdog(FixedController(Budget(k)), shared=True),
 }
@@ -56,7 +65,11 @@ def test_budgets_stay_within_bounds(
     for record in [None, *seen]:
         if record is not None:
             controller.observe(record)
-        assert all(0 <= controller.budgets([seq_id])[0].depth <= k for seq_id in (0, 1, 99))
+        for seq_id in (0, 1, 99):
+            budget = controller.budgets([seq_id])[0]
+            assert 0 <= budget.depth <= k
+            # Trees are as wide whatever their depth.
+            assert budget.num_nodes in (0, TREE * budget.depth)
 
 
 @every_controller

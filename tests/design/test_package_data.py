@@ -1,4 +1,5 @@
-"""Every file that is not Python is named as package data, so a wheel has what a checkout has."""
+"""Every file that is not Python is named as package data, so a wheel has what a checkout has; and
+all of them together stay small enough to install without thinking of it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outrider"
+_MOST_BYTES = 45_000_000
+
+
+def _data() -> set[Path]:
+    return {
+        path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
 
 
 def test_every_data_file_is_in_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["outrider"]
     named = {path for pattern in patterns for path in PACKAGE.glob(pattern) if path.is_file()}
-    data = {
-        path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
-    }
-    assert data == named
+    assert _data() == named
+
+
+def test_data_stay_below_45_megabytes() -> None:
+    assert sum(path.stat().st_size for path in _data()) < _MOST_BYTES

@@ -24,6 +24,7 @@ from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
+from outrider.drafters.model_tree import ModelTreeDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
@@ -79,6 +80,26 @@ def test_text_tied_to_a_seed_stays(name: str, rule: MatchRule | CoupledRule) -> 
     for drafter in ("model", "ngram", "chains"):
         target, controller = ToyHybrid(vocab_size=VOCAB), CONTROLLERS[name]()
         assert Rig(target, DRAFTERS[drafter](), rule, controller=controller).run(asked) == wanted
+
+
+TREES: dict[str, Callable[[], Controller]] = {
+    "band": lambda: BandController(k=K, min_k=1, target=0.7, num_nodes=3 * K),
+    "slo": lambda: SloController(k=K, min_k=1, target_ms=1e6, num_nodes=3 * K),
+    "goodput": lambda: GoodputController(k=K, num_nodes=3 * K),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_drafters_that_branch_do_so_under_every_controller(name: str) -> None:
+    drafter = ModelTreeDrafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3)
+    target = ToyHybrid(vocab_size=VOCAB)
+    rig = Rig(target, drafter, controller=TREES[name](), batch_size=2, spare=3 * K + 1)
+    check_greedy(rig, ToyHybrid, [list(PROMPT), [1, 2]], 40)
+    drafted = [trace for trace in rig.traces if trace.num_drafted]
+    assert all(trace.num_accepted <= trace.draft_depth <= K for trace in drafted)
+    assert any(trace.num_drafted > trace.draft_depth for trace in drafted)
+    # Toys draft too slowly for goodput to go on with it.
+    assert name == "goodput" or len({trace.draft_depth for trace in drafted}) > 1
 
 
 def test_drafts_grow_where_all_is_accepted_and_shrink_where_nothing_is() -> None:

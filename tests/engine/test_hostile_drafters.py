@@ -136,11 +136,13 @@ class WithoutRoom:
     def close(self, seq_id: int) -> None: ...
 
 
-def test_full_memory_costs_the_drafts_of_one_round() -> None:
+def test_full_memory_costs_the_drafts_of_one_round(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "outrider.engine.guard")
     rig = Rig(ToyHybrid(vocab_size=VOCAB), WithoutRoom(), k=2)
     check_greedy(rig, ToyHybrid, [PROMPT], 9)
     assert [seq.no_drafts for seq in rig.sequences] == [""]
     assert 0 < sum(trace.num_drafted > 0 for trace in rig.traces) < len(rig.traces)
+    assert "request 0 goes without a draft: full." in caplog.text
 
 
 @dataclass(slots=True)

@@ -1,19 +1,20 @@
-"""The hybrid that ships: with its own MTP block, lookups and skipped layers it writes the same text.
+"""The hybrid that ships: with its own MTP block, lookups or a draft model it writes the same text.
 
 The floor is that of the block that ships for the embedded target: 30 % of first drafts on code.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import load_prompts
+from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
-HYBRID = "outrider/embedded-hybrid"
 COMMON = EngineConfig(device="cpu", batch_size=2)
 PARAMS = SamplingParams(max_tokens=32)
 FLOOR = 0.3
@@ -31,7 +32,8 @@ def plain(prompts: list[str]) -> list[list[int]]:
 
 def written(prompts: list[str], config: EngineConfig) -> tuple[list[list[int]], int]:
     """Ids of every text, and how many tokens were drafted."""
-    with LLM(HYBRID, config=config) as llm:
+    draft = EMBEDDED_DRAFT if config.drafter == "model" else None
+    with closing(LLM(EMBEDDED_HYBRID, draft=draft, config=config)) as llm:
         results = llm.generate(prompts, PARAMS)
     num_drafted = sum(result.stats.num_drafted for result in results)
     return [list(result.token_ids) for result in results], num_drafted
@@ -39,7 +41,7 @@ def written(prompts: list[str], config: EngineConfig) -> tuple[list[list[int]], 
 
 @pytest.mark.parametrize("nodes", [0, 8])
 @pytest.mark.parametrize("rollback", ["replay", "ring"])
-@pytest.mark.parametrize("drafter", ["mtp", "ngram", "suffix", "layer-skip"])
+@pytest.mark.parametrize("drafter", ["mtp", "ngram", "suffix", "recycling", "model"])
 def test_greedy_text_is_that_of_plain_decoding(
     prompts: list[str], plain: list[list[int]], drafter: str, rollback: str, nodes: int
 ) -> None:
@@ -52,7 +54,7 @@ def test_greedy_text_is_that_of_plain_decoding(
 
 
 def test_first_drafts_are_accepted_more_often_than_the_floor() -> None:
-    with LLM(HYBRID, config=replace(COMMON, drafter="mtp", k=1)) as llm:
+    with closing(LLM(EMBEDDED_HYBRID, config=replace(COMMON, drafter="mtp", k=1))) as llm:
         results = llm.generate(load_prompts("humaneval")[:4], PARAMS)
     num_drafted = sum(result.stats.num_drafted for result in results)
     assert num_drafted > 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.pairs.catalog import EMBEDDED_HEADS
 
 pytestmark = pytest.mark.weights
 
@@ -37,6 +38,26 @@ def test_greedy_text_is_plain_decodings(
         assert [result.token_ids for result in results] == plain
         num_rounds.append(sum(result.stats.num_rounds for result in results))
     assert num_rounds[1] <= num_rounds[0] < 3 * 48
+    llm.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "tree_nodes"), [("eagle", 0), ("eagle", 12), ("mtp", 0)])
+def test_heads_are_the_model_of_a_portfolio(
+    heads: str, tree_nodes: int, plain: list[tuple[int, ...]]
+) -> None:
+    """They read states of rounds that lookups drafted for as well."""
+    config = EngineConfig(
+        drafter="portfolio", k=4, tree_nodes=tree_nodes, batch_size=2, profile=True
+    )
+    llm = LLM(draft=EMBEDDED_HEADS[heads], config=config)
+    results = llm.generate(PROMPTS, PARAMS)
+    assert [result.token_ids for result in results] == plain
+    rounds = [trace for result in results for trace in result.rounds]
+    by = {trace.drafter for trace in rounds if trace.num_drafted}
+    assert heads in by
+    assert len(by) > 1
+    assert sum(trace.num_accepted for trace in rounds if trace.drafter == heads) > 0
     llm.close()
 
 

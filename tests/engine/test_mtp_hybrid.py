@@ -46,6 +46,7 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
     target = loaded(tmp_path)
     config = read_mtp_config(tmp_path, target.spec)
     (net,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
+    assert net.native is None
     states_PD = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
     embedded_PD = tensors["model.embed_tokens.weight"][list(TOKENS)]
     wanted_PD = gated_definition(tensors, hybrid_config("qwen3_5"), embedded_PD, states_PD)

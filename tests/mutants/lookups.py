@@ -5,9 +5,11 @@ from __future__ import annotations
 from checks.lookups import (
     check_automaton,
     check_counts,
+    check_gate,
     check_recycling,
     check_shadow,
     check_suffix,
+    check_trees,
     check_watchdog,
 )
 from mutants.planting import Mutant
@@ -16,6 +18,8 @@ AUTOMATON = "outrider.drafters.suffix.automaton"
 SUFFIX = "outrider.drafters.suffix.drafter"
 MEMORY = "outrider.drafters.suffix.memory"
 RECYCLING = "outrider.drafters.recycling"
+GATE = "outrider.drafters.gate"
+BAND = "outrider.control.band"
 SHADOW = "outrider.drafters.portfolio.shadow"
 WATCHDOG = "outrider.control.watchdog"
 
@@ -82,6 +86,20 @@ MUTANTS = (
         "self._acceptance.observe(row.seq_id, len(written), kept)",
         "self._acceptance.observe(row.seq_id, len(drafted), kept)",
         check_shadow,
+    ),
+    Mutant(
+        "every look-up counts as right",
+        GATE,
+        "self.hits[place] = _FADE * self.hits[place] + right",
+        "self.hits[place] = _FADE * self.hits[place] + 1",
+        check_gate,
+    ),
+    Mutant(
+        "all nodes of a tree count as its depth",
+        BAND,
+        "trace.num_accepted / trace.num_places",
+        "trace.num_accepted / trace.num_drafted",
+        check_trees,
     ),
     Mutant(
         "a watchdog that never bites",

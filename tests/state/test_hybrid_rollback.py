@@ -253,3 +253,15 @@ def test_chains_staged_token_by_token_stay_within_the_room(
     probes_2V = _step(model, *(StepRow.chain(n, (PROBE,)) for n in range(2)))
     for text, probe_V in zip(kept, probes_2V, strict=True):
         assert torch.equal(probe_V, _wanted([*text, PROBE]))
+
+
+@pytest.mark.parametrize("rollback", ROLLBACKS)
+def test_what_one_text_goes_on_to_write_does_not_crowd_out_prompts(rollback: str) -> None:
+    """Of its own writing a sequence keeps the newest state: there is room for 4."""
+    model = _model(rollback)
+    model.state.open(0, TEXT)
+    _read(model, 0, TEXT)
+    for _ in range(6 * model.state.page_size):
+        _step(model, StepRow.chain(0, (5,)))
+        model.state.commit({0: range(1)})
+    assert model.state.open(1, TEXT) == 8

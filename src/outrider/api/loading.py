@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -189,7 +189,7 @@ def _child(
         max_rows=options.room.max_rows,
         max_logits=options.room.max_logits,
         chunk=config.prefill_chunk,
-        states=options.room.states,
+        states=asdict(options.room.states),
         name=name,
         dtype=config.dtype,
         device=options.device,

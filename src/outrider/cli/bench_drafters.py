@@ -68,6 +68,7 @@ def drafters(call: Call[DraftersOptions]) -> int:
     plan = _plan(call, at_once=about.engine.batch_size)
     folder = engine_setup.folder_of("drafters", options.output_dir, [about])
     drafts = Drafts.of(about.models.target, about.models.draft)
+    engine_setup.say(f"loading {len(contestants)} contestants, each with a target of its own")
     with closing(line_up(contestants, about.models.target, drafts, about.engine)) as lineup:
         for note in lineup.notes:
             engine_setup.say(f"note: {note}")

@@ -47,7 +47,13 @@ class Call(Generic[O_co]):
 
 def run_verb(verb: Verb, words: Sequence[str]) -> int:
     """Parse `words`, then import and run the verb. Raises CycloptsError and OutriderError."""
-    parser = App(name=verb.name, result_action="return_value", help_flags=(), version_flags=())
+    parser = App(
+        name=verb.name,
+        result_action="return_value",
+        help_flags=(),
+        version_flags=(),
+        suppress_keyboard_interrupt=False,
+    )
     parser.default(_parser(verb))
     code: object = parser(list(words), exit_on_error=False, print_error=False)
     assert isinstance(code, int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from shlex import quote
 
 from outrider.bench.drafters.table import available
 from outrider.cli.call import Call, needed
@@ -19,7 +20,9 @@ def suggest(call: Call[DraftSuggestOptions]) -> int:
     target = needed(call, "TARGET")
     found = suggestions(target)
     ready = [one.contestant for one in found if one.ready and one.drafter in available()]
-    command = f"outrider bench drafters --target {target} --drafters {','.join(ready)}"
+    command = (
+        f"outrider bench drafters --target {quote(target)} --drafters {quote(','.join(ready))}"
+    )
     if call.options.json:
         print(json_line({"suggestions": [asdict(one) for one in found], "measure": command}))
         return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
 from outrider.bench.drafters.heads import Remark, rope_in_words, size_remarks, weight_remarks
@@ -65,13 +66,14 @@ class Fit:
 
     @property
     def advice(self) -> str:
-        flags = f"--target {self.target.name} --draft {self.draft.name}"
+        flags = f"--target {quote(self.target.name)} --draft {quote(self.draft.name)}"
         if self.fits:
             return f"it fits: outrider generate {flags} PROMPT"
         if self.wrong:
             return (
-                f"it does not fit: {self.wrong[0]}. `outrider draft suggest {self.target.name}` "
-                "says what does; `outrider train` makes a draft for a target of your own."
+                f"it does not fit: {self.wrong[0]}. `outrider draft suggest "
+                f"{quote(self.target.name)}` says what does; `outrider train` makes a draft for a "
+                "target of your own."
             )
         if self.differences:
             reason = "ids mean different tokens"
@@ -149,8 +151,9 @@ def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
 
 
 def _weights(folder: Path) -> list[Remark]:
-    """Of a draft whose weights are not here, nothing can be said of them."""
-    return weight_remarks(folder) if any(folder.glob("*.safetensors")) else []
+    if any(folder.glob("*.safetensors")):
+        return weight_remarks(folder)
+    return [Remark(False, "its weights are not here: only what describes them was compared")]
 
 
 def _vocab_size(folder: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
@@ -18,10 +19,10 @@ from outrider.cli.draft_fit import small_files
 from outrider.cli.hub import local_models
 from outrider.core.errors import CheckpointError
 from outrider.models.heads import kind_of
-from outrider.models.hf_config import FAMILIES
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LLAMA_FAMILIES
 from outrider.pairs.catalog import draft_of, list_pairs
+from outrider.train.llama_module import read_llama_config
 
 # A draft model that is not this much smaller costs more than it brings.
 _MOST_OF_TARGET = 0.5
@@ -65,7 +66,7 @@ def suggestions(target: str) -> list[Suggestion]:
 
 
 def _generate(target: str, *flags: str) -> str:
-    return " ".join(["outrider generate", f"--target {target}", *flags, "PROMPT"])
+    return " ".join(["outrider generate", f"--target {quote(target)}", *flags, "PROMPT"])
 
 
 def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
@@ -94,7 +95,7 @@ def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
             draft=name,
             ready=True,
             reason=f"{kind} heads of the target's sizes lie beside it",
-            command=_generate(target, f"--draft {name}"),
+            command=_generate(target, f"--draft {quote(name)}"),
         )
 
 
@@ -110,7 +111,7 @@ def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
         if draft is None:
             # The target drafts for itself, which is suggested of every target.
             continue
-        flags = [f"--draft {draft}"]
+        flags = [f"--draft {quote(draft)}"]
         flags += [f"--drafter {pair.drafter}"] if pair.drafter != "auto" else []
         built_in = draft_of(target) == draft
         yield Suggestion(
@@ -138,7 +139,7 @@ def _local(target: str, folder: Path) -> Iterator[Suggestion]:
             ready=True,
             reason=f"on this machine, the same vocabulary, {100 * share:.0f} % of the target's "
             "bytes",
-            command=_generate(target, f"--draft {model.name}"),
+            command=_generate(target, f"--draft {quote(model.name)}"),
         )
 
 
@@ -192,20 +193,23 @@ def _text(target: str, folder: Path) -> Iterator[Suggestion]:
 
 
 def _training(target: str, folder: Path) -> Iterator[Suggestion]:
-    family = JsonObject.read(folder / "config.json").text("model_type", "")
-    if family in FAMILIES:
-        yield Suggestion(
-            drafter="model",
-            draft="my-draft",
-            ready=False,
-            reason="a draft model trained on your own text, on this machine",
-            command=f"outrider train draft my-draft TEXTS --target {target}",
-        )
-    if family in LLAMA_FAMILIES and "eagle" not in heads_beside(folder):
+    try:
+        read_llama_config(folder)
+    except CheckpointError:
+        # It cannot teach.
+        return
+    yield Suggestion(
+        drafter="model",
+        draft="my-draft",
+        ready=False,
+        reason="a draft model trained on your own text, on this machine",
+        command=f"outrider train draft my-draft TEXTS --target {quote(target)}",
+    )
+    if "eagle" not in heads_beside(folder):
         yield Suggestion(
             drafter="eagle",
             draft="my-eagle",
             ready=False,
             reason="EAGLE heads trained on your own text; mtp, medusa and block are made alike",
-            command=f"outrider train eagle my-eagle TEXTS --target {target}",
+            command=f"outrider train eagle my-eagle TEXTS --target {quote(target)}",
         )

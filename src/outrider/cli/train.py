@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,9 +43,15 @@ INTERRUPTED = 130
 
 def draft(call: Call[DraftOptions]) -> int:
     """Distil a draft model from --target."""
+    from outrider.models.loading import resolve
+    from outrider.train.llama_module import read_llama_config
     from outrider.train.setup import DraftWish, draft_recipe
+    from outrider.train.shapes import draft_of
 
     options = call.options
+    # Sizes that cannot be are refused before texts are read.
+    target = read_llama_config(resolve(options.target))
+    draft_of(target, hidden_size=options.hidden, num_layers=options.layers)
     session = open_drafter(call)
     wish = DraftWish(
         hidden_size=options.hidden,
@@ -71,7 +78,8 @@ def pretrain(call: Call[PretrainOptions]) -> int:
         num_layers=options.layers,
         dtype=options.dtype,
     )
-    text, recipe = open_pretrain(run_wish(call), wish)
+    with _before_training():
+        text, recipe = open_pretrain(run_wish(call), wish)
     return train(call, text, recipe)
 
 
@@ -98,7 +106,9 @@ def open_drafter(call: Call[DrafterOptions]) -> Session:
     from outrider.train.session import open_session
 
     prompts = texts_of(call.options.prompts)[: call.options.exam_prompts]
-    return open_session(run_wish(call, tuple(prompts), call.options.written), call.options.target)
+    with _before_training():
+        wish = run_wish(call, tuple(prompts), call.options.written)
+        return open_session(wish, call.options.target)
 
 
 def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int = 0) -> RunWish:
@@ -175,7 +185,8 @@ def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: s
     )
     for name, value in after.items():
         print(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
-    flags = f"--target {target} --draft {folder}" if target else f"--target {folder}"
+    made = quote(str(folder))
+    flags = f"--target {quote(target)} --draft {made}" if target else f"--target {made}"
     print(f'  outrider generate "def add(a, b):" {flags}')
 
 
@@ -200,6 +211,16 @@ def _text_wish(options: TextOptions, held_out: float = 0.0) -> Wish:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def _before_training() -> Generator[None]:
+    """An interrupt while texts are read ends the process; what that means is said."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("stopped before training began; the same command begins with the texts again")
+        raise
 
 
 class _Asked:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -71,6 +72,8 @@ class ChosenTree:
     _tokens: list[int] = field(default_factory=list[int])
     _parents: list[int] = field(default_factory=list[int])
     _worths: list[float] = field(default_factory=list[float])
+    # The worthiest of all so far, worthiest first: who is not among them will never be.
+    _kept: Sequence[int] = ()
     _level: Sequence[int] = (ROOT,)
     _depth: int = 0
 
@@ -83,13 +86,14 @@ class ChosenTree:
         best_MR, ids_MR = logits_MV.topk(num_ranks)
         if bool(best_MR.isnan().any()):
             raise NumericsError(self.whose)
-        shares_MR = sharp_shares(best_MR, logits_MV)
+        shares = iter(host_floats(sharp_shares(best_MR, logits_MV).flatten()))
         first = len(self._tokens)
-        for parent, ids, shares_R in zip(self._level, host_rows(ids_MR), shares_MR, strict=True):
+        for parent, ids in zip(self._level, host_rows(ids_MR), strict=True):
             above = 1.0 if parent == ROOT else self._worths[parent]
             self._tokens += ids
             self._parents += [parent] * len(ids)
-            self._worths += [above * share for share in host_floats(shares_R)]
+            self._worths += [above * share for share in islice(shares, len(ids))]
+        self._keep(range(first, len(self._tokens)))
         self._depth += 1
         self._level = self._promising(range(first, len(self._tokens)))
 
@@ -103,8 +107,7 @@ class ChosenTree:
         return _path(node, self._tokens, self._parents)
 
     def draft(self) -> Draft:
-        kept = self._best(self.row.budget.size)
-        kept = kept[: num_worthwhile([self._worths[node] for node in kept])]
+        kept = self._kept[: num_worthwhile([self._worths[node] for node in self._kept])]
         place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
         tokens = tuple(self._tokens[node] for node in kept)
         return Draft(tokens, tuple(place[self._parents[node]] for node in kept))
@@ -113,14 +116,13 @@ class ChosenTree:
         """Those of the newest nodes whose children may be kept, as many as one level may have."""
         if self._depth >= self.row.budget.depth:
             return ()
-        kept = self._best(self.row.budget.size)
-        return [node for node in kept if node in newest][:MAX_WIDTH]
+        return [node for node in self._kept if node in newest][:MAX_WIDTH]
 
-    def _best(self, count: int) -> list[int]:
-        """The worthiest nodes, worthiest first. Of equal ones those that were found first, so that
-        parents come before children."""
-        nodes = [node for node, worth in enumerate(self._worths) if worth > 0]
-        return sorted(nodes, key=lambda node: -self._worths[node])[:count]
+    def _keep(self, newest: range) -> None:
+        """Of equal nodes those that were found first, so that parents come before children."""
+        nodes = [*self._kept, *(node for node in newest if self._worths[node] > 0)]
+        nodes.sort(key=lambda node: (-self._worths[node], node))
+        self._kept = nodes[: self.row.budget.size]
 
 
 class SettledTree:

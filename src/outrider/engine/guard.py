@@ -45,6 +45,7 @@ def guarded_drafts(
         proposed = _asked(drafter, rows)
     except Exception as error:  # noqa: BLE001
         if len(rows) == 1 and isinstance(error, CapacityError):
+            _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
             return {}, {}
         if len(rows) == 1:
             return {}, {rows[0].seq_id: _told(drafter, error)}

@@ -56,8 +56,8 @@ class ForwardBuffers:
 
 
 class Attends(IntEnum):
-    """What attention reads in the first layer of heads: what that layer's norm gives, the pair of
-    the entrance, or the residual as it is."""
+    """What attention reads in the layer of heads: what the layer's norm gives, the pair of the
+    entrance, or the residual as it is."""
 
     NORMED = 0
     PAIR = 1

@@ -31,7 +31,11 @@ from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
-ALIASES = {"outrider/embedded": "target", "outrider/embedded-draft": "draft"}
+ALIASES = {
+    "outrider/embedded": "target",
+    "outrider/embedded-draft": "draft",
+    "outrider/embedded-hybrid": "hybrid/target",
+}
 # Heads for the embedded target, which are no models.
 HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -15,6 +15,8 @@ from outrider.core.nearest import did_you_mean
 
 EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"
+# Another target, most of whose layers are recurrences, with an MTP block of its own.
+EMBEDDED_HYBRID = "outrider/embedded-hybrid"
 # By the drafter that reads them.
 EMBEDDED_HEADS: Mapping[str, str] = {
     "eagle": "outrider/embedded-eagle",

@@ -60,6 +60,22 @@ def test_a_taste_of_it_ends_with_one_json_object(
     assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_torch_thread")
+def test_a_hybrid_has_a_verify_cost_of_each_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, script = tmp_path / "result.json", str(FOLDER / "verify_cost.py")
+    words = ["--hybrid", "--quick", "--repeats", "1", "--output", str(output)]
+    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    runpy.run_path(script, run_name="__main__")
+    cells = json.loads(output.read_text())["cells"]
+    assert {cell["rollback"] for cell in cells} == {"ring", "replay"}
+    assert {1, 16} <= {cell["rows"] for cell in cells}
+    assert all(cell["recurrent_ms"] > 0 and cell["ms"] > 0 for cell in cells)
+
+
 def numbers(value: Any) -> list[float]:
     """All of them, however deep."""
     if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_a_folder_named_like_a_known_target_has_its_pair(outrider: Command, targ
     assert "known pair qwen3" in pair["reason"]
 
 
+@pytest.mark.parametrize("family", ["phi3", "gpt2"])
+def test_training_is_suggested_of_targets_that_can_teach(
+    outrider: Command, target: Path, family: str
+) -> None:
+    def commands() -> list[str]:
+        found = read(outrider, "suggest", str(target))["suggestions"]
+        return [one["command"] for one in found if one["command"].startswith("outrider train")]
+
+    assert [command.split()[2] for command in commands()] == ["draft", "eagle"]
+    edit(target, model_type=family)
+    assert commands() == []
+
+
 def test_a_target_is_needed_and_must_be_there(outrider: Command) -> None:
     assert "TARGET is missing" in outrider("draft", "suggest").err
     assert outrider("draft", "suggest", "nobody/nothing").code == 3
@@ -129,6 +143,26 @@ def test_weights_that_are_no_numbers_are_wrong(outrider: Command, target: Path) 
     assert any("not numbers" in remark["text"] for remark in record["remarks"])
 
 
+def test_weights_that_are_not_here_are_not_vouched_for(outrider: Command, target: Path) -> None:
+    draft = target.parent / "draft"
+    shutil.copytree(target, draft, ignore=shutil.ignore_patterns("*.safetensors"))
+    record = read(outrider, "check", str(target), str(draft))
+    assert any("weights are not here" in remark["text"] for remark in record["remarks"])
+
+
+def test_commands_can_be_pasted_whatever_a_folder_is_called(
+    outrider: Command, target: Path
+) -> None:
+    named = target.rename(target.with_name("my model"))
+    heads = eagle(named.parent / "my heads")
+    record = read(outrider, "suggest", str(named))
+    for command in (record["measure"], record["suggestions"][0]["command"]):
+        words = shlex.split(command)
+        assert str(named) in words
+        assert any(word.removeprefix("eagle=").startswith(str(heads)) for word in words)
+    assert str(heads) in shlex.split(read(outrider, "check", str(named), str(heads))["advice"])
+
+
 def test_windows_and_positions_of_a_draft_model_are_cautions(
     outrider: Command, target: Path
 ) -> None:
@@ -166,6 +200,8 @@ def test_a_draft_of_which_nothing_is_accepted_is_dead(outrider: Command, tmp_pat
     assert shown.code == 1
     assert "it fits" in shown.out
     assert "dead acceptance" in shown.out
+    # Nothing rests while it is counted.
+    assert "rested" not in shown.out + shown.err
 
 
 def test_the_upper_bound_is_wilsons() -> None:

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from doubles.command_line import Command
 from outrider.api.llm import LLM
+from outrider.cli.train_bar import Preparation
+from outrider.core.clock import FakeClock
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
+from outrider.train import session
 from outrider.train.folder import STATE, WORK
 
 SMALL = ("--batch", "2", "--window", "64", "--warmup", "1", "--device", "cpu")
@@ -166,6 +170,34 @@ def test_the_target_writes_what_is_learned_once(
     assert "text" in other.err
 
 
+@pytest.mark.weights
+def test_an_interrupt_before_training_says_what_it_cost(
+    outrider: Command, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "tokenised", interrupted)
+    shown = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "1")
+    assert shown.code == 130
+    assert shown.err.splitlines()[0] == "reading the texts"
+    assert "stopped before training began" in shown.err
+
+
+def test_what_takes_long_before_training_is_told_now_and_then() -> None:
+    clock, out = FakeClock(), StringIO()
+    heard = Preparation(out, clock=clock)
+    for share in range(0, 100, 10):
+        heard("reading", share / 100)
+        clock.advance(2.0)
+    heard("writing", 0.0)
+    assert out.getvalue().splitlines() == [
+        "reading",
+        *(f"reading: {n} %" for n in (30, 60, 90)),
+        "writing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -179,6 +211,12 @@ def test_the_target_writes_what_is_learned_once(
         (("draft", "made", "empty"), 2, "empty"),
         (("tokenizer", "taken", "texts"), 2, "taken"),
         (("pretrain", "made", "texts", "--tokenizer", "texts"), 3, "tokenizer.json"),
+        (("draft", "file/made", "texts"), 3, "file/made cannot be written"),
+        (("tokenizer", "file/made", "texts"), 3, "file/made cannot be written"),
+        (("tokenizer", "made", "broken.jsonl"), 2, "line 1 is not JSON"),
+        (("tokenizer", "made", "list.jsonl"), 2, "neither an object nor a text"),
+        (("tokenizer", "made", "key.jsonl"), 2, "its keys are body"),
+        (("tokenizer", "made", "key.jsonl", "--field", "bdy"), 2, "no text under 'bdy'"),
     ],
     ids=str,
 )
@@ -195,8 +233,12 @@ def test_mistakes_are_named_with_what_to_try(
     (tmp_path / "taken" / "thesis.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     (tmp_path / "empty").mkdir()
+    for name, line in (("broken", "{oops"), ("list", "[1]"), ("key", '{"body": "x"}')):
+        (tmp_path / f"{name}.jsonl").write_text(line, encoding="utf-8")
     shown = outrider("train", *words)
     assert (shown.code, shown.out) == (code, "")
     assert said in shown.err
     assert "try:" in shown.err
+    # Nobody waits for what can be told at once.
+    assert "held-out prompts" not in shown.err
     assert (tmp_path / "taken" / "thesis.txt").read_text(encoding="utf-8") == "mine"

@@ -81,16 +81,20 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LlamaMo
 
 
 def loaded(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256) -> Net:
+    net = unchecked(name, folder, target, num_slots=num_slots)
+    if net.native is None:
+        pytest.skip("no compiler, no native kernels")
+    return net
+
+
+def unchecked(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256) -> Net:
     layers = EAGLES[name].layers or (2,) if name in EAGLES else (2,)
     room = Room(num_slots=num_slots, page_size=4, max_rows=32, max_logits=16, hidden_layers=layers)
     if name in EAGLES:
-        net: Net = load_eagle(Heads(EAGLES[name].write(folder), "eagle", room), target)
-    else:
-        config = block_like(target.config, family=name)
-        written = write_mtp(folder, config, mtp_tensors(config))
-        (net,) = load_mtp(written, read_mtp_config(written, target.spec), target, room)
-    if net.native is None:
-        pytest.skip("no compiler, no native kernels")
+        return load_eagle(Heads(EAGLES[name].write(folder), "eagle", room), target)
+    config = block_like(target.config, family=name)
+    written = write_mtp(folder, config, mtp_tensors(config))
+    (net,) = load_mtp(written, read_mtp_config(written, target.spec), target, room)
     return net
 
 
@@ -138,6 +142,18 @@ def test_a_native_pass_has_the_bits_of_the_operators(
         assert torch.equal(one.logits_MV, other.logits_MV)
         assert torch.equal(one.hidden_ND, other.hidden_ND)
         assert not one.hidden_ND.isnan().any()
+
+
+@pytest.mark.parametrize("name", ["EAGLE 3", "llama"])
+def test_reference_kernels_have_no_native_pass(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "target", variant("llama2"), seed=0)
+    options = LoadOptions(room=Room(num_slots=64), device="cpu", force_reference=True)
+    target = load_model(folder, options)
+    assert isinstance(target, LlamaModel)
+    net = unchecked(name, tmp_path / "heads", target)
+    assert net.native is None
+    assert whole_chains(net.native, net.fuse, GROWTH, batch_size=2) is None
+    assert len(passes(net)) == 5
 
 
 @dataclass(slots=True)

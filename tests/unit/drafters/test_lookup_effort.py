@@ -13,23 +13,15 @@ from checks.drafters import row
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.portfolio.drafter import PortfolioDrafter
-from outrider.drafters.portfolio.forced import ForcedDrafter
-from outrider.drafters.portfolio.shadow import Shadowed
-from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.engine.lookup_drafters import lookup_members
 
 NUM_TOKENS = 1500
 WINDOW = 250
 
 
 def lookup() -> Drafter:
-    members = (
-        ForcedDrafter(),
-        Shadowed(PredictionDrafter()),
-        SuffixDrafter(),
-        Shadowed(NgramDrafter()),
-    )
-    return PortfolioDrafter(members)
+    return PortfolioDrafter(lookup_members(SuffixDrafter(), NgramDrafter()))
 
 
 def num_calls(action: Callable[[], object]) -> int:
@@ -50,7 +42,7 @@ def num_calls(action: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize(("make", "most"), [(SuffixDrafter, 90), (lookup, 260)])
+@pytest.mark.parametrize(("make", "most"), [(NgramDrafter, 20), (SuffixDrafter, 65), (lookup, 90)])
 @pytest.mark.parametrize("vocab_size", [60, 5000])
 def test_a_token_that_repeats_nothing_costs_a_few_calls_and_no_rows(
     make: Callable[[], Drafter], most: int, vocab_size: int
@@ -71,4 +63,5 @@ def test_a_token_that_repeats_nothing_costs_a_few_calls_and_no_rows(
     assert max(calls) <= most * WINDOW
     assert calls[-1] <= 1.5 * calls[1]
     # A row of a draft costs a few hundredths of a pass, so this is a few thousandths of the time.
-    assert sum(drafted) <= 0.1 * len(drafted)
+    assert sum(drafted) <= 0.06 * len(drafted)
+    assert sum(drafted[WINDOW:]) <= 0.04 * len(drafted[WINDOW:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from doubles.tiny_hybrids import stored_hybrid
@@ -33,7 +35,7 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided(
         max_rows=16,
         max_logits=4,
         chunk=8,
-        states=STATES,
+        states=asdict(STATES),
     )
     build_inner(ChildOptions.from_json(options.to_json()))
     (model,) = models

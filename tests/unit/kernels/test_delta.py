@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from unit.kernels.delta_cases import (
     HOST,
     LAYER,
     SHAPE,
+    WIDE,
     Text,
     assert_cells_close,
     formula,
@@ -99,6 +102,19 @@ def test_native_cells_are_those_of_the_reference(text: Text) -> None:
     layer_of(torch_delta, text, [run], ours)
     layer_of(kernels.delta, text, [run], theirs)
     assert_cells_close(ours, theirs)
+
+
+def test_states_too_large_for_caches_are_the_same(delta: Delta) -> None:
+    """Native code then writes past the caches, and whole vectors."""
+    heads, size = 8, 128
+    shape = replace(WIDE, num_heads=heads, num_channels=(2 * WIDE.num_key_heads + heads) * size)
+    text, ours, theirs = some_text(3, shape), some_cells(shape, 3), some_cells(shape, 3)
+    for rule, cells in ((delta, ours), (torch_delta, theirs)):
+        layer_of(rule, text.part(0, 2), [Run(0, (None, 0), (None, None))], cells)
+        layer_of(rule, text.part(2, 3), [Run(0, (1,), (0,), source=0)], cells)
+        layer_of(rule, text.part(2, 3), [Run(0, (None,), (None,), 0, (0,), 2)], cells)
+    assert_cells_close(ours, theirs)
+    assert torch.equal(ours.states[1].state_LHKV, ours.states[2].state_LHKV)
 
 
 def test_sizes_are_those_of_the_cells() -> None:

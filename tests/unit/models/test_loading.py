@@ -24,6 +24,7 @@ from outrider.models.loading import (
     pick_device,
     resolve,
 )
+from outrider.models.qwen_hybrid import QwenHybridModel
 
 ROOM = Room(num_slots=64)
 
@@ -33,6 +34,8 @@ def load(folder: Path, *, dtype: str = "auto") -> Decoder:
 
 
 def kv_dtype(model: Decoder) -> torch.dtype:
+    if isinstance(model, QwenHybridModel):
+        return model.state.kv.layers[0][0].dtype
     assert isinstance(model, LlamaModel | GPT2Model)
     return model.state.layers[0][0].dtype
 

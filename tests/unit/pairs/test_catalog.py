@@ -6,11 +6,14 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from outrider.bench.drafters.heads import has_own_mtp, heads_beside
 from outrider.core.errors import ConfigError
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, resolve
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.pairs.catalog import (
     EMBEDDED_DRAFT,
+    EMBEDDED_HYBRID,
     EMBEDDED_TARGET,
     PAIRS,
     ModelPair,
@@ -78,6 +81,15 @@ def test_the_embedded_pair_comes_first_and_its_sizes_are_those_of_its_files() ->
         spec = config.spec("x", bytes_per_weight=2, bytes_per_kv=2)
         assert side.kv_bytes_per_token == spec.kv_bytes_per_token
         assert side.weights_gb == pytest.approx(spec.weight_bytes / 1e9, rel=0.02)
+
+
+def test_the_embedded_hybrid_brings_a_block_and_nothing_lies_beside_it() -> None:
+    """Heads of the embedded target have its sizes, and were not trained for it."""
+    folder = resolve(EMBEDDED_HYBRID)
+    assert isinstance(read_config(folder), QwenHybridConfig)
+    assert has_own_mtp(folder)
+    assert heads_beside(folder) == {}
+    assert draft_of(EMBEDDED_HYBRID, "eagle") is None
 
 
 @EVERY

@@ -88,6 +88,18 @@ def test_tokens_are_made_once_for_the_same_contents(tokenizer: Tokenizer, tmp_pa
     assert made(folder, tokenizer, work).record.digest != first.record.digest
 
 
+def test_reading_is_heard_of_to_its_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    told: list[float] = []
+    files = find_files([str(write_texts(tmp_path / "texts", 150))])
+    words = (files, tokenizer, tokenizer.vocab_size, tmp_path / "work", Wish())
+    tokenised(*words, lambda _, share: told.append(share))
+    assert len(told) == 3
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1)
+    tokenised(*words, lambda _, share: told.append(share))
+    assert len(told) == 3
+
+
 def test_a_share_of_the_texts_can_be_enough(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "texts", 200)
     whole = made(folder, tokenizer, tmp_path / "a").record

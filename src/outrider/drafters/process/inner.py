@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outrider.core.noise import Pick, pick_node, race_node
 from outrider.core.protocols import DraftAhead, Drafter
@@ -47,10 +48,10 @@ def _load_options(options: ChildOptions) -> LoadOptions:
         page_size=options.page_size,
         max_rows=options.max_rows,
         max_logits=options.max_logits,
-        states=options.states,
     )
+    states = replace(room.states, **dict[str, Any](options.states))
     return LoadOptions(
-        room=room,
+        room=replace(room, states=states),
         dtype=options.dtype,
         device=options.device,
         force_reference=options.force_reference,

@@ -7,11 +7,11 @@ reads it before it loads PyTorch.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.drafters.ahead.choices import AheadChoices
-from outrider.state.room import StateRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class ChildOptions:
 
     With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_laws` laws go into
     one answer: sequences that draft together times K. `num_slots`, `page_size`, `max_rows` and
-    `max_logits` are the model's room, with `states` if it is a hybrid, `chunk` how many tokens of a
-    prompt it reads at a time.
+    `max_logits` are the model's room, `states` the fields of that for the states of a hybrid, those
+    left out as usual, and `chunk` how many tokens of a prompt it reads at a time.
     `draw` is own (a number for each node) or race (those of the coupled rule). With `cores` the
     process keeps to these hardware threads.
     """
@@ -34,7 +34,7 @@ class ChildOptions:
     max_rows: int
     max_logits: int
     chunk: int
-    states: StateRoom = field(default_factory=StateRoom)
+    states: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     name: str = ""
     dtype: str = "auto"
     device: str = "auto"
@@ -52,7 +52,6 @@ class ChildOptions:
     def from_json(cls, text: str) -> ChildOptions:
         fields: dict[str, Any] = json.loads(text)
         fields["cores"] = tuple(fields["cores"])
-        fields["states"] = StateRoom(**fields["states"])
         if fields["ahead"] is not None:
             fields["ahead"] = AheadChoices(**fields["ahead"])
         return cls(**fields)

@@ -2,10 +2,15 @@
 //
 // Key heads are independent of each other, with their value heads and their channels of the
 // convolution, so each is one work item; within one, columns of a state are independent, so a block
-// of them stays in the first cache for all tokens of a run. A replayed token goes through the same
-// two functions as one that is read: so its bits are the same whatever the compiler fuses.
+// of them stays in the first cache for all tokens up to the next that leaves its state in a cell. A
+// replayed token goes through the same functions as one that is read, so its bits are the same
+// whatever the compiler fuses.
 #include <algorithm>
 #include <cmath>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #include "team.h"
 #include "vectors.h"
@@ -30,40 +35,92 @@ struct DeltaPass {
 
 namespace {
 
-constexpr int VECS = 2, COLUMNS = VECS * LANES;
+// Sums of alternate rows (`WAYS`) hide how long one sum takes.
+constexpr int VECS = 2, COLUMNS = VECS * LANES, WAYS = 2;
 constexpr float NORM_EPS = 1e-6f;
 
 struct Run {
     int first, stop, source, fold, replay_first, replay_stop;
     int count() const { return stop - first; }
+    int num_replayed() const { return replay_stop - replay_first; }
 };
 
 int round_up(int size) { return (size + LANES - 1) / LANES * LANES; }
 
-// Column block of S [K, COLUMNS]: scaled by `decay`, then read by `key` into `seen`.
-__attribute__((noinline)) void decay_and_read(float* state, int key_dim, const float* key,
-                                              float decay, Vec* seen) {
-    Vec sums[VECS] = {};
-    for (int i = 0; i < key_dim; ++i)
+// What a token does to a column block of S [K, COLUMNS], a row at a time: plus key change^T, then
+// read by `query` into `out`; and the first half of what the next one does: scaled by `decay`, then
+// read by `next` into `seen`. Each half can be left out, and does not depend on the other.
+struct Step {
+    const float *key, *query;
+    const Vec* change;
+    Vec* out;
+    const float* next;
+    float decay;
+    Vec* seen;
+};
+
+template <bool CHANGES, bool GOES_ON>
+__attribute__((noinline)) void advance(float* __restrict block, int key_dim, const Step step) {
+    const float *__restrict key = step.key, *__restrict query = step.query,
+                *__restrict next = step.next;
+    const float decay = step.decay;
+    Vec change[VECS] = {}, found[WAYS * VECS] = {}, seen[WAYS * VECS] = {};
+    if (CHANGES)
+        for (int v = 0; v < VECS; ++v) change[v] = step.change[v];
+    const auto row = [&](int i, int way) __attribute__((always_inline)) {
         for (int v = 0; v < VECS; ++v) {
-            const Vec scaled = load(state + i * COLUMNS + v * LANES) * decay;
-            store(state + i * COLUMNS + v * LANES, scaled);
-            sums[v] += scaled * key[i];
+            float* at = block + i * COLUMNS + v * LANES;
+            Vec x = load(at);
+            if (CHANGES) {
+                x += change[v] * key[i];
+                found[way * VECS + v] += x * query[i];
+            }
+            if (GOES_ON) {
+                x = x * decay;
+                seen[way * VECS + v] += x * next[i];
+            }
+            store(at, x);
         }
-    for (int v = 0; v < VECS; ++v) seen[v] = sums[v];
+    };
+    int i = 0;
+    for (; i + WAYS <= key_dim; i += WAYS) {
+        row(i, 0);
+        row(i + 1, 1);
+    }
+    if (i < key_dim) row(i, 0);
+    for (int v = 0; v < VECS; ++v) {
+        found[v] += found[VECS + v];
+        seen[v] += seen[VECS + v];
+    }
+    for (int v = 0; v < VECS; ++v) {
+        if (CHANGES) step.out[v] = found[v];
+        if (GOES_ON) step.seen[v] = seen[v];
+    }
 }
 
-// The block plus key change^T, then read by `query` into `out`.
-__attribute__((noinline)) void change_and_read(float* state, int key_dim, const float* key,
-                                               const float* query, const Vec* change, Vec* out) {
-    Vec sums[VECS] = {};
-    for (int i = 0; i < key_dim; ++i)
-        for (int v = 0; v < VECS; ++v) {
-            const Vec changed = load(state + i * COLUMNS + v * LANES) + change[v] * key[i];
-            store(state + i * COLUMNS + v * LANES, changed);
-            sums[v] += changed * query[i];
-        }
-    for (int v = 0; v < VECS; ++v) out[v] = sums[v];
+// Past the caches, so that what is overwritten need not be read first. States of a large model are
+// not found in a cache when they are asked for again, because its weights came in between.
+constexpr int64_t STREAMED_BYTES = 1 << 19;
+
+bool can_stream(const float* to, int row_size) {
+    return reinterpret_cast<uintptr_t>(to) % sizeof(Vec) == 0 && row_size % COLUMNS == 0;
+}
+
+inline void stream(float* to, Vec vec) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, cast<__m512>(vec));
+#elif defined(__AVX__)
+    _mm256_stream_ps(to, cast<__m256>(vec));
+#else
+    store(to, vec);
+#endif
+}
+
+// Before other threads may read what was streamed.
+inline void end_streams() {
+#if defined(__AVX__)
+    _mm_sfence();
+#endif
 }
 
 void unit(float* x, int size, float scale) {
@@ -93,7 +150,7 @@ class Head {
     void go(const Run& run) {
         const int count = run.count();
         const size_t floats = static_cast<size_t>(count) * (2 * key_size_ + value_size_ + 2 * shared_)
-                            + static_cast<size_t>(layer_.key_dim) * COLUMNS;
+                            + static_cast<size_t>(layer_.key_dim) * value_blocks() * COLUMNS;
         const size_t pointers = sizeof(const float*) * (window_ + count);
         char* memory = static_cast<char*>(scratch_.take(pointers + sizeof(float) * floats + 64));
         lines_ = reinterpret_cast<const float**>(memory);
@@ -102,20 +159,17 @@ class Head {
         value_ = key_ + static_cast<size_t>(count) * key_size_;
         rate_ = value_ + static_cast<size_t>(count) * value_size_;
         decay_ = rate_ + static_cast<size_t>(count) * shared_;
-        block_ = decay_ + static_cast<size_t>(count) * shared_;
+        state_ = decay_ + static_cast<size_t>(count) * shared_;
         remember(run);
         if (run.fold >= 0) keep_window(run.fold, 0);
         for (int t = 0; t < count; ++t) prepare(run, t);
-        for (int h = 0; h < shared_; ++h)
-            for (int column = 0; column < layer_.value_dim; column += COLUMNS)
-                recur(run, h, column);
+        for (int h = 0; h < shared_; ++h) recur(run, h);
     }
 
   private:
     // The rows that the convolution reads: those before the run, null where there were none yet.
     void remember(const Run& run) {
-        const int num_replayed = run.replay_stop - run.replay_first;
-        const int recent = std::min(num_replayed, window_);
+        const int recent = std::min(run.num_replayed(), window_);
         for (int r = 0; r < window_ - recent; ++r)
             lines_[r] = run.source < 0 ? nullptr : window(run.source) + (r + recent) * channels();
         for (int r = 0; r < recent; ++r)
@@ -163,54 +217,113 @@ class Head {
         }
     }
 
-    // A block of columns of value head h through a run.
-    void recur(const Run& run, int h, int column) {
-        const int key_dim = layer_.key_dim, value_dim = layer_.value_dim, head = head_ * shared_ + h;
-        const int width = std::min(COLUMNS, value_dim - column);
-        fetch(run.source, head, column, width);
-        Vec seen[VECS], change[VECS], out[VECS];
-        for (int r = run.replay_first; r < run.replay_stop; ++r) {
-            const int cell = pass_.replayed[r];
-            const int64_t keys = static_cast<int64_t>(index_) * layer_.key_heads + head_;
-            const int64_t heads = static_cast<int64_t>(index_) * layer_.heads + head;
-            const float* key = input(cell, 1) + keys * key_dim;
-            take(input(cell, 2) + heads * value_dim + column, width, change);
-            decay_and_read(block_, key_dim, key, input(cell, 3)[heads], seen);
-            change_and_read(block_, key_dim, key, key, change, out);
-        }
-        if (run.fold >= 0) keep_state(run.fold, head, column, width);
-        for (int t = 0; t < run.count(); ++t) {
-            const float *key = key_ + t * key_size_, *query = query_ + t * key_size_;
-            const int n = run.first + t;
-            const float rate = rate_[t * shared_ + h];
-            decay_and_read(block_, key_dim, key, decay_[t * shared_ + h], seen);
-            take(value_ + t * value_size_ + h * value_dim + column, width, change);
-            for (int v = 0; v < VECS; ++v) change[v] = (change[v] - seen[v]) * rate;
-            change_and_read(block_, key_dim, key, query, change, out);
-            const int64_t row = static_cast<int64_t>(n) * layer_.heads + head;
-            give(out, width, out_ + row * value_dim + column);
-            if (pass_.states[n] >= 0) keep_state(pass_.states[n], head, column, width);
-            if (pass_.inputs[n] < 0) continue;
-            const int64_t heads = static_cast<int64_t>(index_) * layer_.heads + head;
-            give(change, width, input(pass_.inputs[n], 2) + heads * value_dim + column);
+    // What one token of a run brings to a value head, replayed ones first.
+    struct Token {
+        const float *key, *query;
+        float decay;
+    };
+
+    Token token(const Run& run, int h, int j) const {
+        const int t = j - run.num_replayed();
+        if (t >= 0)
+            return {key_ + t * key_size_, query_ + t * key_size_, decay_[t * shared_ + h]};
+        const int cell = pass_.replayed[run.replay_first + j];
+        const int64_t keys = static_cast<int64_t>(index_) * layer_.key_heads + head_;
+        const float* key = input(cell, 1) + keys * layer_.key_dim;
+        return {key, key, input(cell, 3)[number(h)]};
+    }
+
+    // Value head h through a run, from one token after which the state is kept to the next.
+    void recur(const Run& run, int h) {
+        const int replays = run.num_replayed(), stop = replays + run.count();
+        fetch(run.source, h);
+        if (run.fold >= 0 && replays == 0) keep_state(run.fold, h);
+        for (int start = 0; start < stop;) {
+            int end = start + 1;
+            while (end < stop && kept_after(run, end - 1) < 0) ++end;
+            for (int block = 0; block < value_blocks(); ++block) recur(run, h, block, start, end);
+            const int kept = kept_after(run, end - 1);
+            if (kept >= 0) keep_state(kept, h);
+            start = end;
         }
     }
 
-    void fetch(int cell, int head, int column, int width) {
-        for (int i = 0; i < layer_.key_dim; ++i)
-            for (int v = 0; v < VECS; ++v) {
-                Vec part = {};
-                const int left = width - v * LANES;
-                if (cell >= 0 && left > 0)
-                    part = load_some(state(cell, head, i, column) + v * LANES, left);
-                store(block_ + i * COLUMNS + v * LANES, part);
+    // A block of columns through tokens `start` to `end`.
+    void recur(const Run& run, int h, int block, int start, int end) {
+        const int key_dim = layer_.key_dim, column = block * COLUMNS;
+        const int width = std::min(COLUMNS, layer_.value_dim - column);
+        float* rows = state_ + static_cast<size_t>(block) * key_dim * COLUMNS;
+        Vec seen[VECS], change[VECS], out[VECS];
+        Token now = token(run, h, start);
+        advance<false, true>(rows, key_dim,
+                             {nullptr, nullptr, nullptr, nullptr, now.key, now.decay, seen});
+        for (int j = start; j < end; ++j) {
+            change_of(run, h, j, column, width, seen, change);
+            const bool goes_on = j + 1 < end;
+            const Token next = token(run, h, goes_on ? j + 1 : j);
+            const Step step = {now.key, now.query, change, out, next.key, next.decay, seen};
+            if (goes_on) advance<true, true>(rows, key_dim, step);
+            else advance<true, false>(rows, key_dim, step);
+            now = next;
+            const int n = run.first + j - run.num_replayed();
+            if (n < run.first) continue;
+            const int64_t row = static_cast<int64_t>(n) * layer_.heads + head_ * shared_ + h;
+            give(out, width, out_ + row * layer_.value_dim + column);
+            if (pass_.inputs[n] < 0) continue;
+            give(change, width, input(pass_.inputs[n], 2) + number(h) * layer_.value_dim + column);
+        }
+    }
+
+    // The cell that the state goes to after token j of a run, or -1.
+    int kept_after(const Run& run, int j) const {
+        const int t = j - run.num_replayed();
+        return t >= 0 ? pass_.states[run.first + t] : t == -1 ? run.fold : -1;
+    }
+
+    void change_of(const Run& run, int h, int j, int column, int width, const Vec* seen,
+                   Vec* change) const {
+        const int t = j - run.num_replayed();
+        if (t < 0) {
+            const float* changes = input(pass_.replayed[run.replay_first + j], 2);
+            return take(changes + number(h) * layer_.value_dim + column, width, change);
+        }
+        take(value_ + t * value_size_ + h * layer_.value_dim + column, width, change);
+        for (int v = 0; v < VECS; ++v) change[v] = (change[v] - seen[v]) * rate_[t * shared_ + h];
+    }
+
+    // The whole matrix of value head h, in the order in which it lies in memory, which is what
+    // memory does fast; here, block by block.
+    void fetch(int cell, int h) {
+        const int key_dim = layer_.key_dim;
+        if (cell < 0) {
+            std::fill(state_, state_ + static_cast<size_t>(key_dim) * value_blocks() * COLUMNS, 0.0f);
+            return;
+        }
+        for (int i = 0; i < key_dim; ++i)
+            for (int block = 0; block < value_blocks(); ++block) {
+                const int column = block * COLUMNS;
+                Vec part[VECS];
+                take(state(cell, h, i) + column, layer_.value_dim - column, part);
+                float* row = state_ + (static_cast<size_t>(block) * key_dim + i) * COLUMNS;
+                for (int v = 0; v < VECS; ++v) store(row + v * LANES, part[v]);
             }
     }
 
-    void keep_state(int cell, int head, int column, int width) {
-        for (int i = 0; i < layer_.key_dim; ++i)
-            std::copy(block_ + i * COLUMNS, block_ + i * COLUMNS + width,
-                      state(cell, head, i, column));
+    void keep_state(int cell, int h) {
+        const int key_dim = layer_.key_dim, value_dim = layer_.value_dim;
+        const bool streams = can_stream(state(cell, h, 0), value_dim)
+                          && int64_t{4} * layer_.heads * key_dim * value_dim >= STREAMED_BYTES;
+        for (int i = 0; i < key_dim; ++i)
+            for (int block = 0; block < value_blocks(); ++block) {
+                const int column = block * COLUMNS;
+                const float* row = state_ + (static_cast<size_t>(block) * key_dim + i) * COLUMNS;
+                float* to = state(cell, h, i) + column;
+                Vec part[VECS];
+                take(row, COLUMNS, part);
+                if (streams)
+                    for (int v = 0; v < VECS; ++v) stream(to + v * LANES, part[v]);
+                else give(part, std::min(COLUMNS, value_dim - column), to);
+            }
     }
 
     // What the convolution remembers before token t of the run.
@@ -243,6 +356,10 @@ class Head {
     }
 
     int64_t channels() const { return layer_.channels; }
+    // Of value head h among those of all layers.
+    int64_t number(int h) const {
+        return static_cast<int64_t>(index_) * layer_.heads + head_ * shared_ + h;
+    }
     int query_at() const { return head_ * layer_.key_dim; }
     int key_at() const { return (layer_.key_heads + head_) * layer_.key_dim; }
     int value_at() const {
@@ -255,11 +372,11 @@ class Head {
         return reinterpret_cast<float*>(pass_.state_cells[2 * cell])
              + index_ * window_ * channels();
     }
-    float* state(int cell, int head, int i, int column) const {
-        const int64_t row = (static_cast<int64_t>(index_) * layer_.heads + head) * layer_.key_dim + i;
+    float* state(int cell, int h, int i) const {
         return reinterpret_cast<float*>(pass_.state_cells[2 * cell + 1])
-             + row * layer_.value_dim + column;
+             + (number(h) * layer_.key_dim + i) * layer_.value_dim;
     }
+    int value_blocks() const { return (layer_.value_dim + COLUMNS - 1) / COLUMNS; }
 
     const DeltaPass& pass_;
     const DeltaLayer& layer_;
@@ -272,7 +389,7 @@ class Head {
     const int shared_, window_, key_size_, value_size_;
     const float** lines_ = nullptr;
     float *query_ = nullptr, *key_ = nullptr, *value_ = nullptr, *rate_ = nullptr;
-    float *decay_ = nullptr, *block_ = nullptr;
+    float *decay_ = nullptr, *state_ = nullptr;
 };
 
 }  // namespace
@@ -296,6 +413,7 @@ void outrider_delta(const DeltaPass* pass, const DeltaLayer* layer, const float*
                 const int32_t* run = pass->runs + 6 * r;
                 one.go({run[0], run[1], run[2], run[3], run[4], run[5]});
             }
+            end_streams();
         }
     });
 }

@@ -42,7 +42,7 @@ struct Linear {
     }
 };
 
-// What attention reads in the first layer of heads.
+// What attention reads in the layer of heads.
 enum Attends { NORMED, PAIR, RESIDUAL };
 
 // Mirrored by `_Entrance` in forward.py. A norm may be null; without a join, the state itself is
@@ -51,7 +51,7 @@ struct Entrance {
     const float *token_norm, *state_norm;
     Linear join;
     const float* states;  // [tokens][hidden_size], given with a pass
-    float *pair, *own;    // [tokens][2 hidden_size] side by side; the last residuals, which are left
+    float *pair, *own;    // [tokens][2 hidden_size]; the last residuals, which a pass leaves
     int32_t attends, keeps_norm;
 };
 
@@ -77,8 +77,8 @@ struct Decoder {
     const float *cos, *sin;
     const Layer* layers;
     float *x, *norm, *qkv, *attended, *up, *activated;
-    void* hidden;             // [slots][num_captured][hidden_size], of the embedding's type
-    const int32_t* captured;  // after how many layers the residual is kept
+    void* hidden;              // [slots][num_captured][hidden_size], of the embedding's type
+    const int32_t* captured;   // after how many layers the residual is kept
     const Entrance* entrance;  // null but for heads
     float eps, scale;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, num_captured;
@@ -171,7 +171,7 @@ void feed(const Decoder& d, const Layer& layer, int num) {
     layer.down(d.activated, d.x, num, d.hidden_size, true);
 }
 
-// The rows move to the front of `norm`, and their norms, unless the head reads none, to that of `x`,
+// The rows move to the front of `norm`, and their norms, if the head reads those, to that of `x`,
 // which is spent by then.
 void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* logits) {
     const int64_t size = d.hidden_size;

@@ -75,8 +75,8 @@ struct Memory {
     int32_t num_wanted, num_logits, state_size, unused;
 };
 
-// Mirrored by `Row` in round_memory.py: one sequence. What a model has not read begins in its memory's
-// `tokens` at the sum of the counts before. `next` is the target's own token.
+// Mirrored by `Row` in round_memory.py: one sequence. What a model has not read begins in its
+// memory's `tokens` at the sum of the counts before. `next` is the target's own token.
 struct Row {
     uint64_t seed;
     uint32_t sample, start;

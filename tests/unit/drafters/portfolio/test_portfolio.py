@@ -13,7 +13,7 @@ from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.offers import NO_OFFER, Offer
 from outrider.drafters.portfolio.drafter import PortfolioDrafter
-from outrider.drafters.portfolio.neural import LOOK_AFTER, LOOK_DEPTH, Neural
+from outrider.drafters.portfolio.neural import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, Neural
 from outrider.drafters.portfolio.pace import Pace
 
 K = 6
@@ -76,12 +76,13 @@ class Model:
 
 @dataclass(slots=True)
 class Game:
-    """A portfolio in play: a pass takes a second, and `truth` says how many of a draft by a member
-    are kept."""
+    """A portfolio in play: a pass takes `pass_seconds`, and `truth` says how many tokens of a draft
+    by a member are kept."""
 
     members: Sequence[Lookup]
     truth: Callable[[str], int]
     seconds: float = 0.01
+    pass_seconds: float = 1.0
     clock: FakeClock = field(default_factory=FakeClock)
     model: Model = field(init=False)
     portfolio: PortfolioDrafter = field(init=False)
@@ -99,7 +100,7 @@ class Game:
         for _ in range(num_rounds):
             asked = row(0, self.text, depth=depth, last=self.last)
             draft = self.portfolio.propose([asked])[0]
-            self.clock.advance(1.0)
+            self.clock.advance(self.pass_seconds)
             num_kept = min(self.truth(draft.by), len(draft))
             self.last = Outcome(0, draft, Verdict(tuple(range(num_kept)), 1))
             self.text += self.last.tokens
@@ -170,7 +171,7 @@ def test_a_model_that_is_never_right_is_left_out_but_for_short_looks() -> None:
     looks = [place for place, by in enumerate(who) if by == "model"]
     assert who.count("model") < 0.1 * len(who)
     assert looks[-1] > LOOK_AFTER
-    assert game.model.asked[-1] <= LOOK_DEPTH
+    assert game.model.asked[-LOOK_ROUNDS:] == [LOOK_DEPTH] * LOOK_ROUNDS
 
 
 def test_a_model_that_came_alive_is_found_by_a_look() -> None:
@@ -179,6 +180,34 @@ def test_a_model_that_came_alive_is_found_by_a_look() -> None:
     assert game.play(100)[-1] == ""
     alive[0] = K
     assert set(game.play(12 * LOOK_AFTER)[-20:]) == {"model"}
+
+
+def test_short_requests_look_as_well() -> None:
+    """None of them lasts as long as one waits for a look."""
+    alive = [0]
+    game = Game([Lookup("a", 1, silent)], lambda by: alive[0], seconds=0.05)
+    who = list[str]()
+    for turn in range(80):
+        alive[0] = K if turn >= 20 else 0
+        game.text, game.last = [0], None
+        who = game.play(LOOK_AFTER // 4)
+        game.portfolio.close(0)
+        game.portfolio.open(0, [0])
+    assert set(who[-20:]) == {"model"}
+
+
+def test_a_machine_that_gets_faster_does_not_shut_the_model_out() -> None:
+    """Passes are quicker by half while the model is not asked, and would be too when it is."""
+    silent_now = [False]
+    sure_once = Lookup("a", 1, lambda text: [] if silent_now[0] else [0.98] * K)
+    game = Game([sure_once], lambda by: K, seconds=0.04)
+    silent_now[0] = True
+    assert set(game.play(40)[-20:]) == {"model"}
+    silent_now[0] = False
+    game.pass_seconds = 0.1
+    assert set(game.play(60)) == {"a"}
+    silent_now[0], game.model.seconds = True, 0.004
+    assert set(game.play(20)) == {"model"}
 
 
 def test_a_model_as_slow_as_the_target_is_left_out() -> None:

@@ -66,3 +66,17 @@ def test_a_request_that_ends_leaves_nothing_behind() -> None:
     shadowed.close(0)
     shadowed.open(0, [5])
     assert shadowed.offers([row(0, [5], depth=4)])[0].draft.tokens == (6,)
+
+
+def test_it_is_asked_only_for_rows_that_it_serves() -> None:
+    asked = list[int]()
+
+    def draft(one: DraftRow) -> Draft:
+        asked.append(one.seq_id)
+        return Draft.chain([7])
+
+    shadowed = Shadowed(RowDrafter(draft), serves=lambda one: one.seq_id == 1)
+    offers = shadowed.offers([row(i, [5], depth=4) for i in range(3)])
+    assert [len(offer.draft) for offer in offers] == [0, 1, 0]
+    assert shadowed.offers([row(0, [5], depth=4)])[0].kept == ()
+    assert asked == [1]

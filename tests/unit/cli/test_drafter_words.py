@@ -1,0 +1,82 @@
+"""What is said of drafters that cannot be as asked, of trees that are none, and when it is said."""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+
+import pytest
+
+from doubles.command_line import Command
+from outrider.api.sources import idle_settings
+from outrider.bench.drafters.table import KNOWN
+from outrider.cli.main import run
+from outrider.cli.session import MODELLESS, WITH_FOLDER
+from outrider.core.config import DRAFTERS, EngineConfig
+from outrider.engine.drafters import CHAINS_ONLY
+
+PROMPT = "def add(a, b):"
+
+
+@pytest.mark.weights
+def test_heads_that_do_not_ship_are_missed_by_name(outrider: Command) -> None:
+    """The embedded target's draft model is not taken for what was asked for."""
+    shown = outrider("generate", PROMPT, "--drafter", "block")
+    assert shown.code == 2
+    assert "needs block heads, and none was given" in shown.err
+    assert "outrider draft suggest" in shown.err
+    assert "outrider train block" in shown.err
+
+
+def test_every_drafter_reads_what_a_draft_names_or_has_no_use_for_it() -> None:
+    either = {"auto", "mtp", "portfolio"}
+    assert {*MODELLESS, *WITH_FOLDER, *either} == set(DRAFTERS)
+
+
+@pytest.mark.parametrize("drafter", [name for name in MODELLESS if name != "none"])
+def test_a_draft_that_nobody_reads_is_refused(outrider: Command, drafter: str) -> None:
+    words = ("--draft", "outrider/embedded-draft", "--drafter", drafter)
+    shown = outrider("generate", PROMPT, *words)
+    assert shown.code == 2
+    assert f"--drafter {drafter} reads none" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("drafter", "changes", "said"),
+    [
+        *((name, {}, f"no effect on drafter {name}") for name in CHAINS_ONLY),
+        ("model", {"tree_nodes": 4}, "tree_nodes=4 is not above k=4"),
+        ("model", {"schedule": "ssd"}, "no effect with schedule ssd"),
+        ("model", {"drafter_home": "process"}, "no effect on a draft model in a process"),
+    ],
+)
+def test_trees_that_are_chains_are_noted(
+    drafter: str, changes: dict[str, object], said: str
+) -> None:
+    config = EngineConfig(**({"tree_nodes": 15} | changes))  # pyright: ignore[reportArgumentType]
+    assert any(said in note for note in idle_settings(config, drafter))
+
+
+@pytest.mark.parametrize("drafter", ["none", *(n for n, known in KNOWN.items() if known.branches)])
+def test_trees_that_are_trees_are_not(drafter: str) -> None:
+    assert idle_settings(EngineConfig(tree_nodes=15), drafter) == ()
+    assert idle_settings(EngineConfig(), drafter) == ()
+
+
+def test_benchmarks_and_notes_agree_on_who_branches() -> None:
+    assert {name for name, known in KNOWN.items() if not known.branches} == set(CHAINS_ONLY)
+
+
+@pytest.mark.weights
+@pytest.mark.usefixtures("outrider")
+@pytest.mark.parametrize("more", [(), ("--n", "2", "--temperature", "0.5")], ids=["one", "several"])
+def test_notes_stand_on_lines_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """Both streams are one terminal, where a note must not go on in the text's last line."""
+    both = StringIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, both)
+    assert run(["generate", PROMPT, "--context", "40", "--max-tokens", "100", *more]) == 0
+    shown = both.getvalue()
+    assert shown.count("note: at most") == shown.count("\nnote: at most") == 1

@@ -1,0 +1,50 @@
+"""What a model's pass takes, in passes of the target: told by the pass that verified its draft."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.clock import FakeClock
+from outrider.core.cost_meter import ASSUMED_DRAFT
+from outrider.drafters.portfolio.pace import ROW_COST, Pace
+
+
+def rounds(pace: Pace, clock: FakeClock, count: int, *, token: float, plain: float) -> None:
+    """Drafts of four tokens, and passes that take as long as their rows make them."""
+    for _ in range(count):
+        pace.asked()
+        clock.advance(4 * token)
+        pace.drafted(4 * token, 4)
+        pace.answered(4)
+        clock.advance(plain * (1 + 4 * ROW_COST))
+
+
+def test_it_is_assumed_until_a_few_drafts_were_timed() -> None:
+    clock = FakeClock()
+    pace = Pace(clock=clock)
+    rounds(pace, clock, 5, token=0.3, plain=1.0)
+    assert pace.share == ASSUMED_DRAFT
+    rounds(pace, clock, 1, token=0.3, plain=1.0)
+    assert pace.share == pytest.approx(0.3)
+
+
+def test_rounds_without_a_draft_say_nothing_of_it() -> None:
+    """The machine is three times as fast while the model rests: its drafts would be as well."""
+    clock = FakeClock()
+    pace = Pace(clock=clock)
+    rounds(pace, clock, 20, token=0.2, plain=1.0)
+    for _ in range(100):
+        pace.asked()
+        pace.answered(0)
+        clock.advance(1 / 3)
+    assert pace.share == pytest.approx(0.2)
+
+
+def test_a_rest_between_rounds_does_not_count() -> None:
+    clock = FakeClock()
+    pace = Pace(clock=clock)
+    for turn in range(30):
+        rounds(pace, clock, 1, token=0.2, plain=1.0)
+        if turn % 3 == 0:
+            clock.advance(50.0)
+    assert pace.share == pytest.approx(0.2)

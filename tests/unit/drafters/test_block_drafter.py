@@ -1,0 +1,55 @@
+"""What a block net is told of a text, by the drafter that asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from checks.drafters import GREEDY
+from doubles.rig import first_maximum
+from doubles.toy_heads import states_of
+from doubles.toy_places import ToyBlock, state_row
+from outrider.core.budget import Budget
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.net import Context, Guess
+from outrider.drafters.places import Places
+
+TEXT = (1, 2, 0, 4, 3)
+
+
+@dataclass(slots=True)
+class Listening:
+    """A net of `num_context` tokens that remembers what it was told."""
+
+    num_context: int
+    num_places: int = 2
+    hidden_layers: tuple[int, ...] = ToyBlock.hidden_layers
+    told: list[Context] = field(default_factory=list[Context])
+
+    def guess(self, contexts: list[Context], num_places: int) -> Guess:
+        self.told += contexts
+        return Guess(
+            torch.zeros(len(contexts), num_places, 5), torch.ones(len(contexts), num_places)
+        )
+
+
+@pytest.mark.parametrize("num_context", [1, 3, 4, 9])
+def test_each_state_comes_with_the_token_that_follows_it(num_context: int) -> None:
+    net = Listening(num_context)
+    drafter = BlockDrafter(net, Places(first_maximum, "the net"))
+    drafter.propose([state_row(TEXT, Budget(2), GREEDY)])
+    (context,) = net.told
+    start = max(len(TEXT) - 1 - num_context, 0)
+    assert context.next_ids == TEXT[start + 1 :]
+    assert torch.equal(context.hidden_CLD, states_of(TEXT, start, len(TEXT) - 1))
+
+
+def test_a_text_of_one_token_is_not_drafted_for() -> None:
+    net = Listening(3)
+    (draft,) = BlockDrafter(net, Places(first_maximum, "the net")).propose(
+        [state_row(TEXT[:1], Budget(2), GREEDY)]
+    )
+    assert not draft.tokens
+    assert not net.told

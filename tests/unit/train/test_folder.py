@@ -1,0 +1,50 @@
+"""A run's folder: claimed only where it can be filled, and filled whole or with a clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from outrider.core.errors import ConfigError, MachineError
+from outrider.train import folder as run_folder
+from outrider.train.folder import WORK, claim, fill
+from outrider.train.loop import Export
+
+NET = Export({"weight": torch.zeros(2)}, {"model_type": "none"})
+
+
+def test_a_claimed_folder_is_a_runs_until_it_is_asked_anew(tmp_path: Path) -> None:
+    work = claim(tmp_path / "run", fresh=False)
+    (work / "state").touch()
+    assert claim(tmp_path / "run", fresh=False) == work == tmp_path / "run" / WORK
+    assert (work / "state").exists()
+    claim(tmp_path / "run", fresh=True)
+    assert not (work / "state").exists()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_is_no_run_is_left_alone(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    for place, said in ((tmp_path, "thesis.txt"), (tmp_path / "thesis.txt", "is a file")):
+        with pytest.raises(ConfigError, match=said):
+            claim(place, fresh=fresh)
+    with pytest.raises(MachineError, match="cannot be written"):
+        claim(tmp_path / "thesis.txt" / "run", fresh=fresh)
+    assert (tmp_path / "thesis.txt").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("error", [SafetensorError("No space left"), OSError(28, "No space left")])
+def test_a_full_disk_is_named_and_leaves_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_folder, "save_file", full)
+    with pytest.raises(MachineError, match="No space left") as caught:
+        fill(tmp_path, NET, "card", {})
+    assert "free some space" in (caught.value.hint or "")
+    assert not (tmp_path / "config.json").exists()
