@@ -42,6 +42,7 @@ from hybrids import QUICK, SIZE, random_hybrid
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
+from outrider.core.state_room import StateRoom
 from outrider.kernels.ceiling import Reader
 from outrider.kernels.registry import choose
 from outrider.kernels.topology import hardware_threads
@@ -50,7 +51,6 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weight_reader import Placement
-from outrider.state.room import StateRoom
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
 CONTEXTS, QUICK_CONTEXTS = (256, 1000), (32,)

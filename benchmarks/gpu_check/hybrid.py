@@ -22,6 +22,7 @@ from hybrids import QUICK, SIZE, config_of, random_hybrid
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
+from outrider.core.state_room import StateRoom
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
 from outrider.kernels.delta.plan import Run, StateShape
@@ -30,7 +31,6 @@ from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weight_reader import Placement
-from outrider.state.room import StateRoom
 
 # What a float32 sum of another order leaves, as a share of the largest value.
 TOLERANCE = 1e-4

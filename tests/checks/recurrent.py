@@ -12,9 +12,9 @@ from checks.state import NEEDS, PROBE, path_to
 from doubles.tiny_hybrids import tiny_hybrid
 from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.state_room import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 
 TEXT = (1, 4, 2, 2, 0, 3, 1, 3, 2, 4, 0)
 # Tokens, parents and the last node kept: chains and trees, kept whole, in part and not at all.

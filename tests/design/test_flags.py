@@ -93,7 +93,10 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("train", "block"): f"{OF_DRAFTERS_TRAINING} --context-tokens --dtype --layers --places",
     ("train", "medusa"): f"{OF_DRAFTERS_TRAINING} --dtype --heads --init --layers",
     ("train", "mtp"): f"{OF_DRAFTERS_TRAINING} --blocks --dtype --turns",
-    ("train", "pretrain"): f"{OF_TRAINING} --dtype --family --hidden --layers --teacher --tokenizer",
+    (
+        "train",
+        "pretrain",
+    ): f"{OF_TRAINING} --dtype --family --hidden --layers --teacher --tokenizer",
     ("train", "tokenizer"): "--field --json --size --tokens",
     ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
     ("doctor",): f"{PROGRAM} {ENGINE} --json --measure",

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
+from outrider.core.state_room import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 96,

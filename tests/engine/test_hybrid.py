@@ -14,12 +14,12 @@ from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.state_room import StateRoom
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.history import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 from outrider.verify.token import TokenRule
 
 KIND = hybrid_kind("qwen3_5", "replay")

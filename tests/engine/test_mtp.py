@@ -18,9 +18,8 @@ from doubles.rig import Request, Rig, first_maximum
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CausalLM
+from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.growing import Growth
-from outrider.drafters.hidden_chain import HiddenChainDrafter
 from outrider.drafters.mtp.drafter import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
@@ -52,7 +51,7 @@ def target() -> LlamaModel:
     return model
 
 
-def drafter(folder: Path, *, chunk: int = 256, batch_size: int = 8) -> HiddenChainDrafter:
+def drafter(folder: Path, *, chunk: int = 256, batch_size: int = 8) -> Drafter:
     heads = Heads(folder, "mtp", ROOM)
     return mtp_drafter(heads, target(), GROWTH, chunk=chunk, batch_size=batch_size)
 

@@ -18,6 +18,7 @@ from doubles.tiny_hybrids import hybrid_config, hybrid_kind
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
+from outrider.core.state_room import StateRoom
 from outrider.drafters.growing import Growth
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.drafter import mtp_drafter
@@ -26,7 +27,6 @@ from outrider.models.decoder import Room
 from outrider.models.heads import Heads, hidden_layers_of
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 
 HEADS_ROOM = Room(num_slots=256, page_size=4, max_rows=64, max_logits=64)
 PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))

@@ -16,9 +16,9 @@ from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.core.errors import CapacityError
 from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.state_room import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 
 ROLLBACKS = ("ring", "replay")
 TEXT = (1, 4, 2, 2, 0, 3, 1, 3, 2, 4, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.state_room import StateRoom
 from outrider.engine.build import draft_size
 from outrider.engine.drafters import CHAINS_ONLY, branches, resolve_drafter
 from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED
@@ -23,7 +24,6 @@ from outrider.models.heads import (
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import resolve
 from outrider.sched.table import resolve_schedule
-from outrider.state.room import StateRoom
 
 _WITH_MODEL = ("model", "bridge")
 

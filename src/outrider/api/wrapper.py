@@ -25,12 +25,12 @@ from outrider.core.errors import ConfigError
 from outrider.core.host import host_ints
 from outrider.core.nearest import did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.core.state_room import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
 from outrider.state.capacity import arena_slots
 from outrider.state.paged_kv import PagedKV
-from outrider.state.room import StateRoom
 
 _NEEDS = DraftNeeds()
 # Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.

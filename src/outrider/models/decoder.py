@@ -22,13 +22,13 @@ from torch import Tensor
 
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.core.state_room import StateRoom
 from outrider.kernels.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.weight_reader import Placement
 from outrider.state.paged_kv import PagedKV
-from outrider.state.room import StateRoom
 
 
 class Decoder(CausalLM, Protocol):

@@ -9,7 +9,7 @@ import torch
 
 from outrider.core.errors import CapacityError
 from outrider.core.spec import ModelSpec
-from outrider.state.room import StateRoom, StateSizes
+from outrider.core.state_room import StateRoom, StateSizes
 
 # Weights, activations and other programs need the rest.
 ARENA_SHARE = 0.25

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
+from outrider.core.state_room import StateRoom
 from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
 from outrider.kernels.delta.torch import Cells
 from outrider.state.capacity import states_that_fit
@@ -31,7 +32,6 @@ from outrider.state.checkpoints import Checkpoints
 from outrider.state.columns import Columns
 from outrider.state.paged_kv import PagedKV
 from outrider.state.recurrent import Policy, RecurrentSequence
-from outrider.state.room import StateRoom
 from outrider.state.staging import HybridPlan, Staging
 
 # No request has it.

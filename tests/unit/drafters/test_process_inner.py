@@ -7,10 +7,10 @@ from dataclasses import asdict
 import pytest
 
 from doubles.tiny_hybrids import stored_hybrid
+from outrider.core.state_room import StateRoom
 from outrider.drafters.process.inner import build_inner
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.room import StateRoom
 
 STATES = StateRoom(rollback="ring", history=40, num_sequences=20, num_checkpoints=3)
 

@@ -13,6 +13,7 @@ from doubles.tiny_hybrids import tiny_hybrid
 from outrider.core.errors import CapacityError
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.state_room import StateRoom
 from outrider.kernels.delta.plan import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -21,7 +22,6 @@ from outrider.state.cells import CellPool
 from outrider.state.checkpoints import Checkpoints
 from outrider.state.hybrid import HybridState
 from outrider.state.paged_kv import PagedKV
-from outrider.state.room import StateRoom
 
 NEEDS = DraftNeeds()
 HOST = torch.device("cpu")

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from outrider.core.state_room import StateRoom
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, pick_device
 from outrider.models.parallel.link import Link
 from outrider.models.parallel.messages import apply
 from outrider.models.parallel.torch_comm import TorchComm
-from outrider.state.room import StateRoom
 
 HERE, LOADED = "here", "loaded"
 
