@@ -15,7 +15,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -156,6 +156,7 @@ def choose(
     int8 or int4, `pack` quantises and `linear` multiplies integers.
     """
     refusal = _why_not(device, dtype, force_reference)
+    wanted = refusal is None
     if refusal is None:
         built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
@@ -167,9 +168,15 @@ def choose(
         if no_triton is None:
             return _triton(device, dtype, quantise, refusals)
         refusals = (*refusals, f"triton: {no_triton}")
-    _log.info("Using the reference kernels: %s.", "; ".join(refusals))
+    _tell(logging.WARNING if wanted else logging.INFO, "; ".join(refusals))
     kernels = _reference(device, dtype, refusals)
     return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
+
+
+@cache
+def _tell(level: int, why: str) -> None:
+    """Once a process: every model chooses kernels."""
+    _log.log(level, "Using the reference kernels, which are slower: %s.", why)
 
 
 def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: str) -> Kernels:
