@@ -41,7 +41,7 @@ from outrider.train.turns import Heads, accepted_drafts, attend, divergence, hea
 from outrider.train.vocabulary import covering_ids, digest_of_ids
 from outrider.train.warm_start import begin_as_last_layer, fits_last_layer
 
-# Batches that a fit reads.
+# Batches that a fit reads, at most.
 _FITTED = 32
 # Of the text's tokens, those whose ids are compared.
 _COVERED = 0.97
@@ -170,9 +170,11 @@ class MtpRecipe:
     def _begin(self, net: Mtp, text: Windows) -> None:
         """All blocks alike: the states that the first hands on are what it was fitted to read."""
         last = self.target.net.model
+        # No window is read twice.
+        steps = range(max(1, min(_FITTED, text.num_windows // text.batch_size)))
         for layer in cast("Sequence[MtpLayer]", net.model.layers):
             if fits_last_layer(layer, self.target):
-                batches = (text.batch(step, self.target.device).ids_BT for step in range(_FITTED))
+                batches = (text.batch(step, self.target.device).ids_BT for step in steps)
                 begin_as_last_layer(layer, self.target, batches)
                 with torch.no_grad():
                     layer.shared_head.norm.weight.copy_(last.norm.weight)
