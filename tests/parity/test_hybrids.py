@@ -64,11 +64,6 @@ def _logits(model: QwenHybridModel, text: tuple[int, ...]) -> Tensor:
     return out.logits_MV.clone()
 
 
-def _expected(peer: Any, text: tuple[int, ...]) -> Tensor:
-    with torch.inference_mode():
-        return peer(input_ids=torch.tensor([text])).logits[0].float()
-
-
 def _in_float64(peer: Any, text: tuple[int, ...]) -> Tensor:
     """What transformers says without rounding: its float32 is up to 1.6e-4 away from that here."""
     for module in peer.modules():

@@ -168,15 +168,19 @@ def choose(
         if no_triton is None:
             return _triton(device, dtype, quantise, refusals)
         refusals = (*refusals, f"triton: {no_triton}")
-    _tell(logging.WARNING if wanted else logging.INFO, "; ".join(refusals))
+    why = "; ".join(refusals)
+    if wanted:
+        _warn(why)
+    else:
+        _log.info("Using the reference kernels: %s.", why)
     kernels = _reference(device, dtype, refusals)
     return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
 
 
 @cache
-def _tell(level: int, why: str) -> None:
+def _warn(why: str) -> None:
     """Once a process: every model chooses kernels."""
-    _log.log(level, "Using the reference kernels, which are slower: %s.", why)
+    _log.warning("Using the reference kernels, which are slower: %s.", why)
 
 
 def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: str) -> Kernels:
