@@ -13,10 +13,15 @@ from outrider.train.loop import Batch
 
 @dataclass(frozen=True, slots=True)
 class Repeating:
-    """`Batches` of 4 windows of 24 ids below 96."""
+    """`Batches` of 4 windows of 24 ids below `vocab_size`."""
 
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    vocab_size: int = 96
+
+    @property
+    def windows(self) -> Tensor:
+        """ids_BT of all of them."""
+        return torch.arange(4 * 24).view(4, 24) * 7 % self.vocab_size
 
     def batch(self, step: int, device: torch.device) -> Batch:
-        ids_BT: Tensor = torch.arange(4 * 24).view(4, 24) * 7 % 96
-        return Batch(ids_BT.to(device), (0, 1, 2, 3), step, 0)
+        return Batch(self.windows.to(device), (0, 1, 2, 3), step, 0)

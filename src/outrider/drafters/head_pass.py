@@ -20,12 +20,13 @@ from outrider.core.laws import MIN_TEMPERATURE
 from outrider.core.noise import KeyedNoise, pick_node
 from outrider.core.protocols import StepRow
 from outrider.drafters.growing import GrowingChain, Growth
-from outrider.drafters.heads import NOT_DRAFTED, NetOutput, wanted_tokens
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.hidden_chain import Part, target_states
 from outrider.kernels.chains import ChainRow, NativeChains
 from outrider.kernels.forward import Entrance, ForwardParts, NativeForward
 from outrider.kernels.registry import Kernels
 from outrider.kernels.round_memory import Feed, RoundModel
+from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 
 

@@ -51,14 +51,3 @@ class HeadNet(Protocol):
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         """One packed pass; `hidden_ND` has the state of the token before each packed token."""
         ...
-
-
-def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
-    """Packed indices of the tokens whose logits are asked for."""
-    wanted: list[int] = []
-    start = 0
-    for row in rows:
-        end = start + len(row.tokens)
-        wanted += range(start + row.logits_from, end)
-        start = end
-    return wanted

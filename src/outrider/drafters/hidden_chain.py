@@ -18,7 +18,8 @@ Shapes:  P = tokens of one text, N = packed tokens, M = packed logits rows, R = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
@@ -104,7 +105,7 @@ class WholeChains(Protocol):
 class Blocks:
     """Nets, one for each trained depth, that read the same texts in step.
 
-    `read` stages what is new in texts, `follow` drafts below it, and `settle` keeps the text alone.
+    Within `drafting`, `catch_up` and `read` stage what is new in texts, `follow` drafts below it.
     """
 
     def __init__(self, nets: Sequence[HeadNet], limits: ChainLimits) -> None:
@@ -127,20 +128,39 @@ class Blocks:
             net.state.close(seq_id)
         self._ends.pop(seq_id, None)
 
-    def num_unread(self, row: DraftRow) -> int:
-        """Tokens of a text that are new. None if this text was drafted for before."""
-        return len(row.tokens) - self._limits.first - self._nets[0].state.length(row.seq_id)
+    def depth(self, row: DraftRow) -> int:
+        """How deep to draft: not at all before the target has read the text up to its pending
+        token, nor for the same text again. The last draft is not read, so it may lie past the
+        window."""
+        length = len(row.tokens)
+        if row.hidden is None or row.hidden.length < length - 1 or self._num_unread(row) < 1:
+            return 0
+        return max(0, min(row.budget.depth, self._limits.window - length + 1))
+
+    @contextmanager
+    def drafting(self, seq_ids: Sequence[int]) -> Iterator[None]:
+        """Keeps, at the end, the text that was read within and no draft. After a failure it keeps
+        nothing, so that the same texts, one without the others, can be drafted for."""
+        try:
+            yield
+        except BaseException:
+            for seq_id in seq_ids:
+                self._read.pop(seq_id, None)
+                self._new_ends.pop(seq_id, None)
+            raise
+        finally:
+            self._settle(seq_ids)
 
     def catch_up(self, rows: Sequence[DraftRow]) -> list[Part]:
         """Read of each text what one pass cannot read beside others; what is left, which is up to
         its pending token. There must be something new."""
         parts: list[Part] = []
         for row in rows:
-            start = len(row.tokens) - self.num_unread(row)
+            start = len(row.tokens) - self._num_unread(row)
             far = len(row.tokens) - self._limits.reach
             for at in range(start, far, self._limits.chunk):
                 self.read([Part(row, at, min(at + self._limits.chunk, far))])
-                self.settle([row.seq_id])
+                self._settle([row.seq_id])
             parts.append(Part(row, max(start, far), len(row.tokens)))
         return parts
 
@@ -189,7 +209,11 @@ class Blocks:
             outputs[block] = self._nets[block].step(rows, above[source])
         return Below(outputs[first].logits_MV, {n: out.hidden_ND for n, out in outputs.items()})
 
-    def settle(self, seq_ids: Sequence[int]) -> None:
+    def _num_unread(self, row: DraftRow) -> int:
+        """Tokens of a text that are new. None if this text was drafted for before."""
+        return len(row.tokens) - self._limits.first - self._nets[0].state.length(row.seq_id)
+
+    def _settle(self, seq_ids: Sequence[int]) -> None:
         """Keep what was read of these texts, and no draft. Whatever failed before, all blocks then
         hold the same tokens."""
         paths = {seq_id: range(self._read.pop(seq_id, 0)) for seq_id in seq_ids}
@@ -198,13 +222,6 @@ class Blocks:
         for seq_id in seq_ids:
             if seq_id in self._new_ends:
                 self._ends[seq_id] = self._new_ends.pop(seq_id)
-
-    def forget(self, seq_ids: Sequence[int]) -> None:
-        """Let `settle` keep nothing of what was read last, so that the same texts, one without the
-        others, can be drafted for."""
-        for seq_id in seq_ids:
-            self._read.pop(seq_id, None)
-            self._new_ends.pop(seq_id, None)
 
     def _before(self, rows: Sequence[StepRow], made: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """What the newest block made of the token before each token, text by text."""
@@ -238,7 +255,7 @@ class HiddenChainDrafter:
         self.name, self._whole = name, whole
         self.needs = DraftNeeds(hidden_layers=nets[0].hidden_layers)
         self._blocks = Blocks(nets, limits)
-        self._growth, self._window = growth, limits.window
+        self._growth = growth
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._blocks.open(seq_id, prompt)
@@ -247,17 +264,11 @@ class HiddenChainDrafter:
         self._blocks.close(seq_id)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [GrowingChain(row, self._depth(row)) for row in rows]
+        chains = [GrowingChain(row, self._blocks.depth(row)) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if live:
-            seq_ids = [chain.row.seq_id for chain in live]
-            try:
+            with self._blocks.drafting([chain.row.seq_id for chain in live]):
                 self._grow(live)
-            except BaseException:
-                self._blocks.forget(seq_ids)
-                raise
-            finally:
-                self._blocks.settle(seq_ids)
         return [chain.draft() for chain in chains]
 
     def _grow(self, live: Sequence[GrowingChain]) -> None:
@@ -274,12 +285,3 @@ class HiddenChainDrafter:
             live = [live[place] for place in places]
             newest = {chain.row.seq_id: chain.tokens[-1] for chain in live}
             below = self._blocks.follow(newest, below.of(places), offset)
-
-    def _depth(self, row: DraftRow) -> int:
-        """How deep to draft. The last draft is not read, so it may lie past the window."""
-        length = len(row.tokens)
-        if row.hidden is None or row.hidden.length < length - 1:
-            return 0
-        if self._blocks.num_unread(row) < 1:
-            return 0
-        return max(0, min(row.budget.depth, self._window - length + 1))

@@ -69,7 +69,7 @@ class HiddenTreeDrafter:
         self.name = name
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
         self._net, self._blocks = net, Blocks([net], limits)
-        self._plant, self._window = plant, limits.window
+        self._plant = plant
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._blocks.open(seq_id, prompt)
@@ -78,17 +78,15 @@ class HiddenTreeDrafter:
         self._blocks.close(seq_id)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        within = enumerate(map(self._within, rows))
-        trees = {index: self._plant(row) for index, row in within if row.budget.depth}
+        depths = map(self._blocks.depth, rows)
+        trees = {
+            index: self._plant(replace(row, budget=replace(row.budget, depth=depth)))
+            for index, (row, depth) in enumerate(zip(rows, depths, strict=True))
+            if depth
+        }
         if trees:
-            seq_ids = [tree.row.seq_id for tree in trees.values()]
-            try:
+            with self._blocks.drafting([tree.row.seq_id for tree in trees.values()]):
                 self._grow(list(trees.values()))
-            except BaseException:
-                self._blocks.forget(seq_ids)
-                raise
-            finally:
-                self._blocks.settle(seq_ids)
         return [trees[i].draft() if i in trees else Draft.empty() for i in range(len(rows))]
 
     def _grow(self, trees: Sequence[GrowingTree]) -> None:
@@ -119,14 +117,3 @@ class HiddenTreeDrafter:
             above += own
         out = self._net.step(steps, states_ND[above])
         return out.logits_MV, out.hidden_ND
-
-    def _within(self, row: DraftRow) -> DraftRow:
-        """Only as deep as may be. The last level is not read, so it may lie past the window."""
-        depth = min(row.budget.depth, self._window - len(row.tokens) + 1)
-        if (
-            row.hidden is None
-            or row.hidden.length < len(row.tokens) - 1
-            or self._blocks.num_unread(row) < 1
-        ):
-            depth = 0
-        return replace(row, budget=replace(row.budget, depth=max(0, depth)))

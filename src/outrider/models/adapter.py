@@ -38,7 +38,7 @@ from outrider.models.adapter_hf import (
 )
 from outrider.models.adapter_rows import RowByRow, prepare, use_kernels
 from outrider.models.adapter_trial import Trial
-from outrider.models.decoder import Room
+from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.weights import Weights
@@ -108,7 +108,7 @@ class AdapterModel:
         self._check_layers(needs.hidden_layers)
         with torch.inference_mode(), self._by_row:
             plan = self._kv.plan(rows)
-            wanted_M = _wanted(rows, plan.tokens_N.device)
+            wanted_M = plan.tokens_N.new_tensor(wanted_tokens(rows), dtype=torch.int64)
             self._cache.begin(plan)
             options: dict[str, Any] = {}
             if needs.hidden_layers:
@@ -203,17 +203,6 @@ def _alone(body: Body, text: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         tokens_1N = torch.tensor([list(text)], device=body.device)
         return body.model(input_ids=tokens_1N, use_cache=False).logits[0].float()
-
-
-def _wanted(rows: Sequence[StepRow], device: torch.device) -> Tensor:
-    """Packed indices of the tokens whose logits are asked for, int64."""
-    wanted: list[int] = []
-    start = 0
-    for row in rows:
-        end = start + len(row.tokens)
-        wanted += range(start + row.logits_from, end)
-        start = end
-    return torch.tensor(wanted, dtype=torch.int64, device=device)
 
 
 def _pick_dtype(name: str, config: AdapterConfig, folder: Path) -> torch.dtype:

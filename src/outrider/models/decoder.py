@@ -192,7 +192,7 @@ class Passes:
 
     def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Packed indices of the rows that want logits, int32, and the room for those."""
-        wanted = _wanted(rows)
+        wanted = wanted_tokens(rows)
         assert len(wanted) <= self._room.max_logits
         wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self.logits_MV.device)
         return wanted_M, self.logits_MV[: len(wanted)]
@@ -209,7 +209,7 @@ def num_positions(config: DecoderConfig, room: Room) -> int:
     return min(config.max_tokens, room.num_slots) + room.max_rows
 
 
-def _wanted(rows: Sequence[StepRow]) -> list[int]:
+def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
     """Packed indices of the tokens whose logits are asked for."""
     wanted: list[int] = []
     start = 0

@@ -29,7 +29,7 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.delta.torch import by_row
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Room, num_positions
+from outrider.models.decoder import Room, num_positions, wanted_tokens
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
@@ -216,7 +216,7 @@ class QwenHybridModel:
 
     def _logits(self, scratch: _Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them, in a buffer that the next step overwrites."""
-        wanted = _wanted(rows)
+        wanted = wanted_tokens(rows)
         assert len(wanted) <= self._room.max_logits
         logits_MV = self._logits_MV[: len(wanted)]
         if wanted:
@@ -261,13 +261,3 @@ class QwenHybridModel:
             activated_NF=buffer(config.ffn_size),
         )
         self._logits_MV = torch.empty(self._room.max_logits, config.vocab_size, device=place.device)
-
-
-def _wanted(rows: Sequence[StepRow]) -> list[int]:
-    """Packed indices of the tokens whose logits are asked for."""
-    wanted: list[int] = []
-    start = 0
-    for row in rows:
-        wanted += range(start + row.logits_from, start + len(row.tokens))
-        start += len(row.tokens)
-    return wanted

@@ -16,7 +16,7 @@ Shapes:  B = windows of a batch, T = tokens, D = hidden size, K = layers of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,11 +27,11 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.eagle.config import EagleConfig, config_values
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES
-from outrider.models.rope_config import Rope
 from outrider.train.exam import Exam
 from outrider.train.llama_module import FFN, Attention, Turns, as_dtype, initialise
 from outrider.train.loop import Batch, Export
 from outrider.train.session import Session
+from outrider.train.shapes import plain_layers
 from outrider.train.target import FrozenTarget
 from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
 from outrider.train.vocabulary import digest_of_ids, frequent_ids
@@ -121,14 +121,14 @@ class EagleRecipe:
         size = self.config.layer.hidden_size
         highest = int(np.argmax(self.hidden_layers))
         with torch.no_grad():
-            net.lm_head.weight.copy_(self.target.head[self.ids_W.to(self.target.device)])
+            net.lm_head.weight.copy_(self.target.head_of(self.ids_W))
             net.norm.weight.copy_(self.target.norm)
             net.fc.weight[:, highest * size : (highest + 1) * size] += torch.eye(size)
         return net
 
     def loss(self, module: Eagle, batch: Batch) -> Tensor:
         found, last_BTD = self._turns(module, batch.ids_BT, self.num_turns)
-        return divergence(found, self._wanted(last_BTD[:, 1:]))
+        return divergence(found, self.target.logits(last_BTD[:, 1:], self.ids_W))
 
     def measure(self, module: Eagle) -> Mapping[str, float]:
         def accepted(ids_T: Tensor, k: int) -> Tensor:
@@ -158,12 +158,6 @@ class EagleRecipe:
         found = module(embedded_BTD.float(), reading.hidden_BTKD[:, :-1].float(), count)
         return found, reading.last_BTD
 
-    def _wanted(self, last_BTD: Tensor) -> Tensor:
-        """The target's logits of the ids that are drafted."""
-        with torch.no_grad():
-            norm_BTD = self.target.net.model.norm(last_BTD)
-            return functional.linear(norm_BTD, self.target.head[self.ids_W.to(last_BTD.device)])
-
 
 def eagle_recipe(
     session: Session, *, draft_vocab_size: int, ffn_size: int, num_turns: int, dtype: str
@@ -177,19 +171,7 @@ def eagle_recipe(
             hint="train a draft model or an MTP block for it",
         )
     num_ids = min(draft_vocab_size or target.vocab_size, target.vocab_size)
-    layer = LlamaConfig(
-        family="llama",
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        ffn_size=ffn_size or target.ffn_size,
-        num_layers=1,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        max_tokens=target.max_tokens,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=Rope(theta=target.rope.theta),
-    )
+    layer = replace(plain_layers(target, 1), ffn_size=ffn_size or target.ffn_size)
     return EagleRecipe(
         target=session.target,
         config=EagleConfig(layer, fused=True, draft_vocab_size=num_ids),

@@ -6,15 +6,16 @@ published, where it is the fourth. Of fewer than three the last one attends.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from outrider.core.errors import ConfigError
 from outrider.kernels.delta.plan import StateShape
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope
+from outrider.train.shapes import HEAD_DIM, plain_layers, widths_of
 
-_HEAD_DIM = 64
 _FIRST, _EVERY = 2, 4
 _TAPS = 4
 _FAMILY = "qwen3_5_text"
@@ -33,33 +34,28 @@ def small_hybrid(
 
     Raises ConfigError for a hidden size that heads do not divide.
     """
-    if hidden_size % _HEAD_DIM:
-        raise ConfigError(
-            f"a hidden size of {hidden_size} is no multiple of {_HEAD_DIM}, the size of a head.",
-            hint=f"use --hidden {max(1, round(hidden_size / _HEAD_DIM)) * _HEAD_DIM}",
-        )
-    num_heads = hidden_size // _HEAD_DIM
-    num_key_heads = num_heads if num_heads % 2 else num_heads // 2
+    widths = widths_of(hidden_size)
+    num_heads, num_key_heads = widths.num_heads, widths.num_key_heads
     attending = tuple(range(_FIRST, num_layers, _EVERY)) or (num_layers - 1,)
     return QwenHybridConfig(
         family=_FAMILY,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        ffn_size=hidden_size * 11 // 4,
+        ffn_size=widths.ffn_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_key_heads,
-        head_dim=_HEAD_DIM,
+        head_dim=HEAD_DIM,
         max_tokens=max_tokens,
         attention_layers=attending,
         delta=StateShape(
             num_layers=num_layers - len(attending),
             num_taps=_TAPS,
-            num_channels=(2 * num_key_heads + num_heads) * _HEAD_DIM,
+            num_channels=(2 * num_key_heads + num_heads) * HEAD_DIM,
             num_key_heads=num_key_heads,
             num_heads=num_heads,
-            key_dim=_HEAD_DIM,
-            value_dim=_HEAD_DIM,
+            key_dim=HEAD_DIM,
+            value_dim=HEAD_DIM,
         ),
         rope=Rope(),
         tie_word_embeddings=True,
@@ -69,19 +65,7 @@ def small_hybrid(
 
 def attending_sizes(config: QwenHybridConfig) -> LlamaConfig:
     """What an attending layer shares with one of a Llama: its FFN, its heads and its positions."""
-    return LlamaConfig(
-        family="llama",
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        ffn_size=config.ffn_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_tokens=config.max_tokens,
-        rms_norm_eps=config.rms_norm_eps,
-        rope=config.rope,
-    )
+    return replace(plain_layers(config, config.num_layers), rope=config.rope)
 
 
 def hybrid_config_json(config: QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:

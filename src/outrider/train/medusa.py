@@ -28,8 +28,9 @@ from torch.nn import functional
 
 from outrider.core.host import host_ints
 from outrider.core.spec import ModelSpec
+from outrider.core.tree_shape import Chances, Shape, best_shape
 from outrider.drafters.medusa.config import MedusaConfig, config_values
-from outrider.drafters.trees import Chances, RankTally, Shape, best_shape
+from outrider.drafters.trees import RankTally
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import as_dtype

@@ -30,11 +30,11 @@ from outrider.core.errors import ConfigError
 from outrider.drafters.mtp.config import MtpConfig, config_values
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES
-from outrider.models.rope_config import Rope
 from outrider.train.exam import Exam
 from outrider.train.llama_module import Layer, Turns, as_dtype, initialise
 from outrider.train.loop import Batch, Export
 from outrider.train.session import Session
+from outrider.train.shapes import plain_layers
 from outrider.train.target import FrozenTarget
 from outrider.train.tokens import Windows
 from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
@@ -145,9 +145,8 @@ class MtpRecipe:
 
     def loss(self, module: Mtp, batch: Batch) -> Tensor:
         last_BTD = self.target.read(batch.ids_BT).last_BTD
-        head_WD = self.target.head if self.ids_W is None else self.target.head[self.ids_W]
-        with torch.no_grad():
-            wanted_BTW = functional.linear(self.target.net.model.norm(last_BTD), head_WD)
+        wanted_BTW = self.target.logits(last_BTD, self.ids_W)
+        head_WD = self.target.head_of(self.ids_W)
         found = self._turns(module, batch.ids_BT, last_BTD, self.num_turns)
         return divergence((functional.linear(own_BTD, head_WD) for own_BTD in found), wanted_BTW)
 
@@ -195,28 +194,11 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
     windows = session.text.windows()
     return MtpRecipe(
         target=session.target,
-        block=block_of(target, num_blocks),
+        block=plain_layers(target, num_blocks),
         exam=session.exam,
         window=session.text.wish.window,
         num_turns=num_turns,
         dtype=DTYPES[dtype],
         ids_W=covering_ids(windows.ids, target, _COVERED).to(session.target.device),
         text=windows,
-    )
-
-
-def block_of(target: LlamaConfig, num_blocks: int) -> LlamaConfig:
-    """Blocks with the sizes of the target's layers."""
-    return LlamaConfig(
-        family="llama",
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        ffn_size=target.ffn_size,
-        num_layers=num_blocks,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        max_tokens=target.max_tokens,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=Rope(theta=target.rope.theta),
     )

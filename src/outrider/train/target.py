@@ -3,7 +3,7 @@
 It is the module of llama_module.py and not the engine's decoder: what a recipe wants are the states
 and laws of every token of whole windows, which is one causal pass without memory.
 
-Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, K = layers.
+Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, K = layers, W = some ids.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.models.llama_config import LlamaConfig
 from outrider.train.llama_module import Llama, read_llama
@@ -41,6 +42,9 @@ class FrozenTarget:
         net = read_llama(folder, max_tokens).to(device).eval().requires_grad_(requires_grad=False)
         self.folder, self.device = folder, device
         self._net, self._bfloat16 = net, bfloat16
+        # The ids that were asked for last, and their rows: gathering them is a copy of both.
+        self._ids_W: Tensor | None = None
+        self._head_WD = net.head
 
     @property
     def config(self) -> LlamaConfig:
@@ -61,6 +65,13 @@ class FrozenTarget:
         """Of shape [V, D]."""
         return self._net.head
 
+    def head_of(self, ids_W: Tensor | None) -> Tensor:
+        """The head's rows of some ids, of shape [W, D]; None is all ids."""
+        if ids_W is not self._ids_W:
+            self._ids_W = ids_W
+            self._head_WD = self.head if ids_W is None else self.head[ids_W.to(self.device)]
+        return self._head_WD
+
     @property
     def net(self) -> Llama:
         return self._net
@@ -71,10 +82,11 @@ class FrozenTarget:
             last_BTD, hidden_BTKD = self._net.model(ids_BT.to(self.device), hidden_layers)
         return Reading(last_BTD, hidden_BTKD)
 
-    def logits(self, last_BTD: Tensor) -> Tensor:
-        """Logits of last residuals, of any leading shape, without gradients."""
+    def logits(self, last_BTD: Tensor, ids_W: Tensor | None = None) -> Tensor:
+        """Logits of last residuals, of any leading shape, without gradients: of some ids, or of
+        all."""
         with torch.no_grad(), self._products():
-            return self._net.logits(last_BTD)
+            return functional.linear(self._net.model.norm(last_BTD), self.head_of(ids_W))
 
     def _products(self) -> torch.autocast:
         """Weights and residuals stay float32, and so do positions, which bfloat16 cannot count."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles.repeating import Repeating
 from outrider.train.folder import fill
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
 from outrider.train.hybrid_config import small_hybrid
@@ -18,7 +17,7 @@ from outrider.train.hybrid_module import HybridLayer
 from outrider.train.hybrid_start import begin_as
 from outrider.train.laws import LawCache
 from outrider.train.llama_module import Layer, Llama, as_dtype, config_json, fresh_llama
-from outrider.train.loop import Batch, Export, Job, Plan, Trainer
+from outrider.train.loop import Export, Job, Plan, Trainer
 from outrider.train.losses import distillation, next_token, top_laws
 from outrider.train.shapes import small_llama
 from outrider.train.target import FrozenTarget
@@ -26,17 +25,8 @@ from outrider.train.target import FrozenTarget
 CPU = torch.device("cpu")
 VOCAB, WINDOW = 50, 24
 CONFIG = small_hybrid(vocab_size=VOCAB, hidden_size=64, num_layers=3, max_tokens=64, stop_ids=(0,))
-IDS_BT = torch.arange(4 * WINDOW).view(4, WINDOW) * 7 % VOCAB
-
-
-@dataclass(frozen=True, slots=True)
-class Repeating:
-    """The same few windows of a text with a pattern."""
-
-    facts: Mapping[str, object] = field(default_factory=dict[str, object])
-
-    def batch(self, step: int, device: torch.device) -> Batch:
-        return Batch(IDS_BT.to(device), (0, 1, 2, 3), step, 0)
+TEXT = Repeating(vocab_size=VOCAB)
+IDS_BT = TEXT.windows
 
 
 def recipe(teacher: Teacher | None = None) -> HybridRecipe:
@@ -73,7 +63,7 @@ def test_the_loss_is_the_models_and_a_share_of_the_blocks() -> None:
     """As the sum over turns, each at every third place, said without slices."""
     own = recipe()
     net = own.build(torch.Generator().manual_seed(1))
-    batch = Repeating().batch(2, CPU)
+    batch = TEXT.batch(2, CPU)
     loss = own.loss(net, batch)
     with torch.no_grad():
         states_BTD = net.model(IDS_BT)
@@ -90,7 +80,7 @@ def test_the_loss_is_the_models_and_a_share_of_the_blocks() -> None:
 def test_every_weight_learns() -> None:
     own = recipe()
     net = own.build(torch.Generator().manual_seed(1))
-    torch.autograd.backward(own.loss(net, Repeating().batch(0, CPU)))
+    torch.autograd.backward(own.loss(net, TEXT.batch(0, CPU)))
     still = [name for name, one in net.named_parameters() if one.grad is None or not one.grad.any()]
     assert still == []
 
@@ -137,7 +127,7 @@ def test_a_short_run_learns_text_and_drafts(tmp_path: Path, taught: bool) -> Non
     teacher = taught_in(tmp_path / "teacher") if taught else None
     own = recipe(teacher)
     plan = Plan(steps=15, learning_rate=1e-2, warmup_steps=3)
-    job = Job(recipe=own, batches=Repeating(), plan=plan, file=tmp_path / "state", device=CPU)
+    job = Job(recipe=own, batches=TEXT, plan=plan, file=tmp_path / "state", device=CPU)
     trainer = Trainer(job)
     losses = [progress.loss for progress in trainer.run()]
     before, after = trainer.standing.history[0].figures, trainer.standing.history[-1].figures

@@ -16,7 +16,8 @@ from doubles.kinds import stored
 from outrider.core.host import host_ints
 from outrider.models.llama_config import LlamaConfig
 from outrider.train.exam import Exam
-from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe, block_of
+from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe
+from outrider.train.shapes import plain_layers
 from outrider.train.target import FrozenTarget
 from outrider.train.tokens import Windows
 from outrider.train.vocabulary import covering_ids, frequent_ids
@@ -39,7 +40,7 @@ def recipe(*, depth: int = 1, text: Windows | None = None) -> MtpRecipe:
     target = frozen()
     return MtpRecipe(
         target=target,
-        block=block_of(target.config, depth),
+        block=plain_layers(target.config, depth),
         exam=Exam((), CPU),
         window=32,
         num_turns=depth,
@@ -102,7 +103,7 @@ def test_a_warm_start_is_nearer_to_the_target_than_noise() -> None:
 def test_a_target_with_other_weights_in_its_layers_is_not_copied(family: str) -> None:
     """Norms of heads have no place in a block."""
     target = frozen(family)
-    layer = MtpLayer(block_of(target.config, 1))
+    layer = MtpLayer(plain_layers(target.config, 1))
     assert fits_last_layer(layer, target) == (not target.config.qk_norm)
 
 

@@ -27,9 +27,10 @@ from outrider.core.protocols import StepRow
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.parts import EagleParts
 from outrider.drafters.head_pass import HeadPass
-from outrider.drafters.heads import NOT_DRAFTED, NetOutput, wanted_tokens
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
+from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 
 
