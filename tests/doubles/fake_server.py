@@ -61,6 +61,7 @@ class FakeServer:
     on_job: Callable[[JobTrace], object] | None = None
     most_live: int = 0
     num_steps: int = 0
+    num_forgotten: int = 0
     seeds: list[int] = field(default_factory=list[int])
     cancelled: list[str] = field(default_factory=list[str])
     tickets: list[FakeTicket] = field(default_factory=list[FakeTicket])
@@ -105,6 +106,10 @@ class FakeServer:
     def cancel(self, ticket: FakeTicket, /) -> None:
         self.cancelled.append(ticket.prompt)
         self.tickets = [one for one in self.tickets if one is not ticket]
+
+    def forget(self) -> None:
+        assert not self.tickets
+        self.num_forgotten += 1
 
     def _step(self, ticket: FakeTicket, batch_size: int) -> None:
         if ticket.prompt in self.broken:

@@ -27,10 +27,14 @@ class FakeWriter:
     lie: tuple[int, ...] = ()
     broken: tuple[str, ...] = ()
     asked: list[str] = field(default_factory=list[str])
+    num_forgotten: int = 0
 
     def generate(self, prompts: Sequence[str], params: SamplingParams, /) -> list[GenerationResult]:
         self.asked += prompts
         return [self._result(prompt, params.max_tokens) for prompt in prompts]
+
+    def forget(self) -> None:
+        self.num_forgotten += 1
 
     def runner(self, name: str) -> Runner:
         return Runner(name, writer=self, k=self.drafted)

@@ -27,6 +27,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams, params_for_each
+from outrider.core.protocols import Controller
 from outrider.core.shaping import AllowedTokens
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
@@ -46,7 +47,9 @@ class LLM:
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
     unless the configuration names another drafter. `on_job` hears of every job of every
-    lane. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each with a hint.
+    lane; `controller`, where given, chooses the budget of every round instead of the one that the
+    configuration names. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each
+    with a hint.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class LLM:
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
         on_job: Callable[[JobTrace], None] | None = None,
+        controller: Controller | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.device = pick_device(self.config.device)
@@ -77,7 +81,12 @@ class LLM:
             pair.corpus,
         )
         self._engine = build_engine(
-            self.config, parts, num_slots=self._pair.num_slots, sink=self._desk.record, jobs=on_job
+            self.config,
+            parts,
+            num_slots=self._pair.num_slots,
+            sink=self._desk.record,
+            jobs=on_job,
+            controller=controller,
         )
         self._desk.engine = self._engine
         self._requests = RequestMaker(self._pair, self.drafter)
@@ -230,6 +239,13 @@ class LLM:
         if not ticket.done:
             ticket.reader.was_cancelled = True
             self._desk.retire(ticket.reader)
+
+    def forget(self) -> None:
+        """Let the drafter forget what it learnt from requests so far, so that runs which repeat
+        prompts can be compared. Raises ConfigError while requests run."""
+        if self._engine.has_work:
+            raise ConfigError("requests are running.", hint="forget after they have ended")
+        self._engine.residents.drafting.forget()
 
     def close(self) -> None:
         """End threads and processes that this object started. Using it again starts new ones, but

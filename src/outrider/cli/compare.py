@@ -74,6 +74,8 @@ def _contestant(
     llm: LLM, params: SamplingParams, texts: set[tuple[int, ...]]
 ) -> Callable[[str], Sequence[Sequence[int]]]:
     def run(prompt: str) -> Sequence[Sequence[int]]:
+        # A drafter that remembers texts would copy the one that it wrote before.
+        llm.forget()
         ids = [result.token_ids for result in llm.generate([prompt], params)]
         texts.update(ids)
         return ids

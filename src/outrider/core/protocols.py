@@ -180,6 +180,15 @@ class Drafter(Protocol):
     def close(self, seq_id: int) -> None: ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A drafter that learns from the texts of all requests."""
+
+    def forget(self) -> None:
+        """Be as before the first request. None may be open."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AheadRow:
     """A round whose verdict is still open: `draft` is being verified after `pending`, the last of

@@ -31,8 +31,8 @@ from itertools import accumulate
 from outrider.core.draft import Draft
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.tree_shape import Shape, best_shape
 from outrider.drafters.offers import NO_OFFER, Offer, least_kept
-from outrider.drafters.trees import Shape, best_shape
 
 WIDTH = 8
 _UNKNOWN = -1
@@ -69,10 +69,9 @@ class RecyclingDrafter:
 
     def __init__(self, *, vocab_size: int) -> None:
         self.needs = DraftNeeds(num_likely=min(WIDTH, vocab_size))
-        self._table = array("i", [_UNKNOWN]) * (vocab_size * WIDTH)
+        self._vocab_size = vocab_size
         self._requests: dict[int, _Request] = {}
-        self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
-        self._trials = _FIRST_WEIGHT
+        self.forget()
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._requests[seq_id] = _Request(len(prompt))
@@ -88,6 +87,13 @@ class RecyclingDrafter:
 
     def close(self, seq_id: int) -> None:
         del self._requests[seq_id]
+
+    def forget(self) -> None:
+        """Be as before the first request. None may be open."""
+        assert not self._requests
+        self._table = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
+        self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
+        self._trials = _FIRST_WEIGHT
 
     def entries(self, token: int) -> tuple[int, ...]:
         """What the target found likeliest after `token`, best first; nothing if it is not known."""

@@ -75,8 +75,10 @@ def build_engine(
     num_slots: int,
     sink: Callable[[RoundTrace], None],
     jobs: Callable[[JobTrace], None] | None = None,
+    controller: Controller | None = None,
 ) -> Engine:
-    """Wire models, drafter, rule, controller and schedule together."""
+    """Wire models, drafter, rule, controller and schedule together. A `controller` that is given
+    takes the place of the one that `config` names; its budgets may not exceed k."""
     config = within_history(config, parts.target)
     name = resolve_schedule(config, has_draft=parts.has_draft)
     config = replace(config, schedule=name, controller=config.resolved_controller)
@@ -85,6 +87,8 @@ def build_engine(
     if config.adaptive_batch:
         limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
     stages = _stages(config, parts, drafter, _observed(sink, limit))
+    if controller is not None:
+        stages = replace(stages, controller=controller)
     schedule = schedule_for(config)
     lanes = build_lanes(
         config,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.clock import HOST_CLOCK, Clock, patience
-from outrider.core.protocols import AheadRow, Drafter
+from outrider.core.protocols import AheadRow, Drafter, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
 
@@ -67,6 +67,11 @@ class Drafting:
             self.drafter.close(seq_id)
         except Exception:  # noqa: BLE001
             _log.warning("A drafter failed to close a sequence.", exc_info=True)
+
+    def forget(self) -> None:
+        """What the drafter learnt from requests. None may be open."""
+        if isinstance(self.drafter, Remembering) and not self.hung:
+            self.drafter.forget()
 
     def released(self, seq_ids: Iterable[int]) -> None:
         """Nothing is drafted ahead for these any more."""

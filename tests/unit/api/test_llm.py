@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -59,6 +60,28 @@ def test_leaving_a_stream_early_frees_its_memory(llm: LLM) -> None:
     stream.close()
     assert llm.free_tokens == free
     assert llm.last_result.finish_reason is None
+
+
+@pytest.mark.weights
+def test_a_text_that_was_forgotten_is_not_copied() -> None:
+    """With `lookup`, whose member remembers what other requests wrote."""
+    params = SamplingParams(max_tokens=24)
+    config = EngineConfig(drafter="lookup", k=4, watchdog="off")
+    with closing(LLM(config=config)) as llm:
+        first, second = (llm.generate([PROMPT], params)[0] for _ in range(2))
+        llm.forget()
+        third = llm.generate([PROMPT], params)[0]
+        assert first.token_ids == second.token_ids == third.token_ids
+        assert second.stats.num_rounds < first.stats.num_rounds == third.stats.num_rounds
+
+
+@pytest.mark.weights
+def test_nothing_is_forgotten_while_requests_run(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=8))
+    next(iter(stream))
+    with pytest.raises(ConfigError, match="requests are running"):
+        llm.forget()
+    stream.close()
 
 
 @pytest.mark.weights

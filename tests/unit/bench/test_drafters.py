@@ -173,6 +173,14 @@ def test_pieces_are_cut_and_domains_take_turns() -> None:
     ]
 
 
+def test_what_was_written_is_forgotten_before_every_repeat() -> None:
+    clock = FakeClock()
+    writer = FakeWriter(clock, 0.01)
+    runners = [writer.runner(OFF)]
+    run(Plan(pieces=pieces_of(TEXTS, at_once=1), repeats=3, params=PARAMS), runners, clock)
+    assert writer.num_forgotten == 3
+
+
 def test_contestants_take_turns_over_the_same_pieces() -> None:
     clock = FakeClock()
     runners = field(clock)

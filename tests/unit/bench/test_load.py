@@ -49,6 +49,13 @@ def test_a_closed_loop_never_has_more_in_flight(num: int, in_flight: int, batch:
     assert run.seconds == pytest.approx(0.01 * server.num_steps)
 
 
+def test_what_earlier_runs_left_is_forgotten_first() -> None:
+    server = FakeServer()
+    for _ in range(2):
+        closed(server, 3, 1)
+    assert server.num_forgotten == 2
+
+
 def test_level_0_rests_between_requests_and_leaves_the_rests_out() -> None:
     server = FakeServer()
     run = closed(server, 3, 1, gap_seconds=0.5)

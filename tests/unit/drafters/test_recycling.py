@@ -140,3 +140,11 @@ def test_drafts_keep_to_the_budget(text: list[int], depth: int, num_nodes: int) 
         assert len(found.draft) == len(found.kept) <= (max(depth, num_nodes) if depth else 0)
         assert all(0 <= token < VOCAB for token in found.draft.tokens)
         last = plain(text[end % len(text)], text[0])
+
+
+def test_a_forgotten_table_is_that_of_a_new_drafter() -> None:
+    drafter, _, _ = counting(8)
+    drafter.close(0)
+    drafter.forget()
+    assert drafter.entries(3) == ()
+    assert drafter.rates() == RecyclingDrafter(vocab_size=VOCAB).rates()

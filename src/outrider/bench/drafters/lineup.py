@@ -30,6 +30,7 @@ class Writer(Protocol):
     def generate(
         self, prompts: Sequence[str], params: SamplingParams, /
     ) -> list[GenerationResult]: ...
+    def forget(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 A piece is one prompt of a domain, or several that run together. A visit is one piece at one repeat;
 the order of contestants rotates from visit to visit, so that drift of the machine falls on all
-alike. Greedy tokens, and sampled ones under a rule that ties them to the seed, are compared with
-those of plain decoding: what differs has failed.
+alike. At every repeat contestants forget what they wrote before, or else a drafter that remembers
+texts would copy its own. Greedy tokens, and sampled ones under a rule that ties them to the seed,
+are compared with those of plain decoding: what differs has failed.
 """
 
 from __future__ import annotations
@@ -104,8 +105,17 @@ class Race:
         short = replace(self.plan.params_of(first), max_tokens=_NUM_WARM, min_tokens=0)
         for runner in self.runners:
             _attempt(runner, first.prompts, short)
+        last = None
         for turn, (piece, repeat) in enumerate(self.plan.visits()):
+            if repeat != last:
+                self._forget()
+                last = repeat
             yield self._visit(turn, piece, repeat)
+
+    def _forget(self) -> None:
+        for runner in self.runners:
+            assert runner.writer is not None
+            runner.writer.forget()
 
     def _visit(self, turn: int, piece: Piece, repeat: int) -> list[Sample]:
         found: dict[str, tuple[Sample, Texts | None]] = {}

@@ -45,6 +45,7 @@ class Server(Protocol):
         ...
 
     def cancel(self, ticket: Any, /) -> object: ...
+    def forget(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,12 @@ def drive(
     *,
     time: Time | None = None,
 ) -> Run:
-    """Serve `requests` to their end. Each has the seed of `params` plus its number.
+    """Serve `requests` to their end. Each has the seed of `params` plus its number. What a drafter
+    learnt from earlier runs, of the same requests perhaps, is forgotten first.
 
     A request that fails or is rejected is recorded, and the rest goes on.
     """
+    server.forget()
     driver = _Driver(server, _Source(iter(requests)), params, time or Time())
     try:
         if isinstance(loop, ClosedLoop):

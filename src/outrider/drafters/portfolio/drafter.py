@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.draft import Draft
-from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.protocols import DraftNeeds, DraftRow, Remembering
 from outrider.drafters.offers import NO_OFFER, Offerer
 from outrider.drafters.portfolio.neural import Neural, goodput
 
@@ -59,6 +59,12 @@ class PortfolioDrafter:
             member.close(seq_id)
         if self._neural is not None:
             self._neural.close(seq_id)
+
+    def forget(self) -> None:
+        """What its members remember of requests."""
+        for member in self._members:
+            if isinstance(member, Remembering):
+                member.forget()
 
     def stats(self) -> dict[str, MemberStats]:
         """By name, as far as verdicts have come back."""

@@ -85,6 +85,11 @@ class SuffixDrafter:
     def close(self, seq_id: int) -> None:
         del self._readers[seq_id]
 
+    def forget(self) -> None:
+        """What requests wrote; the corpus stays."""
+        assert not self._readers
+        self._memory.forget()
+
     def _offer(self, row: DraftRow) -> Offer:
         reader = self._readers[row.seq_id]
         context = reader.read(row.tokens)

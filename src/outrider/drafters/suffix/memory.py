@@ -41,6 +41,11 @@ class Memory:
                 last = self.corpus.extend(last, token)
             left -= min(len(text), left)
 
+    def forget(self) -> None:
+        """All but the corpus."""
+        self.kept, self.growing, self.trust = None, SuffixAutomaton(), SharedTrust()
+        self.num_generations = 0
+
     def make_room(self) -> None:
         if self.growing.num_states > _STATES_PER_TOKEN * self.num_tokens:
             self.kept, self.growing = self.growing, SuffixAutomaton()

@@ -58,6 +58,17 @@ def check_offer(found: Offer, depth: int, num_nodes: int) -> None:
         assert sum(kept[node] for node in siblings) <= above + 1e-9
 
 
+def test_what_is_forgotten_is_what_requests_wrote_and_not_the_corpus() -> None:
+    corpus = (30, 31, 32, 33, 34, 35)
+    fresh, drafter = SuffixDrafter(corpus=[corpus]), SuffixDrafter(corpus=[corpus])
+    for seq_id in range(3):
+        told(drafter, seq_id, LINE)
+    assert offer(drafter, LINE[:4]).draft.tokens
+    drafter.forget()
+    assert not offer(drafter, LINE[:4]).draft.tokens
+    assert offer(drafter, corpus[:3]) == offer(fresh, corpus[:3])
+
+
 def test_it_goes_on_as_the_text_did() -> None:
     drafter = SuffixDrafter()
     text = [*LINE, 1, *LINE[:6]]
