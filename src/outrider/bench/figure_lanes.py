@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.figure_panels import caption
-from outrider.bench.figure_style import THEMES, Theme, new_figure, save, themed
+from outrider.bench.figure_style import THEMES, Theme, caption, new_figure, save, themed
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.metrics.slices import rounds_of, slices
 from outrider.metrics.timeline import QUEUES, WAITING, timeline

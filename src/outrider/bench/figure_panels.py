@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bench.figure_style import Theme, new_figure, spread_out
+from outrider.bench.figure_style import caption as caption  # for whoever draws panels
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Cell, cells
 
@@ -82,8 +83,3 @@ def label_ends(axes: Any, x: float, ends: Sequence[tuple[str, float, str]], gap:
     places = spread_out([y for _, y, _ in ends], gap)
     for (text, _, color), y in zip(ends, places, strict=True):
         axes.text(x, y, text, color=color, va="center", fontweight="bold")
-
-
-def caption(figure: Any, text: str, theme: Theme) -> None:
-    """Small print at the foot."""
-    figure.supxlabel(text, fontsize=7.5, color=theme.muted, x=0.01, ha="left")

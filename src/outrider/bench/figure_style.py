@@ -129,6 +129,11 @@ def new_figure(height: float, title: str) -> Any:
     return figure
 
 
+def caption(figure: Any, text: str, theme: Theme) -> None:
+    """Small print at the foot."""
+    figure.supxlabel(text, fontsize=7.5, color=theme.muted, x=0.01, ha="left")
+
+
 def save(figure: Any, folder: Path, name: str, theme: Theme) -> list[Path]:
     """SVG for pages and PNG for everything else."""
     folder.mkdir(parents=True, exist_ok=True)

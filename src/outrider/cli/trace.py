@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench import figure_style
 from outrider.bench.monitor import Monitor, Usage
 from outrider.bench.workloads import DOMAINS, builtin_texts
 from outrider.cli.call import Call
+from outrider.cli.figure_file import figure_file
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import TraceOptions
 from outrider.cli.output import check_writable, json_line, write_whole
@@ -21,7 +21,6 @@ from outrider.cli.session import open_llm, run_record
 from outrider.cli.trace_page import page
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
-from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.metrics.lanes import Counters, scheduler_stats
@@ -53,7 +52,7 @@ def trace(call: Call[TraceOptions]) -> int:
     options = call.options
     output = Path(options.output)
     check_writable(output)
-    figure = _figure_path(options.figure)
+    figure = figure_file(options.figure)
     jobs: list[JobTrace] = []
     llm = open_llm(call.resolved, on_job=jobs.append)
     try:
@@ -167,24 +166,8 @@ def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iter
 
 def _our_prompts() -> list[str]:
     """Of every domain in turns, so that short and long prompts come together."""
-    found = zip(*(builtin_texts(domain)[:_PER_DOMAIN] for domain in DOMAINS), strict=True)
+    found = zip(*(builtin_texts(domain)[:_PER_DOMAIN] for domain in DOMAINS[:4]), strict=True)
     return list(chain.from_iterable(found))
-
-
-def _figure_path(name: str | None) -> Path | None:
-    """Checked before anything runs: its name, its folder, and whether figures can be drawn."""
-    if name is None:
-        return None
-    path = Path(name)
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(
-            f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
-        )
-    reason = figure_style.why_not()
-    if reason is not None:
-        raise MachineError(reason, hint="leave --figure out")
-    check_writable(path)
-    return path
 
 
 def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Path]:

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from outrider.core.errors import NumericsError
 from outrider.core.philox import philox_exponentials, philox_uniform
-
-ROOT = -1
+from outrider.core.tree_shape import ROOT as ROOT
 
 # Race numbers are made for so many ids at a time: 2.5 times as fast as a whole vocabulary at once.
 _IN_CACHE = 1 << 15

@@ -25,19 +25,16 @@ from outrider.core.laws import processed_probs
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.growing import drawn_params
-from outrider.drafters.trees import (
+from outrider.core.tree_shape import (
     Chances,
-    DrawInTree,
-    DrawnTree,
     Shape,
     best_shape,
     guessed_chances,
     num_worthwhile,
-    pick_in_tree,
-    sharp_shares,
     worthwhile,
 )
+from outrider.drafters.growing import drawn_params
+from outrider.drafters.trees import DrawInTree, DrawnTree, pick_in_tree, sharp_shares
 from outrider.models.heads import MAX_WIDTH
 
 

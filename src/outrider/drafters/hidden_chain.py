@@ -18,7 +18,7 @@ Shapes:  P = tokens of one text, N = packed tokens, M = packed logits rows, R = 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -138,7 +138,7 @@ class Blocks:
         return max(0, min(row.budget.depth, self._limits.window - length + 1))
 
     @contextmanager
-    def drafting(self, seq_ids: Sequence[int]) -> Iterator[None]:
+    def drafting(self, seq_ids: Sequence[int]) -> Generator[None]:
         """Keeps, at the end, the text that was read within and no draft. After a failure it keeps
         nothing, so that the same texts, one without the others, can be drafted for."""
         try:

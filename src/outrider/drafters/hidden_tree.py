@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import Sampling
+from outrider.core.tree_shape import ROOT
 from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
 from outrider.drafters.heads import HeadNet
 from outrider.drafters.hidden_chain import Blocks, ChainLimits

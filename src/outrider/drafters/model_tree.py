@@ -16,8 +16,9 @@ from outrider.core.draft import Draft
 from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.tree_shape import Chances
 from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
-from outrider.drafters.trees import Chances, DrawInTree, pick_in_tree
+from outrider.drafters.trees import DrawInTree, pick_in_tree
 
 _NO_NEEDS = DraftNeeds()
 

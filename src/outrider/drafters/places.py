@@ -25,18 +25,20 @@ from outrider.core.host import host_floats, host_rows
 from outrider.core.laws import processed_probs
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.growing import drawn_params
-from outrider.drafters.trees import (
+from outrider.core.tree_shape import (
     Chances,
-    DrawInTree,
-    DrawnTree,
     best_shape,
     chain_shape,
-    chosen_tree,
     guessed_chances,
+    worthwhile,
+)
+from outrider.drafters.growing import drawn_params
+from outrider.drafters.trees import (
+    DrawInTree,
+    DrawnTree,
+    chosen_tree,
     pick_in_tree,
     sharp_shares,
-    worthwhile,
 )
 
 TreeKind = Literal["confident", "calibrated"]

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from doubles.engine_runs import evidence_of, field, measured, plan
 from outrider.bench.engines import figures
@@ -15,7 +13,6 @@ from outrider.bench.engines.cells import cells, comparisons
 from outrider.bench.engines.figures import draw_all, draw_pairs, draw_timelines
 from outrider.bench.engines.findings import Evidence, findings, meets_bar, verdict
 from outrider.bench.engines.models import (
-    AheadTimes,
     BareReads,
     ahead_predictions,
     lane_bounds,
@@ -30,7 +27,6 @@ from outrider.bench.engines.samples import Sample, Taken
 from outrider.bench.figure_style import Theme
 from outrider.bench.interval import Ratio
 from outrider.bench.pages import Page, html, markdown
-from outrider.core.expected import expected_tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,31 +50,6 @@ def test_no_arrangement_of_the_same_passes_beats_the_bare_reads(samples: list[Sa
     assert bounds[0].eta == pytest.approx((6 * 0.004 + 24 * 0.0005) / 0.072, rel=1e-3)
     assert bounds[0].gain == pytest.approx(2, rel=1e-3)
     assert lane_bounds(samples, BareReads(0.004, 0.0005), engine="nobody") == []
-
-
-# T_SD of 8B with 1B at K = 6, acceptance 0.9: S over plain at p_hit 0, .5, .7, .9 and 1.
-@pytest.mark.parametrize(("p", "speed"), [(0, 2.58), (0.5, 3.43), (0.7, 3.95), (0.9, 4.66)])
-def test_theorem_7_gives_the_model_table(p: float, speed: float) -> None:
-    tokens = expected_tokens(0.9, 6)
-    assert AheadTimes(p, tokens, tokens, 1.02, 1.02).speed == pytest.approx(speed, abs=0.006)
-
-
-@given(
-    p=st.floats(0, 1),
-    ahead=st.floats(0, 3),
-    fallback=st.floats(0, 3),
-    batch=st.floats(1, 32),
-    tokens=st.floats(1, 8),
-)
-def test_prediction_lies_between_missing_and_hitting_always(
-    p: float, ahead: float, fallback: float, batch: float, tokens: float
-) -> None:
-    speed = AheadTimes(p, tokens, tokens, ahead, fallback, batch).speed
-    ends = tokens / (1 + fallback), tokens / max(1.0, ahead)
-    assert min(ends) - 1e-9 <= speed <= max(ends) + 1e-9
-    alone = AheadTimes(p, tokens, tokens, ahead, fallback).speed
-    if ends[1] >= ends[0]:
-        assert speed <= alone + 1e-9
 
 
 def test_a_prediction_needs_hits_and_a_window(samples: list[Sample], evidence: Evidence) -> None:

@@ -11,19 +11,21 @@ from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, law
 from outrider.core.noise import KeyedNoise
-from outrider.drafters.trees import (
+from outrider.core.tree_shape import (
     ROW_TILE,
-    DrawnTree,
-    RankTally,
     Shape,
     best_shape,
     chain_shape,
-    chosen_tree,
     fill_rows,
     guessed_chances,
+    worthwhile,
+)
+from outrider.drafters.trees import (
+    DrawnTree,
+    RankTally,
+    chosen_tree,
     race_in_tree,
     without,
-    worthwhile,
 )
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(

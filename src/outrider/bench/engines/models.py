@@ -9,15 +9,9 @@ is faster than one that does nothing else, and
 where T_read is a bare read of the weights on this machine (kernels/ceiling.py) and all else is the
 synchronous run's. Keys and values are left out, so eta is a little low and the bound a little high.
 
-SSD against SD. Theorem 7 of the paper on speculative speculative decoding: in units of T_verify,
-with E tokens a round after a hit or a miss, T_p the time of drafting ahead and T_b that of drafting
-after a miss,
-
-    S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b)).
-
-In a batch of b that verifies together a round waits for the slowest row, so latency sees p^b. The
-synchronous engine has S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of
-their own. What the measurement lacks of it is what two lanes cost each other on one machine.
+SSD against SD. `core/ahead.py` has S, the tokens in a time of T_verify; the synchronous engine has
+S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of their own. What the
+measurement lacks of it is what two lanes cost each other on one machine.
 """
 
 from __future__ import annotations
@@ -28,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from outrider.bench.engines.cells import Cell
 from outrider.bench.engines.samples import Sample
+from outrider.core.ahead import AheadTimes
 
 _DIGITS = 4
 
@@ -48,26 +43,6 @@ class LaneBound:
     engine: str
     eta: float
     gain: float
-
-
-@dataclass(frozen=True, slots=True)
-class AheadTimes:
-    """Theorem 7's inputs: times in units of T_verify, `batch` sequences that verify together."""
-
-    p_hit: float
-    tokens_hit: float
-    tokens_miss: float
-    ahead: float
-    fallback: float
-    batch: float = 1.0
-
-    @property
-    def speed(self) -> float:
-        """Tokens in a time of T_verify."""
-        p = self.p_hit
-        tokens = p * self.tokens_hit + (1 - p) * self.tokens_miss
-        whole = p**self.batch
-        return tokens / (whole * max(1.0, self.ahead) + (1 - whole) * (1 + self.fallback))
 
 
 @dataclass(frozen=True, slots=True)

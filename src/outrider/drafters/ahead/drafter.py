@@ -46,13 +46,15 @@ from outrider.drafters.ngram import NgramDrafter
 class AheadOptions:
     """`fan_out` verdicts are foreseen for a sequence and round, shared out by `policy`; what is not
     foreseen is drafted by `fallback`. `room` is what the draft model was given. `force_hits` is -1,
-    or the share of verdicts that count as foreseen (`ForcedHits`)."""
+    or the share of verdicts that count as foreseen (`ForcedHits`); `free` makes their drafts in no
+    time, where there is such a drafter."""
 
     room: AheadRoom
     fan_out: int = 16
     policy: Policy = "top"
     fallback: Kind = "jit"
     force_hits: float = -1.0
+    free: ModelDrafter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class AheadDrafter:
         self._model = model
         self._jit = jit
         self._fast = fast or NgramDrafter()
+        self._free = options.free
         self._drawing = drawing
         self._clock = clock
         self._fallback = Fallback(jit, self._fast, options.fallback, clock)
@@ -113,10 +116,14 @@ class AheadDrafter:
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._jit.open(seq_id, prompt)
         self._fast.open(seq_id, prompt)
+        if self._free is not None:
+            self._free.open(seq_id, prompt)
 
     def close(self, seq_id: int) -> None:
         self._table.drop(seq_id)
         self._answers.pop(seq_id, None)
+        if self._free is not None:
+            self._free.close(seq_id)
         self._fast.close(seq_id)
         self._jit.close(seq_id)
 
@@ -138,7 +145,7 @@ class AheadDrafter:
                 for row, look in zip(rows, looks, strict=True)
                 if look.found is None and look.made_good == now
             ]
-            drafts, source = self._fallback.propose(part, len(rows), now=now)
+            drafts, source = self._made(part, len(rows), now=now)
             for row, draft in zip(part, drafts, strict=True):
                 made[row.seq_id] = draft, source
         ended = self._clock()
@@ -151,6 +158,14 @@ class AheadDrafter:
             )
             found.append(replace(draft, hit=look.hit))
         return found
+
+    def _made(
+        self, rows: Sequence[DraftRow], batch: int, *, now: bool
+    ) -> tuple[list[Draft], Source]:
+        """Drafts that the table does not have. `now` says that they count as foreseen."""
+        if now and self._free is not None:
+            return self._free.propose(rows), "table"
+        return self._fallback.propose(rows, batch, now=now)
 
     def propose_after(self, rows: Sequence[AheadRow]) -> None:
         """Nothing is prepared for rounds whose draft is not the one that was given here or is no

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.fan_out import Misses, chances, optimal
 from outrider.core.host import host_ints
-from outrider.drafters.ahead.fan_out import Misses, chances, optimal
 from outrider.drafters.ahead.forecast import PRIOR_ALPHA
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.drafters.ahead.fan_out import PRIOR_CURVE, chances
+from outrider.core.fan_out import PRIOR_CURVE, chances
 from outrider.drafters.ahead.forecast import ENOUGH_RANKS, Forecast, Policy
 
 

@@ -1,0 +1,225 @@
+"""From the words of `simulate` to a study: whose costs, how often drafts are kept, what varies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from outrider.cli.simulate_options import SimulateOptions
+from outrider.cli.simulate_specs import spec_named
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.core.settings import Given, describe, typed
+from outrider.planner.places import believe
+from outrider.planner.roofline import calibrate
+from outrider.planner.sheets import device_sheet
+from outrider.planner.simulate_study import CLOSED, TOGETHER, Study
+
+TARGET, DRAFT, DEVICE = "llama-8b", "llama-1b", "h100"
+ALPHA = 0.8
+MOST_PLACES = 64
+# What a sweep cannot change, because it says what is done with the results.
+_OF_OUTPUT = ("json", "engines", "sweep", "figure", "trace")
+OF_SHEETS = ("target", "draft", "device", "draft_device")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Values of one option, as they were written and as they are meant."""
+
+    name: str
+    words: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    def options(self, options: SimulateOptions) -> list[SimulateOptions]:
+        return [replace(options, **{self.name: value}) for value in self.values]
+
+
+def sweep_of(options: SimulateOptions) -> Sweep | None:
+    """What --sweep asks for. Raises ConfigError for an option that there is not, and for a value
+    that it cannot have."""
+    if options.sweep is None:
+        return None
+    if options.trace is not None:
+        raise ConfigError("--trace tells of one run, not of a sweep.", hint="leave one of them out")
+    name, equals, values = options.sweep.partition("=")
+    name = name.strip().removeprefix("--").replace("-", "_")
+    known = {
+        field: item
+        for field, item in describe(SimulateOptions, group="").items()
+        if field not in _OF_OUTPUT
+    }
+    words = _words(values)
+    if not equals or not words:
+        raise ConfigError(f"--sweep {options.sweep}: no values.", hint="--sweep k=1,2,4,8")
+    if name not in known:
+        raise ConfigError(f"--sweep: no option {name!r}.", hint=did_you_mean(name, known))
+    if getattr(options, name) != getattr(SimulateOptions(), name):
+        raise ConfigError(
+            f"--sweep: {known[name].flag} is given too.", hint="leave one of them out"
+        )
+    origin = f"--sweep {name}"
+    return Sweep(name, words, tuple(typed(known[name], Given(word, origin)) for word in words))
+
+
+def study_of(options: SimulateOptions) -> Study:
+    """Raises ConfigError, with what to change, for options that do not go together."""
+    calibration, drafter = _costs(options)
+    return Study(
+        calibration=calibration,
+        drafter=drafter,
+        rates=_rates(options, drafter),
+        engines=tuple(dict.fromkeys(_words(options.engines))),
+        k=options.k,
+        p_hit=options.p_hit,
+        fan_out=options.fan_out,
+        batch=options.batch,
+        prompt=options.context,
+        output=options.max_tokens,
+        requests=options.requests,
+        spread=options.spread,
+        arrivals=_arrivals(options.arrivals),
+        contention=options.contention,
+        sync=options.sync_us * 1e-6,
+        prefill_chunk=options.prefill_chunk,
+        hybrid_threshold=options.hybrid_threshold,
+        decode_batch=options.decode_batch,
+        verify_batch=options.verify_batch,
+        seed=options.seed,
+    )
+
+
+def too_large(options: SimulateOptions, study: Study) -> str | None:
+    """What a user should hear of a model that does not fit on its data sheet's device. It is
+    simulated all the same, as if it did."""
+    if options.calibration is not None:
+        return None
+    sheet = device_sheet(DEVICE if options.device is None else options.device)
+    known = study.calibration
+    tokens = study.most_live * (study.prompt + study.output)
+    need = known.memory_bytes + tokens * known.kv_bytes_per_token
+    if options.draft_device is None:
+        need += study.drafter.memory_bytes + tokens * study.drafter.kv_bytes_per_token
+    if need <= sheet.memory_bytes:
+        return None
+    return (
+        f"weights, keys and values take {need / 1e9:.0f} GB, and {sheet.name} has "
+        f"{sheet.memory_bytes / 1e9:.0f} GB; this is as if they fitted."
+    )
+
+
+def _costs(options: SimulateOptions) -> tuple[Calibration, DrafterCosts]:
+    if options.calibration is None:
+        if options.drafter is not None:
+            raise ConfigError(
+                "--drafter chooses from a calibration, and none is given.",
+                hint="--draft SIZES, or --calibration FILE",
+            )
+        found = _foretold(options)
+        return found, found.drafters[0]
+    for name in OF_SHEETS:
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} and --calibration are given: the file says both what "
+                "runs and where.",
+                hint="leave one of them out",
+            )
+    found = _measured(Path(options.calibration))
+    return found, _drafter(found, options.drafter)
+
+
+def _foretold(options: SimulateOptions) -> Calibration:
+    """Costs from sizes and data sheets."""
+    sheet = device_sheet(DEVICE if options.device is None else options.device)
+    draft = DRAFT if options.draft is None else options.draft
+    apart = None if options.draft_device is None else device_sheet(options.draft_device)
+    found = calibrate(
+        spec_named(TARGET if options.target is None else options.target),
+        spec_named(draft),
+        sheet,
+        draft_sheet=apart,
+    )
+    drafts = "" if apart is None else f", drafting on {apart.name}"
+    return replace(
+        found,
+        machine=sheet.name + drafts,
+        drafters=tuple(replace(one, name=draft) for one in found.drafters),
+    )
+
+
+def _measured(path: Path) -> Calibration:
+    """From a plan that was saved, a calibration that `plan` keeps, or one by itself."""
+    hint = "outrider plan TARGET --save FILE writes one"
+    try:
+        record: Any = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be read: {error.strerror or error}.", hint=hint
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}.", hint=hint) from None
+    if isinstance(record, dict) and "calibration" in record:
+        record = cast("dict[str, Any]", record)["calibration"]
+    return Calibration.of_json(json.dumps(record))
+
+
+def _drafter(calibration: Calibration, name: str | None) -> DrafterCosts:
+    known = {one.name: one for one in calibration.drafters if one.name != "none"}
+    if not known:
+        raise ConfigError(
+            "the calibration has no drafter.", hint="measure one: outrider plan TARGET --fresh"
+        )
+    if name is None:
+        return next(iter(known.values()))
+    if name not in known:
+        raise ConfigError(
+            f"the calibration has no drafter {name!r}.", hint=did_you_mean(name, known)
+        )
+    return known[name]
+
+
+def _rates(options: SimulateOptions, drafter: DrafterCosts) -> tuple[float, ...]:
+    """As they were given, else as they were measured, else ALPHA."""
+    if options.places is None:
+        if options.alpha is not None:
+            return (options.alpha,)
+        if not drafter.places:
+            return (ALPHA,)
+        known = believe(drafter).mean
+        return tuple(known.kept_at(place + 1) for place in range(known.depth))
+    if options.alpha is not None:
+        raise ConfigError("--alpha and --places say the same thing.", hint="leave one of them out")
+    words = _words(options.places)
+    if not 1 <= len(words) <= MOST_PLACES:
+        raise ConfigError(
+            f"--places names {len(words)} places, and 1 to {MOST_PLACES} can be.",
+            hint="--places .8,.7,.6",
+        )
+    return tuple(_number("--places", word) for word in words)
+
+
+def _arrivals(word: str) -> str | float:
+    if word in (CLOSED, TOGETHER):
+        return word
+    rate = _number("--arrivals", word, f", {CLOSED} or {TOGETHER}")
+    if not 0 < rate < float("inf"):
+        raise ConfigError(
+            f"--arrivals {word}: requests a second must be more than 0.", hint="--arrivals 2.5"
+        )
+    return rate
+
+
+def _number(flag: str, word: str, other: str = "") -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: {word!r} is no number{other}.", hint=f"outrider simulate --help, at {flag}"
+        ) from None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

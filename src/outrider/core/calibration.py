@@ -1,0 +1,144 @@
+"""What was measured on one machine of one target and its drafters: enough to plan with.
+
+Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a pass takes
+
+    T = rows(sum R_i) + per_context sum S_i + per_read sum R_i S_i
+
+because weights are read once for all rows, keys and values once for all rows of a sequence, and
+every row attends to each of them. A round adds `overhead`, `host` a sequence and `rule` a verified
+row. A drafter takes seconds by depth, as measured for some numbers of sequences, and per_context a
+token of context of each sequence that drafts, for each step of its depth.
+
+Acceptance is counts by place: of `drafted` drafts that had a j-th token and whose tokens before it
+were all kept, `accepted` kept it too. They come from rounds with room for a whole draft; a place
+that was not drafted counts for neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from outrider.core.cost import Curve
+from outrider.core.errors import ConfigError
+from outrider.core.round_law import RoundLaw
+
+SCHEMA = "outrider-calibration/1"
+_HINT = "measure anew: outrider plan --fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Seconds of a target's pass, as above. `rows` is the curve at no context."""
+
+    rows: Curve
+    per_context: float = 0.0
+    per_read: float = 0.0
+
+    def seconds(self, num_rows: float, context: float, reads: float) -> float:
+        """`context` is the sum of S_i, `reads` that of R_i S_i."""
+        return self.rows.at(num_rows) + self.per_context * context + self.per_read * reads
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceCount:
+    """Drafts that had a token at a place with all before it kept, and how many kept it."""
+
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCosts:
+    """`name` as in `--drafter`. `draft` has seconds by depth for growing numbers of sequences.
+    `places` entry j is place j + 1 of a chain. `memory_bytes` is what its weights take, and
+    `kv_bytes_per_token` what a token of context does.
+
+    `num_rounds` is how many rounds were counted, where some draft less than asked; 0 says that all
+    drafts are as long as asked. `requests` has the counts of each text by itself, if they were told
+    apart. `carry` says where the draft after one that was kept whole stands: 1, its places go on
+    where those of the last ended, as those of a model do that agrees with its target or not by
+    position in the text; 0, it begins anew. `laws` entry K - 1 is what rounds at depth K bring, if
+    they were replayed from deeper ones. `chances` [place][rank] are those of a tree's candidates,
+    if ranks were counted."""
+
+    name: str
+    draft: tuple[tuple[int, Curve], ...]
+    per_context: float = 0.0
+    places: tuple[PlaceCount, ...] = ()
+    memory_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    num_rounds: int = 0
+    carry: float = 0.0
+    requests: tuple[tuple[PlaceCount, ...], ...] = ()
+    laws: tuple[RoundLaw, ...] = ()
+    chances: tuple[tuple[float, ...], ...] = ()
+
+    def seconds(self, depth: float, num_sequences: float, context: float) -> float:
+        """Of one draft; `context` is the sum of S_i. Between measured numbers of sequences it is
+        interpolated; nothing for no draft."""
+        if not depth or not num_sequences:
+            return 0.0
+        taken = Curve.through((count, curve.at(depth), 1.0) for count, curve in self.draft)
+        return taken.at(num_sequences) + self.per_context * depth * context
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """`machine`, `target` and `provenance` say of what; `seconds` how long it took to measure.
+    `scatter` is the median relative deviation of repeated times from their median. The target's
+    weights take `memory_bytes` and a token of its context `kv_bytes_per_token`; 0 is not known."""
+
+    machine: str
+    target_name: str
+    target: PassCosts
+    drafters: tuple[DrafterCosts, ...]
+    overhead: float = 0.0
+    host: float = 0.0
+    rule: float = 0.0
+    scatter: float = 0.0
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def of_json(cls, text: str) -> Calibration:
+        """What `to_json` wrote. Raises ConfigError if this is something else."""
+        try:
+            record = json.loads(text)
+            if record.pop("schema") != SCHEMA:
+                raise ConfigError("a calibration of another version.", hint=_HINT)
+            target, drafters = record.pop("target"), record.pop("drafters")
+            target["rows"] = _curve(target["rows"])
+            found = tuple(_drafter(one) for one in drafters)
+            return cls(target=PassCosts(**target), drafters=found, **record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"no calibration: {error}.", hint=_HINT) from error
+
+
+def _drafter(record: dict[str, Any]) -> DrafterCosts:
+    record["draft"] = tuple((int(count), _curve(curve)) for count, curve in record["draft"])
+    record["places"] = _counts(record["places"])
+    record["requests"] = tuple(_counts(places) for places in record["requests"])
+    record["laws"] = tuple(_law(law) for law in record["laws"])
+    record["chances"] = tuple(tuple(map(float, ranks)) for ranks in record["chances"])
+    return DrafterCosts(**record)
+
+
+def _law(record: Mapping[str, Any]) -> RoundLaw:
+    kept = tuple(float(chance) for chance in record["kept"])
+    return RoundLaw(kept, float(record["drafting"]), float(record["num_drafted"]))
+
+
+def _counts(places: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:
+    return tuple(PlaceCount(**place) for place in places)
+
+
+def _curve(record: Mapping[str, Sequence[Sequence[float]]]) -> Curve:
+    return Curve(tuple((float(x), float(seconds)) for x, seconds in record["points"]))

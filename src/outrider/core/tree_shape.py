@@ -1,0 +1,161 @@
+"""Shapes of draft trees: which nodes are worth a row of the target's pass.
+
+What a node is worth is the chance that the text runs through it: the product, along its path, of
+the chances that a candidate of that rank is the text's next token. These chances do not depend on
+what else is in the tree, so the best tree of R nodes is the R worthiest nodes. No node is worth
+more than its parent or than an elder sibling, hence they hang together, and the expected number of
+accepted tokens is the sum of their worths. The dynamic program of Sequoia (Chen et al. 2024,
+arXiv 2402.12374), whose chances depend on the rank alone, finds a tree of the same worth.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# The pending token, below which a draft hangs, as a parent.
+ROOT = -1
+# [depth][rank]: the chance that the candidate of that rank is the next token, where the path
+# before it is the text. Never rising with the rank.
+Chances: TypeAlias = Sequence[Sequence[float]]
+
+# Matrix tiles of CPUs and GPUs take so many rows; a pass of fewer costs the same.
+ROW_TILE = 16
+# A node that is accepted less often than that is only drafted where its row costs nothing.
+LEAST_WORTH = 0.02
+# Where no tally is known: the first candidate is right in three of four cases at the first place,
+# somewhat less often at later ones, and those behind it share part of the rest.
+_FIRST, _LATER, _BEHIND = 0.75, 0.95, (0.35, 0.16, 0.1, 0.07, 0.05, 0.04, 0.03)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tree without tokens, its worthiest nodes first: parents before children, elder siblings
+    before younger ones. `ranks[n]` says which of its parent's candidates node n is, 0 the best."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    worths: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Tokens before each node on its path: 0 for those below the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def expected(self) -> float:
+        """Accepted tokens a round, if the chances are right."""
+        return sum(self.worths)
+
+    def first(self, count: int) -> Shape:
+        """The best tree of `count` nodes."""
+        return Shape(self.parents[:count], self.ranks[:count], self.worths[:count])
+
+    def by_depth(self) -> Shape:
+        """The same tree, level by level: for drafters that read a level to make the next."""
+        depths = self.depths
+        order = sorted(range(len(self)), key=lambda node: depths[node])
+        place = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
+        return Shape(
+            tuple(place[self.parents[node]] for node in order),
+            tuple(self.ranks[node] for node in order),
+            tuple(self.worths[node] for node in order),
+        )
+
+    def narrowed(self, width: int) -> Shape:
+        """Without what hangs below all but the `width` worthiest parents of each level."""
+        depths, place = self.depths, {ROOT: ROOT}
+        parents: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            level = parents.setdefault(depths[node], [])
+            if parent in place and parent not in level and len(level) < width:
+                level.append(parent)
+            if parent in level:
+                place[node] = len(place) - 1
+        kept = [node for node in place if node != ROOT]
+        return Shape(
+            tuple(place[self.parents[node]] for node in kept),
+            tuple(self.ranks[node] for node in kept),
+            tuple(self.worths[node] for node in kept),
+        )
+
+
+def best_shape(chances: Chances, num_nodes: int) -> Shape:
+    """The tree of at most `num_nodes` nodes through which most of the text is expected to run.
+
+    `len(chances)` bounds its depth. Takes O(R log R); nodes that are worth nothing are left out.
+    """
+    parents: list[int] = []
+    ranks: list[int] = []
+    worths: list[float] = []
+    # What may be taken next: the worth, negative, and when it was found, which breaks ties; then
+    # parent, depth, rank and the parent's worth.
+    edge: list[tuple[float, int, int, int, int, float]] = []
+    found = 0
+
+    def offer(parent: int, depth: int, rank: int, above: float) -> None:
+        nonlocal found
+        if depth < len(chances) and rank < len(chances[depth]) and chances[depth][rank] > 0:
+            entry = (-above * chances[depth][rank], found, parent, depth, rank, above)
+            heapq.heappush(edge, entry)
+            found += 1
+
+    offer(ROOT, 0, 0, 1.0)
+    while edge and len(parents) < num_nodes:
+        worth, _, parent, depth, rank, above = heapq.heappop(edge)
+        parents.append(parent)
+        ranks.append(rank)
+        worths.append(-worth)
+        offer(len(parents) - 1, depth + 1, 0, -worth)
+        offer(parent, depth, rank + 1, above)
+    return Shape(tuple(parents), tuple(ranks), tuple(worths))
+
+
+def worthwhile(shape: Shape) -> Shape:
+    """Its nodes that are worth a row, and those that fill the last tile of rows."""
+    return shape.first(num_worthwhile(shape.worths))
+
+
+def num_worthwhile(worths: Sequence[float]) -> int:
+    """How many of the nodes of these worths, which never rise, to draft."""
+    wanted = sum(worth >= LEAST_WORTH for worth in worths)
+    return fill_rows(wanted, len(worths))
+
+
+def chain_shape(depth: int) -> Shape:
+    return Shape(tuple(range(ROOT, depth - 1)), (0,) * depth, (1.0,) * depth)
+
+
+def fill_rows(num_nodes: int, most: int, tile: int = ROW_TILE) -> int:
+    """At least `num_nodes`, and as many more, up to `most`, as fill the last tile of rows; one row
+    is the pending token's. What a pass costs grows by whole tiles."""
+    rows = -(-(num_nodes + 1) // tile) * tile
+    return max(min(rows - 1, most), 0)
+
+
+def guessed_chances(num_places: int, num_ranks: int = 8) -> Chances:
+    """Where nobody counted."""
+    return with_siblings([_FIRST * _LATER**place for place in range(num_places)], num_ranks)
+
+
+def with_siblings(firsts: Sequence[float], num_ranks: int = 8) -> Chances:
+    """Where only the first candidates' chances are known: the others share what is left."""
+    behind = ((first, *((1 - first) * share for share in _BEHIND)) for first in firsts)
+    return [falling(shares[:num_ranks]) for shares in behind]
+
+
+def falling(shares: Sequence[float]) -> tuple[float, ...]:
+    lowest = 1.0
+    falling: list[float] = []
+    for share in shares:
+        lowest = min(lowest, share)
+        falling.append(lowest)
+    return tuple(falling)

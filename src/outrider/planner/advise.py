@@ -1,0 +1,293 @@
+"""What to run: the best drafter, K, tree and engine for a job, or none, with the reasons.
+
+Every candidate is reckoned (`candidates.py`) and the one with the largest expected speed-up is
+taken, of equals the one that drafts less. It is advised only if the low end of its interval is
+above 1: otherwise speculation may well cost time, and plain decoding is the advice. Batch and
+context at which it stops paying are those of the chosen candidate, everything else as asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.errors import CapacityError, ConfigError
+from outrider.core.nearest import did_you_mean
+from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.planner.candidates import (
+    ENGINES,
+    Candidate,
+    Engines,
+    Job,
+    Option,
+    expected_law,
+    gain,
+    memory_bytes,
+    options,
+)
+from outrider.planner.energy import Energy, joules_a_token
+from outrider.planner.pareto import Point, frontier
+from outrider.planner.places import Belief, believe
+from outrider.planner.reasons import Ends, explain
+from outrider.planner.rounds import break_even, plain_times
+
+# Chains that are tried where nobody names candidates.
+USUAL_K = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+# And trees, of a drafter whose candidates' ranks were counted.
+_USUAL_NODES = (15, 31)
+MOST_BATCH = 256
+MOST_CONTEXT = 131_072
+# Speed-ups are equal that do not differ in these.
+_DIGITS = 9
+_FRONTIER_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """`candidates` are all that is tried; none given are all drafters with the usual K. Memory is
+    judged if `memory_limit` (bytes) is given, joules are reckoned with `energy`. Break-even is
+    looked for up to `most_batch` and `most_context`."""
+
+    job: Job = field(default_factory=Job)
+    candidates: tuple[Candidate, ...] = ()
+    engines: Engines = field(default_factory=Engines)
+    memory_limit: int | None = None
+    energy: Energy | None = None
+    most_batch: int = MOST_BATCH
+    most_context: int = MOST_CONTEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`best` is advised if `speculate`; otherwise it is the best that was found, if any. `options`
+    has all candidates with the engine that suits them best, the best first, and `engines` the best
+    candidate for each engine. `break_even_batch` is the smallest at which `best` no
+    longer pays, None if it does throughout the range; the same of `break_even_context`. `reasons`
+    are sentences, `left_out` says of whom nothing is known or who does not fit. `frontier` has the
+    batches worth running, by tokens a second of one text and of all."""
+
+    job: Job
+    speculate: bool
+    best: Option | None
+    options: tuple[Option, ...]
+    engines: tuple[Option, ...]
+    plain_tokens_per_second: float
+    plain_joules: float | None
+    memory_bytes: int | None
+    break_even_batch: int | None
+    break_even_context: int | None
+    verdict: str
+    reasons: tuple[str, ...]
+    left_out: tuple[str, ...]
+    frontier: tuple[Point, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What there is to reckon with; `beliefs` only of drafters that may be advised."""
+
+    calibration: Calibration
+    question: Question
+    drafters: Mapping[str, DrafterCosts]
+    beliefs: Mapping[str, Belief]
+
+    def law(self, way: Candidate) -> RoundLaw:
+        return expected_law(self.drafters[way.drafter], self.beliefs[way.drafter], way)
+
+    def gain(self, way: Candidate, job: Job) -> float:
+        return gain(self.calibration, self.drafters[way.drafter], job, self.law(way))
+
+
+def advise(calibration: Calibration, question: Question) -> Plan:
+    """Raises ConfigError for a candidate or engine that is not known, CapacityError for a target
+    that does not fit into the memory there is."""
+    job = question.job
+    _must_fit(calibration, question)
+    tried = question.candidates or _usual(calibration.drafters)
+    known, left_out = _known(calibration, question, tried)
+    every = [_of(known, one) for one in tried if one.drafter in known.beliefs]
+    found = sorted((_best(options) for options in every if options), key=_order)
+    best = found[0] if found else None
+    speculate = best is not None and best.low > 1
+    way = None if best is None else best.candidate
+    ends = _ends(known, way)
+    engines = _by_engine(question.engines.names, every)
+    verdict, reasons = explain(found, engines, ends, speculate=speculate, job=job)
+    chosen = known.drafters[best.drafter] if best is not None and speculate else None
+    return Plan(
+        job=job,
+        speculate=speculate,
+        best=best,
+        options=tuple(found),
+        engines=engines,
+        plain_tokens_per_second=job.batch / plain_times(calibration, job.load).total,
+        plain_joules=_plain_joules(known),
+        memory_bytes=memory_bytes(calibration, chosen, job),
+        break_even_batch=ends.batch,
+        break_even_context=ends.context,
+        verdict=verdict,
+        reasons=reasons,
+        left_out=tuple(left_out),
+        frontier=_frontier(known, way),
+    )
+
+
+def _best(found: Sequence[Option]) -> Option:
+    """Of equals the one that drafts less, on the simpler engine."""
+    return min(found, key=_order)
+
+
+def _order(option: Option) -> tuple[float, int, int, int]:
+    place = ENGINES.index(option.engine)
+    return -round(option.speed_up, _DIGITS), option.k, option.num_nodes, place
+
+
+def _by_engine(names: Sequence[str], every: Sequence[Sequence[Option]]) -> tuple[Option, ...]:
+    found = ([one for options in every for one in options if one.engine == name] for name in names)
+    return tuple(sorted((_best(options) for options in found if options), key=_order))
+
+
+def _usual(drafters: Sequence[DrafterCosts]) -> tuple[Candidate, ...]:
+    chains = [Candidate(one.name, k) for one in drafters for k in USUAL_K if one.draft]
+    trees = [
+        Candidate(one.name, min(len(one.chances), nodes), nodes)
+        for one in drafters
+        for nodes in _USUAL_NODES
+        if one.chances
+    ]
+    return (*chains, *trees)
+
+
+def _why_not(
+    name: str,
+    drafters: Mapping[str, DrafterCosts],
+    calibration: Calibration,
+    question: Question,
+) -> str | None:
+    if name not in drafters:
+        raise ConfigError(
+            f"the calibration of {calibration.target_name} has no drafter {name!r}.",
+            hint=did_you_mean(name, drafters) if drafters else "measure one: outrider plan --fresh",
+        )
+    if not drafters[name].places:
+        rounds = drafters[name].num_rounds
+        silent = f"{name}: it drafted nothing in {rounds} rounds"
+        return silent if rounds else f"{name}: nobody counted what is accepted of its drafts"
+    needed = memory_bytes(calibration, drafters[name], question.job)
+    limit = question.memory_limit
+    if limit is not None and needed is not None and needed > limit:
+        return f"{name}: with it {_gb(needed)} are needed, and there are {_gb(limit)}"
+    return None
+
+
+def _must_fit(calibration: Calibration, question: Question) -> None:
+    job, limit = question.job, question.memory_limit
+    needed = memory_bytes(calibration, None, job)
+    if limit is None or needed is None or needed <= limit:
+        return
+    weights = calibration.memory_bytes
+    kept = needed - weights
+    hint = "lower --batch, --context or --max-tokens, or try --quantise int8"
+    if weights > limit:
+        hint = "try --quantise int8 or int4, a smaller target, or a device with more memory"
+    raise CapacityError(
+        f"{calibration.target_name} needs {_gb(needed)} ({_gb(weights)} of weights, {_gb(kept)} of "
+        f"keys and values of {job.batch} x {job.context + job.new_tokens} tokens), and there are "
+        f"{_gb(limit)}.",
+        hint=hint,
+    )
+
+
+def _known(
+    calibration: Calibration, question: Question, tried: Sequence[Candidate]
+) -> tuple[_Known, list[str]]:
+    """And why drafters were left out."""
+    drafters = {one.name: one for one in calibration.drafters}
+    beliefs: dict[str, Belief] = {}
+    left_out: list[str] = []
+    for name in dict.fromkeys(one.drafter for one in tried):
+        why = _why_not(name, drafters, calibration, question)
+        if why is None:
+            beliefs[name] = believe(drafters[name])
+        else:
+            left_out.append(why)
+    return _Known(calibration, question, drafters, beliefs), left_out
+
+
+def _of(known: _Known, way: Candidate) -> list[Option]:
+    question, drafter = known.question, known.drafters[way.drafter]
+    made = options(
+        known.calibration,
+        drafter,
+        known.beliefs[way.drafter],
+        way,
+        question.job,
+        engines=question.engines,
+    )
+    if question.energy is None:
+        return made
+    law, job = known.law(way), question.job
+    return [
+        replace(
+            option,
+            joules=joules_a_token(
+                question.energy,
+                job.load,
+                law,
+                law.tokens * job.batch / option.tokens_per_second,
+                depth=len(law.kept),
+            ),
+        )
+        for option in made
+    ]
+
+
+def _ends(known: _Known, way: Candidate | None) -> Ends:
+    """Where the best way, run in turns, stops paying."""
+    question = known.question
+    measured = round(known.calibration.target.rows.points[-1][0])
+    most = question.most_batch, question.most_context, measured
+    if way is None:
+        return Ends(None, None, *most)
+
+    def by_batch(batch: int) -> float:
+        return known.gain(way, replace(question.job, batch=batch))
+
+    def by_context(context: int) -> float:
+        return known.gain(way, replace(question.job, context=context))
+
+    return Ends(
+        break_even(by_batch, least=1, most=most[0]),
+        break_even(by_context, least=0, most=most[1]),
+        *most,
+    )
+
+
+def _frontier(known: _Known, way: Candidate | None) -> tuple[Point, ...]:
+    """Plain decoding and the best way, over batches."""
+    points: list[Point] = []
+    for batch in _FRONTIER_BATCHES:
+        job = replace(known.question.job, batch=batch)
+        each = 1 / plain_times(known.calibration, job.load).total
+        points.append(Point(f"plain, batch {batch}", each, batch * each))
+        if way is not None:
+            each *= known.gain(way, job)
+            points.append(Point(f"{way.words}, batch {batch}", each, batch * each))
+    return tuple(frontier(points))
+
+
+def _plain_joules(known: _Known) -> float | None:
+    energy, load = known.question.energy, known.question.job.load
+    if energy is None:
+        return None
+    seconds = plain_times(known.calibration, load).total
+    return joules_a_token(energy, load, PLAIN, seconds, depth=0)
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

@@ -1,0 +1,138 @@
+"""What other arrangements of the same work bring: drafting ahead, and lanes.
+
+Drafting ahead (`core/ahead.py` has the formula) takes from a calibration, in units of T_verify,
+
+    T_p   one step over the draft that is being verified, and K steps of F branches a sequence
+    T_b   a draft after a miss: that of a round in turns (fallback jit), or nothing (none)
+    p     the share of verdicts foreseen: F branches shared out in the best way (`core/fan_out.py`)
+
+With fallback jit a draft after a miss is like any other. With none it is empty: the next verdict is
+one token, all F branches go to it, and hits come in runs. Which of both is better turns at a batch
+b*, since with jit a round waits for one miss of b:
+
+    b* = ln(1 - (G_jit / G_none - 1) / T_b) / ln p,     G = p E_hit + (1 - p) E_miss
+
+It pays only what it hides, so one draft must fit beside one verification: K + 1 steps of all
+branches, which bounds K by T_verify over the time of a step.
+
+Lanes (pdv) draft for one half of a batch while the other is verified: a cycle of both halves takes
+twice the slower lane, and `contention` of twice the faster where they share a memory. On one device
+nothing is gained that is not lost in the other lane.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from outrider.core.ahead import AheadTimes, steady_hits
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.fan_out import Misses, hit_rate, optimal
+from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.planner.rounds import Forecast, Load, round_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadWays:
+    """`contention` is what lanes lose to each other (`core/ahead.py`), `sync` seconds of handing
+    over; `p_hit` is supposed rather than reckoned from `misses`, if given."""
+
+    fan_out: int = 16
+    misses: Misses = field(default_factory=Misses)
+    contention: float = 1.0
+    sync: float = 0.0
+    p_hit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AheadForecast:
+    """`hides` says whether the work ahead fits beside a verification."""
+
+    fallback: str
+    times: AheadTimes
+    speed_up: float
+    hides: bool
+
+
+def outcome_chances(law: RoundLaw) -> list[float]:
+    """P(n) for n = 0..K kept."""
+    kept = [1.0, *law.kept, 0.0]
+    return [max(0.0, kept[n] - kept[n + 1]) for n in range(len(law.kept) + 1)]
+
+
+def foreseen(law: RoundLaw, ways: AheadWays) -> float:
+    """The share of verdicts that are among the best `ways.fan_out` to prepare for."""
+    if ways.p_hit is not None:
+        return ways.p_hit
+    chances = outcome_chances(law)
+    return hit_rate(optimal(ways.fan_out, chances, ways.misses), chances, ways.misses)
+
+
+def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -> AheadForecast:
+    """Of drafting ahead with the better fallback; `found` is of rounds in turns."""
+    depth = len(found.law.kept)
+    verify = found.times.verify + found.times.host
+    context = load.batch * load.context
+    branches = drafter.seconds(depth, load.batch * ways.fan_out, ways.fan_out * context)
+    beside = (drafter.seconds(1, load.batch, context) + branches) / verify
+    hit = foreseen(found.law, ways)
+    jit = AheadTimes(
+        p_hit=hit,
+        tokens_hit=found.law.tokens,
+        tokens_miss=found.law.tokens,
+        ahead=beside,
+        fallback=found.times.draft / verify,
+        batch=load.batch,
+        sync=ways.sync / verify,
+        contention=ways.contention,
+    )
+    none = AheadTimes(
+        p_hit=steady_hits(hit, foreseen(PLAIN, ways)),
+        tokens_hit=found.law.tokens,
+        tokens_miss=1.0,
+        ahead=beside,
+        fallback=0.0,
+        batch=load.batch,
+        sync=ways.sync / verify,
+        contention=ways.contention,
+    )
+    name, times = max((("jit", jit), ("none", none)), key=lambda one: one[1].speed)
+    speed_up = times.speed * found.plain.total / verify
+    return AheadForecast(name, times, speed_up, beside <= 1)
+
+
+def lanes(
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    load: Load,
+    law: RoundLaw,
+    *,
+    contention: float,
+) -> float:
+    """Seconds in which each of the batch has a round, with a lane for drafts and one that verifies
+    them; both halves must draft, so of one sequence it is a round in turns."""
+    depth = len(law.kept)
+    if load.batch < 2:
+        return round_times(calibration, drafter, load, law, depth=depth).total
+    cycle = 0.0
+    for half in (load.batch // 2, load.batch - load.batch // 2):
+        times = round_times(calibration, drafter, Load(half, load.context), law, depth=depth)
+        verify = times.verify + times.host
+        cycle += max(times.draft, verify) + contention * min(times.draft, verify)
+    return cycle
+
+
+def hide_limit(verify_seconds: float, step_seconds: float) -> int | None:
+    """The largest K whose steps fit beside a verification; None where a step takes no time."""
+    return math.floor(verify_seconds / step_seconds) if step_seconds > 0 else None
+
+
+def crossover_batch(hit: float, jit_tokens: float, none_tokens: float, fallback: float) -> float:
+    """b*, below which drafting after a miss (`fallback`, in T_verify) is better than going on
+    without; infinite where it always is, 0 where it never is."""
+    left = 1 - (jit_tokens / none_tokens - 1) / fallback if fallback else 0.0
+    if jit_tokens <= none_tokens:
+        return 0.0
+    if left <= 0 or hit >= 1:
+        return math.inf
+    return math.log(left) / math.log(hit) if hit > 0 else 0.0

@@ -1,0 +1,282 @@
+"""What one way to decode is expected to bring: a drafter, its K, its nodes, and an engine.
+
+The speed-up is that of a whole job: `batch` texts of `new_tokens` each, from the first round to the
+last (`endings.py`), at the mean context of the run. Its interval has two parts: what is not known
+of acceptance (draws of `places.py`), and how far times scatter, which is taken as normal on a log
+scale with 1.4826 times their median deviation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
+from outrider.core.round_law import RoundLaw
+from outrider.planner.ahead import AheadWays, ahead, lanes
+from outrider.planner.endings import desync, seconds_in_step
+from outrider.planner.places import Belief, Rates, round_law
+from outrider.planner.rounds import Load, forecast, plain_times, round_times
+from outrider.planner.texts import texts_differ
+from outrider.planner.trees import chances_of, tree_law
+
+ENGINES = ("single", "pd", "pdv", "ssd")
+# From the median of absolute deviations to a standard deviation, of a normal law.
+_TO_DEVIATION = 1.4826
+_OUTSIDE = 0.025
+# Draws of times alone, where rates are supposed rather than counted.
+_SUPPOSED_DRAWS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Drafts of up to `k` tokens, or trees so deep of `num_nodes` where that is more."""
+
+    drafter: str
+    k: int
+    num_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.num_nodes < 0:
+            raise ConfigError(
+                f"a candidate drafts {self.k} tokens deep, {self.num_nodes} nodes.",
+                hint="give a K from 1 up; plain decoding is always compared",
+            )
+
+    @property
+    def words(self) -> str:
+        tree = f", trees of {self.num_nodes} nodes" if self.num_nodes > self.k else ""
+        return f"{self.drafter} with K = {self.k}{tree}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`batch` texts at once, with prompts of `context` tokens, to each of which `new_tokens` are
+    written. `texts_differ` is the relative deviation between texts of their tokens a round; None
+    takes what the drafter's counts show."""
+
+    batch: int = 1
+    context: int = 0
+    new_tokens: int = 128
+    texts_differ: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.context < 0 or self.new_tokens < 1:
+            raise ConfigError(
+                f"no plan for a batch of {self.batch} with {self.context} tokens of context and "
+                f"{self.new_tokens} new ones.",
+                hint="give a batch and new tokens from 1 up",
+            )
+
+    @property
+    def load(self) -> Load:
+        """At the mean context: costs are linear in it."""
+        return Load(self.batch, self.context + self.new_tokens / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Seconds are those of a round of the whole batch. `draft_over_plain` and `draft_over_verify`
+    are both meanings of T_SD, `by_formula` is E / (1 + T_SD), `steady` the speed-up of long texts.
+    `low` and `high` bound 95 %. `memory_bytes` is None where the calibration does not say, and
+    `joules` a token where nobody gave an energy."""
+
+    drafter: str
+    k: int
+    num_nodes: int
+    engine: str
+    tokens: float
+    plain_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    host_seconds: float
+    draft_over_plain: float
+    draft_over_verify: float
+    by_formula: float
+    steady: float
+    speed_up: float
+    low: float
+    high: float
+    tokens_per_second: float
+    memory_bytes: int | None = None
+    joules: float | None = None
+    fallback: str | None = None
+    p_hit: float | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.drafter, self.k, self.num_nodes)
+
+    @property
+    def words(self) -> str:
+        return self.candidate.words
+
+
+def expected_law(drafter: DrafterCosts, belief: Belief, candidate: Candidate) -> RoundLaw:
+    """What to expect: as replayed, where it was; otherwise by place."""
+    if candidate.num_nodes <= candidate.k <= len(drafter.laws):
+        return drafter.laws[candidate.k - 1]
+    return law_of(drafter, belief.mean, candidate)
+
+
+def law_of(drafter: DrafterCosts, rates: Rates, candidate: Candidate) -> RoundLaw:
+    """By place."""
+    if candidate.num_nodes > candidate.k:
+        return tree_law(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
+    return round_law(rates, candidate.k)
+
+
+def plain_job_seconds(calibration: Calibration, job: Job) -> float:
+    """A token of each text a round, so all end together."""
+    return job.new_tokens * plain_times(calibration, job.load).total
+
+
+def job_seconds(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundLaw) -> float:
+    """From the first round to the last, in turns."""
+    depth = len(law.kept)
+
+    def shallower(most: int) -> float:
+        cut = law.cut(most)
+        return round_times(calibration, drafter, job.load, cut, depth=most).total
+
+    def fewer(live: int) -> float:
+        load = Load(live, job.load.context)
+        return round_times(calibration, drafter, load, law, depth=depth).total
+
+    seconds = seconds_in_step(job.new_tokens, law, shallower)
+    if job.batch == 1:
+        return seconds
+    differ = job.texts_differ
+    if differ is None:
+        differ = texts_differ(drafter.requests, depth)
+    return seconds * desync(job.new_tokens, job.batch, law, fewer, texts_differ=differ)
+
+
+def gain(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundLaw) -> float:
+    """The speed-up of a job over plain decoding of it."""
+    return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, law)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Which are considered, and what is known of lanes: `ahead` names the drafters that can draft
+    ahead of a verdict."""
+
+    names: tuple[str, ...] = ENGINES
+    ways: AheadWays = field(default_factory=AheadWays)
+    ahead: tuple[str, ...] = ("model",)
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in ENGINES:
+                raise ConfigError(
+                    f"no engine is called {name!r}.", hint=did_you_mean(name, ENGINES)
+                )
+
+
+def options(
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    belief: Belief,
+    candidate: Candidate,
+    job: Job,
+    *,
+    engines: Engines,
+) -> list[Option]:
+    """One for each of `engines` that can run it."""
+    law = expected_law(drafter, belief, candidate)
+    found = forecast(calibration, drafter, job.load, law, depth=len(law.kept))
+    speed_up = gain(calibration, drafter, job, law)
+    low, high = _interval(drafter, belief, candidate, calibration.scatter)
+    base = Option(
+        drafter=candidate.drafter,
+        k=candidate.k,
+        num_nodes=candidate.num_nodes,
+        engine="single",
+        tokens=law.tokens,
+        plain_seconds=found.plain.total,
+        draft_seconds=found.times.draft,
+        verify_seconds=found.times.verify,
+        host_seconds=found.times.host,
+        draft_over_plain=found.draft_over_plain,
+        draft_over_verify=found.draft_over_verify,
+        by_formula=found.speed_up_if_free,
+        steady=found.speed_up,
+        speed_up=speed_up,
+        low=speed_up * low,
+        high=speed_up * high,
+        tokens_per_second=speed_up * job.batch / found.plain.total,
+        memory_bytes=memory_bytes(calibration, drafter, job),
+    )
+    made: list[Option] = []
+    for name in engines.names:
+        if name in ("single", "pd"):
+            # Prompts do not come while a job decodes, so a lane for them changes nothing.
+            made.append(replace(base, engine=name))
+        elif name == "pdv":
+            cycle = lanes(calibration, drafter, job.load, law, contention=engines.ways.contention)
+            made.append(_scaled(base, found.times.total / cycle, engine=name))
+        elif candidate.drafter in engines.ahead:
+            best = ahead(drafter, job.load, found, engines.ways)
+            made.append(
+                _scaled(
+                    base,
+                    best.speed_up / found.speed_up,
+                    engine=name,
+                    fallback=best.fallback,
+                    p_hit=best.times.p_hit,
+                )
+            )
+    return made
+
+
+def memory_bytes(calibration: Calibration, drafter: DrafterCosts | None, job: Job) -> int | None:
+    """Weights, and keys and values of all texts at their end; None where nobody said."""
+    if not calibration.memory_bytes:
+        return None
+    kept = job.batch * (job.context + job.new_tokens)
+    needed = calibration.memory_bytes + kept * calibration.kv_bytes_per_token
+    if drafter is not None:
+        needed += drafter.memory_bytes + kept * drafter.kv_bytes_per_token
+    return needed
+
+
+def _scaled(
+    base: Option,
+    factor: float,
+    *,
+    engine: str,
+    fallback: str | None = None,
+    p_hit: float | None = None,
+) -> Option:
+    return replace(
+        base,
+        engine=engine,
+        fallback=fallback,
+        p_hit=p_hit,
+        steady=base.steady * factor,
+        speed_up=base.speed_up * factor,
+        low=base.low * factor,
+        high=base.high * factor,
+        tokens_per_second=base.tokens_per_second * factor,
+    )
+
+
+def _interval(
+    drafter: DrafterCosts, belief: Belief, candidate: Candidate, scatter: float
+) -> tuple[float, float]:
+    """Factors of the speed-up between which 95 % of draws lie."""
+    tokens = law_of(drafter, belief.mean, candidate).tokens
+    draws = [law_of(drafter, rates, candidate).tokens / tokens for rates in belief.draws]
+    deviation = _TO_DEVIATION * scatter
+    if not draws and not deviation:
+        return 1.0, 1.0
+    chance = random.Random(len(draws))
+    noisy = sorted(
+        draw * math.exp(deviation * chance.gauss(0, 1)) for draw in draws or [1.0] * _SUPPOSED_DRAWS
+    )
+    last = len(noisy) - 1
+    return noisy[round(_OUTSIDE * last)], noisy[round((1 - _OUTSIDE) * last)]

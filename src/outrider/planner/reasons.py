@@ -1,0 +1,109 @@
+"""A plan in words: each sentence has the numbers that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.planner.candidates import Job, Option
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The smallest batch and context at which the best way no longer pays; None if it does up to
+    the most that was looked at. Passes of more than `most_rows` were not measured."""
+
+    batch: int | None
+    context: int | None
+    most_batch: int
+    most_context: int
+    most_rows: int
+
+
+def explain(
+    found: Sequence[Option],
+    engines: Sequence[Option],
+    ends: Ends,
+    *,
+    speculate: bool,
+    job: Job,
+) -> tuple[str, tuple[str, ...]]:
+    """The verdict, and why; `found` and `engines` have the best first."""
+    if not found:
+        return "Do not speculate, because no drafter is known for this target.", ()
+    best = found[0]
+    about = [_tokens(best), _time(best)]
+    if not speculate:
+        return f"Do not speculate, because {_why_not(best)}.", tuple(about)
+    about += [_range(ends, job, best), *_others(best, found), *_engines(engines)]
+    return f"Speculate: {best.words}, engine {best.engine}, {_gain(best)}.", tuple(about)
+
+
+def _gain(option: Option) -> str:
+    return (
+        f"{option.speed_up:.2f} times as fast as plain decoding "
+        f"({option.low:.2f} to {option.high:.2f}, 95 %)"
+    )
+
+
+def _why_not(best: Option) -> str:
+    if best.speed_up <= 1:
+        return (
+            f"nothing tried pays: the best, {best.words}, would be {best.speed_up:.2f} times as "
+            f"fast as plain decoding ({best.low:.2f} to {best.high:.2f}, 95 %)"
+        )
+    return (
+        f"it may cost time: the best, {best.words}, is expected to be {best.speed_up:.2f} times as "
+        f"fast, but its interval reaches down to {best.low:.2f}"
+    )
+
+
+def _tokens(best: Option) -> str:
+    kept = best.tokens - 1
+    return f"A round emits {best.tokens:.2f} tokens: {kept:.2f} of its draft and one of the target."
+
+
+def _time(best: Option) -> str:
+    plain = best.plain_seconds
+    total = best.draft_seconds + best.verify_seconds + best.host_seconds
+    return (
+        f"It takes {total * 1e3:.3g} ms, {total / plain:.2f} plain rounds of {plain * 1e3:.3g} ms: "
+        f"{best.draft_seconds / plain:.2f} for drafting, {best.verify_seconds / plain:.2f} for the "
+        f"pass that verifies and {best.host_seconds / plain:.2f} for the rest."
+    )
+
+
+def _range(ends: Ends, job: Job, best: Option) -> str:
+    batch = (
+        f"it pays at any batch up to {ends.most_batch}"
+        if ends.batch is None
+        else f"it stops paying at a batch of {ends.batch}"
+    )
+    context = (
+        f"it pays with any context up to {ends.most_context} tokens"
+        if ends.context is None
+        else f"it stops paying at {ends.context} tokens of context"
+    )
+    told = f"With {job.context} tokens of context {batch}; at a batch of {job.batch} {context}."
+    rows = (ends.batch or ends.most_batch) * (1 + max(best.k, best.num_nodes))
+    if rows <= ends.most_rows:
+        return told
+    return f"{told} No pass of more than {ends.most_rows} rows was measured: beyond, a line."
+
+
+def _others(best: Option, found: Sequence[Option]) -> list[str]:
+    """The best of each other drafter."""
+    seen, parts = {best.drafter}, list[str]()
+    for option in found:
+        if option.drafter not in seen:
+            seen.add(option.drafter)
+            parts.append(f"{option.words} {option.speed_up:.2f}")
+    return [f"Other drafters at their best: {'; '.join(parts)}."] if parts else []
+
+
+def _engines(engines: Sequence[Option]) -> list[str]:
+    """The best of each."""
+    if len(engines) < 2:
+        return []
+    parts = (f"{one.engine} {one.speed_up:.2f} ({one.words})" for one in engines)
+    return [f"By engine: {'; '.join(parts)}."]

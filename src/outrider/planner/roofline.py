@@ -1,0 +1,196 @@
+"""Seconds of a pass from a model's sizes and a device sheet: a calibration nobody had to measure.
+
+A pass over R rows of b sequences with S tokens each moves the weights and the keys and values of
+all contexts, and does two operations a parameter for each row, in whole row tiles:
+
+    T = overhead + || bytes / bandwidth, tile ceil(R / tile) 2 P / FLOPs ||_p  +  KV + attention
+
+(Williams, Waterman, Patterson 2009, Roofline). The p-norm turns smoothly from one limit to the
+other; p grows to max(). Keys and values, b S kv bytes once a pass whatever R is, and attention, 4 H
+operations for each row and token of context, are added, since `PassCosts` keeps them apart. Both
+limits meet at
+
+    R* = FLOPs x bytes a weight / (2 bandwidth) rows
+
+below which verifying is nearly free. S* = W / (b kv) is the context at which keys and values weigh
+as much as the weights: beyond it a drafter that reads little of them gains at any batch
+(MagicDec, Chen et al. 2024, arXiv 2408.11049).
+
+A mixture of experts reads, for R rows that choose k of N experts each, those that any row chose:
+
+    W_dense + W_experts (1 - (1 - k / N)^R)
+
+so verifying more rows reads more weights, and speculation gains less than a dense model's would.
+All weights count as read, though of an untied table only some rows are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.core.cost import Curve
+from outrider.core.errors import ConfigError
+from outrider.core.spec import ModelSpec
+from outrider.planner.sheets import DeviceSheet
+
+# Rows of a pass and sequences of a draft for which seconds are reckoned; between them lines.
+_MOST_ROWS = 4096
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_DEEPEST = 64
+# Sheets are not measurements, and intervals of plans made of them should show it.
+_SUPPOSED_SCATTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Of `num_experts` in each layer a row uses `num_active`; together they are `expert_share` of
+    the model's parameters."""
+
+    num_experts: int
+    num_active: int
+    expert_share: float
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.num_active <= self.num_experts and 0 <= self.expert_share <= 1):
+            raise ConfigError(
+                f"a mixture of {self.num_experts} experts cannot use {self.num_active} of them for "
+                f"a share of {self.expert_share} of its parameters.",
+                hint="give 1 <= active <= experts, and a share from 0 to 1",
+            )
+
+    def read_share(self, num_rows: float) -> float:
+        """Of all weights, what a pass over so many rows reads."""
+        chosen = 1 - (1 - self.num_active / self.num_experts) ** num_rows
+        return 1 - self.expert_share + self.expert_share * chosen
+
+    @property
+    def active_share(self) -> float:
+        """Of all parameters, what one row is multiplied with."""
+        return 1 - self.expert_share * (1 - self.num_active / self.num_experts)
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """Bytes and operations of a model's passes."""
+
+    spec: ModelSpec
+    mixture: Mixture | None = None
+
+    def weight_bytes(self, num_rows: float) -> float:
+        share = 1.0 if self.mixture is None else self.mixture.read_share(num_rows)
+        return self.spec.weight_bytes * share
+
+    @property
+    def row_flops(self) -> float:
+        share = 1.0 if self.mixture is None else self.mixture.active_share
+        return 2.0 * self.spec.num_parameters * share
+
+    @property
+    def read_flops(self) -> float:
+        """Of one row and one token of its context: a product with its key, one with its value."""
+        spec = self.spec
+        layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
+        return 4.0 * layers * spec.num_heads * spec.head_dim
+
+
+def compute_dtype(spec: ModelSpec) -> str:
+    """In which its matrices are multiplied: int4 is widened first."""
+    if spec.quantise == "int8":
+        return "int8"
+    return "float32" if spec.bytes_per_weight == 4 and spec.quantise == "none" else "bfloat16"
+
+
+def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
+    """Of a pass at no context."""
+    tiled = -(-num_rows // sheet.row_tile) * sheet.row_tile
+    moving = work.weight_bytes(num_rows) / sheet.bytes_per_second
+    counting = tiled * work.row_flops / sheet.flops_per_second(compute_dtype(work.spec))
+    # The larger is taken out, or powers overflow.
+    high, low = max(moving, counting), min(moving, counting)
+    norm = high * (1 + (low / high) ** sheet.p_norm) ** (1 / sheet.p_norm)
+    return sheet.overhead + norm
+
+
+def ridge_rows(spec: ModelSpec, sheet: DeviceSheet) -> float:
+    """R*, up to which a pass waits for memory."""
+    weight = spec.weight_bytes / spec.num_parameters
+    return sheet.flops_per_second(compute_dtype(spec)) * weight / (2 * sheet.bytes_per_second)
+
+
+def critical_context(spec: ModelSpec, batch: int) -> float:
+    """S*, in tokens a sequence; infinite for a model that keeps none."""
+    kept = batch * spec.kv_bytes_per_token
+    return spec.weight_bytes / kept if kept else math.inf
+
+
+def calibrate(
+    target: ModelSpec,
+    draft: ModelSpec | None,
+    sheet: DeviceSheet,
+    *,
+    mixture: Mixture | None = None,
+    draft_sheet: DeviceSheet | None = None,
+) -> Calibration:
+    """What measuring both on that device would give, if it did as its sheet says; the draft model
+    on `draft_sheet` if it has a device of its own. Acceptance is not known: `places` is empty.
+    Raises ConfigError if a sheet has no rate of the model's dtype."""
+    work = PassWork(target, mixture)
+    drafters = () if draft is None else (model_costs(draft, draft_sheet or sheet),)
+    return Calibration(
+        machine=sheet.name,
+        target_name=target.name,
+        target=pass_costs(work, sheet),
+        drafters=drafters,
+        scatter=_SUPPOSED_SCATTER,
+        memory_bytes=target.weight_bytes,
+        kv_bytes_per_token=target.kv_bytes_per_token,
+        provenance={"sheet": sheet.name, "measured": False},
+    )
+
+
+def pass_costs(work: PassWork, sheet: DeviceSheet) -> PassCosts:
+    points = [(float(rows), rows_seconds(work, sheet, rows)) for rows in _row_counts(sheet)]
+    return PassCosts(
+        _growing(points),
+        per_context=work.spec.kv_bytes_per_token / sheet.bytes_per_second,
+        per_read=work.read_flops / sheet.flops_per_second(compute_dtype(work.spec)),
+    )
+
+
+def model_costs(draft: ModelSpec, sheet: DeviceSheet) -> DrafterCosts:
+    """A draft model: a pass a token, over a row of each sequence."""
+    work = PassWork(draft)
+    curves: list[tuple[int, Curve]] = []
+    for batch in _BATCHES:
+        once = rows_seconds(work, sheet, batch)
+        curves.append((batch, Curve(((1.0, once), (float(_DEEPEST), _DEEPEST * once)))))
+    read = work.read_flops / sheet.flops_per_second(compute_dtype(draft))
+    return DrafterCosts(
+        "model",
+        tuple(curves),
+        per_context=draft.kv_bytes_per_token / sheet.bytes_per_second + read,
+        memory_bytes=draft.weight_bytes,
+        kv_bytes_per_token=draft.kv_bytes_per_token,
+    )
+
+
+def _row_counts(sheet: DeviceSheet) -> list[int]:
+    """Small counts, and both sides of edges of tiles, which grow farther apart."""
+    counts = set(range(1, min(17, _MOST_ROWS)))
+    edge = sheet.row_tile
+    while edge < _MOST_ROWS:
+        counts |= {edge, edge + 1}
+        edge += sheet.row_tile * max(1, edge // (8 * sheet.row_tile))
+    return sorted({*counts, _MOST_ROWS})
+
+
+def _growing(points: Sequence[tuple[float, float]]) -> Curve:
+    """Rounding may let a sum fall by a bit."""
+    most, grown = 0.0, list[tuple[float, float]]()
+    for rows, seconds in points:
+        most = max(most, seconds)
+        grown.append((rows, most))
+    return Curve(tuple(grown))

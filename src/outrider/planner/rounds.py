@@ -1,0 +1,201 @@
+"""What a round costs and brings: seconds from a calibration, tokens from a law of rounds.
+
+With T(b, S) seconds of a plain round of b sequences that hold S tokens each, and E tokens a round,
+
+    S = E T_plain(b, S) / T_round(b, S, K),    T_round = draft + target pass + host
+
+A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes, whoever they belong to: nothing
+is padded, so rounds of b sequences emit b E together. Where only a share of rounds drafts anything,
+the number of sequences that do is binomial, and T_round its mean.
+
+Two numbers go by the name T_SD: the time of drafting over that of a plain pass, which is in
+E / (1 + T_SD), and over that of the verifying pass. They differ as soon as verifying is not free.
+
+Draft one more token if it brings more than the round does so far (optimal stopping):
+
+    a_1 ... a_(K+1) / (T_round(K+1) - T_round(K)) > E(K) / T_round(K)
+
+Where goodput rises and then falls with K this finds the best K; inside a row tile the next token
+costs hardly anything, so K ends at the tile's edge. `best_depth` tries all instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.expected import measured_speed_up, speed_up
+from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.planner.places import Rates, round_law
+
+# Batches up to this size are reckoned by how many of them draft, larger ones by the mean number.
+_COUNTED_BATCH = 64
+_LEAST_SHARE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`batch` sequences decode together; each holds `context` tokens, on the mean of the run."""
+
+    batch: int = 1
+    context: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.batch >= 1
+        assert self.context >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds of a round's parts. `host` is all that is neither a draft nor the target's pass."""
+
+    draft: float
+    verify: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one way to draft: the law of its rounds, their times and a plain round's."""
+
+    law: RoundLaw
+    times: RoundTimes
+    plain: RoundTimes
+
+    @property
+    def speed_up(self) -> float:
+        """Of long texts."""
+        rest = self.times.host + self.times.verify
+        return measured_speed_up(
+            self.law.tokens, plain=self.plain.total, draft=self.times.draft, verify=rest
+        )
+
+    @property
+    def draft_over_plain(self) -> float:
+        """T_SD, in passes over one token a sequence."""
+        return self.times.draft / self.plain.verify
+
+    @property
+    def draft_over_verify(self) -> float:
+        """T_SD, in verifying passes."""
+        return self.times.draft / self.times.verify
+
+    @property
+    def speed_up_if_free(self) -> float:
+        """S = E / (1 + T_SD): what it would be if verifying cost no more than a plain pass."""
+        return speed_up(self.law.tokens, self.draft_over_plain)
+
+
+def plain_times(calibration: Calibration, load: Load) -> RoundTimes:
+    """Of a round that drafts nothing."""
+    return _times(calibration, None, load, PLAIN)
+
+
+def round_times(
+    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundLaw, *, depth: int
+) -> RoundTimes:
+    """Of a round whose drafts are up to `depth` deep, on the mean."""
+    if not depth or not law.drafting:
+        return plain_times(calibration, load)
+
+    def of(num_drafting: float) -> RoundTimes:
+        return _times(calibration, drafter, load, law, num_drafting=num_drafting, depth=depth)
+
+    return _mean_of(of, load.batch, law.drafting)
+
+
+def forecast(
+    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundLaw, *, depth: int
+) -> Forecast:
+    times = round_times(calibration, drafter, load, law, depth=depth)
+    return Forecast(law, times, plain_times(calibration, load))
+
+
+def best_depth(
+    calibration: Calibration, drafter: DrafterCosts, load: Load, rates: Rates, *, most: int
+) -> int:
+    """The K from 0 to `most` with the largest speed-up; of equals the smallest."""
+
+    def speed(k: int) -> float:
+        return forecast(calibration, drafter, load, round_law(rates, k), depth=k).speed_up
+
+    return max(range(most + 1), key=lambda k: (speed(k), -k))
+
+
+def stopping_depth(
+    tokens: Callable[[int], float], seconds: Callable[[int], float], *, most: int
+) -> int:
+    """The K at which the marginal rule stops; `tokens` and `seconds` of a round by K. A token that
+    costs nothing is drafted."""
+    for k in range(most):
+        gain, cost = tokens(k + 1) - tokens(k), seconds(k + 1) - seconds(k)
+        if gain * seconds(k) <= tokens(k) * cost:
+            return k
+    return most
+
+
+def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | None:
+    """The smallest number from `least` to `most` at which `gain` is 1 or less; None if there is
+    none. Looks at numbers that grow by a quarter at most, then between the two that differ."""
+    good, at = None, least
+    while True:
+        if gain(at) <= 1:
+            break
+        if at == most:
+            return None
+        good, at = at, min(most, at + max(1, at // 4))
+    while good is not None and at - good > 1:
+        middle = (good + at) // 2
+        good, at = (middle, at) if gain(middle) > 1 else (good, middle)
+    return at
+
+
+def _times(
+    calibration: Calibration,
+    drafter: DrafterCosts | None,
+    load: Load,
+    law: RoundLaw,
+    *,
+    num_drafting: float = 0.0,
+    depth: int = 0,
+) -> RoundTimes:
+    rows = load.batch + num_drafting * law.num_drafted
+    context = load.batch * load.context
+    verify = calibration.target.seconds(rows, context, rows * load.context)
+    host = calibration.overhead + calibration.host * load.batch + calibration.rule * rows
+    if drafter is None:
+        return RoundTimes(0.0, verify, host)
+    # A lookup may find less than it was asked for, and takes so much less time.
+    asked = min(float(depth), law.num_drafted)
+    draft = drafter.seconds(asked, num_drafting, num_drafting * load.context)
+    return RoundTimes(draft, verify, host)
+
+
+def _mean_of(of: Callable[[float], RoundTimes], batch: int, share: float) -> RoundTimes:
+    if share >= 1 or batch > _COUNTED_BATCH:
+        return of(batch * share)
+    mean = RoundTimes(0.0, 0.0, 0.0)
+    for count, chance in enumerate(binomial(batch, share)):
+        if chance > _LEAST_SHARE:
+            times = of(count)
+            mean = replace(
+                mean,
+                draft=mean.draft + chance * times.draft,
+                verify=mean.verify + chance * times.verify,
+                host=mean.host + chance * times.host,
+            )
+    return mean
+
+
+def binomial(num: int, share: float) -> list[float]:
+    """The chance of each count from 0 to `num`."""
+    return [
+        math.comb(num, count) * share**count * (1 - share) ** (num - count)
+        for count in range(num + 1)
+    ]

@@ -1,0 +1,232 @@
+"""Device sheets: what a machine could do at best, for those that one does not have.
+
+Peaks are those of the makers' data sheets, without sparsity. What programs reach of them is in
+`bandwidth_share` and `flops_share`: 0.9 and 0.8 for recent cards with good kernels (an H200 then
+meets both limits at 183 rows of bfloat16), less for older ones and CPUs. `row_tile` is how many
+rows a matrix unit takes at once, `overhead` the seconds of a pass that none of this explains.
+
+No data sheet says what a byte or an operation costs in energy. `_power` supposes that a quarter of
+the rated watts flow whatever is done, and that of the rest memory at full speed takes half and
+arithmetic at full rate all. So joules here compare ways of decoding on one machine; they are not
+measurements.
+
+A user's own sheet is a JSON or YAML file with the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
+
+DTYPES = ("float32", "bfloat16", "int8")
+_FILE_KINDS = (".json", ".yaml", ".yml")
+_SHOW = "see an example: docs/algorithms/planner.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Watts that flow anyway, joules a byte moved and joules a FLOP."""
+
+    static_watts: float
+    byte_joules: float
+    flop_joules: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """Bandwidth in bytes a second, `flops` in operations a second by dtype, both at their peak.
+    `p_norm` says how sharply a pass turns from one limit to the other."""
+
+    name: str
+    bandwidth: float
+    flops: Mapping[str, float]
+    memory_bytes: int
+    row_tile: int = 16
+    bandwidth_share: float = 0.9
+    flops_share: float = 0.8
+    overhead: float = 0.0
+    p_norm: float = 6.0
+    power: Power | None = field(default=None)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What programs reach."""
+        return self.bandwidth * self.bandwidth_share
+
+    def flops_per_second(self, dtype: str) -> float:
+        """What programs reach. Raises ConfigError for a dtype that the sheet does not have."""
+        if dtype not in self.flops:
+            raise ConfigError(
+                f"the sheet of {self.name} has no rate of {dtype}.",
+                hint=did_you_mean(dtype, self.flops),
+            )
+        return self.flops[dtype] * self.flops_share
+
+
+def _power(watts: float, bandwidth: float, flops: float) -> Power:
+    free = 0.75 * watts
+    return Power(0.25 * watts, 0.5 * free / bandwidth, free / flops)
+
+
+def _card(
+    name: str,
+    bandwidth: float,
+    flops: tuple[float, float, float],
+    *,
+    gb: float,
+    watts: float,
+    row_tile: int = 16,
+) -> DeviceSheet:
+    """`flops` of float32, bfloat16 (float16 on a V100) and int8."""
+    return DeviceSheet(
+        name=name,
+        bandwidth=bandwidth,
+        flops=dict(zip(DTYPES, flops, strict=True)),
+        memory_bytes=round(gb * 1e9),
+        row_tile=row_tile,
+        overhead=30e-6,
+        power=_power(watts, bandwidth, flops[1]),
+    )
+
+
+SHEETS: Mapping[str, DeviceSheet] = {
+    sheet.name: sheet
+    for sheet in (
+        _card("v100", 0.9e12, (15.7e12, 125e12, 62.8e12), gb=32, watts=300),
+        _card("a100", 2.039e12, (19.5e12, 312e12, 624e12), gb=80, watts=400),
+        _card("h100", 3.35e12, (67e12, 989e12, 1979e12), gb=80, watts=700, row_tile=64),
+        _card("h200", 4.8e12, (67e12, 989e12, 1979e12), gb=141, watts=700, row_tile=64),
+        _card("rtx4090", 1.008e12, (82.6e12, 165.2e12, 660.6e12), gb=24, watts=450),
+        DeviceSheet(
+            name="m2-max",
+            bandwidth=0.4e12,
+            flops={"float32": 13.6e12, "bfloat16": 13.6e12, "int8": 13.6e12},
+            memory_bytes=96 * 10**9,
+            row_tile=8,
+            bandwidth_share=0.8,
+            flops_share=0.7,
+            overhead=100e-6,
+            power=_power(79, 0.4e12, 13.6e12),
+        ),
+        # Two cores at 2.5 GHz with two units of 16 float32 each, on two of the memory channels of a
+        # server; bfloat16 is widened to float32, int8 has VNNI.
+        DeviceSheet(
+            name="cpu-2core",
+            bandwidth=20e9,
+            flops={"float32": 320e9, "bfloat16": 320e9, "int8": 1280e9},
+            memory_bytes=16 * 10**9,
+            row_tile=4,
+            bandwidth_share=0.75,
+            flops_share=0.6,
+            overhead=50e-6,
+            power=_power(30, 20e9, 320e9),
+        ),
+    )
+}
+
+
+def device_sheet(name: str) -> DeviceSheet:
+    """By name, or from a file. Raises ConfigError for an unknown name or a damaged file."""
+    path = Path(name)
+    if path.suffix.lower() in _FILE_KINDS:
+        return _checked(_read(path), path)
+    if name.lower() not in SHEETS:
+        raise ConfigError(
+            f"no device sheet is called {name!r}.",
+            hint=f"{did_you_mean(name, SHEETS)} Or name a JSON or YAML file with a sheet of yours.",
+        )
+    return SHEETS[name.lower()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the device sheet {path}: {error}.", hint=_SHOW) from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is no device sheet: {error}.", hint=_SHOW) from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path} is no device sheet: it has no names with values.", hint=_SHOW)
+    return cast("dict[str, Any]", record)
+
+
+def _checked(record: dict[str, Any], path: Path) -> DeviceSheet:
+    record = {"name": path.stem, **_numbers(record)}
+    _no_strangers(record, {one.name for one in fields(DeviceSheet)}, path)
+    missing = [name for name in ("bandwidth", "flops", "memory_bytes") if name not in record]
+    if missing:
+        raise ConfigError(f"the device sheet {path} lacks {', '.join(missing)}.", hint=_SHOW)
+    flops = _numbers(_table(record.pop("flops"), "flops", path))
+    _no_strangers(flops, set(DTYPES), path)
+    power = record.pop("power", None)
+    numbers = {key: value for key, value in record.items() if key != "name"}
+    for key, value in {**numbers, **flops}.items():
+        _positive(key, value, path, least=0 if key == "overhead" else None)
+    for key in ("bandwidth_share", "flops_share"):
+        if numbers.get(key, 0) > 1:
+            raise ConfigError(f"{key} of the device sheet {path} is above 1.", hint=_SHOW)
+    for key in ("memory_bytes", "row_tile"):
+        if key in numbers:
+            numbers[key] = max(1, int(numbers[key]))
+    rates = {key: float(value) for key, value in flops.items()}
+    found = None
+    if power is not None:
+        found = _checked_power(_numbers(_table(power, "power", path)), path)
+    return DeviceSheet(name=str(record["name"]), flops=rates, power=found, **numbers)
+
+
+def _checked_power(record: dict[str, Any], path: Path) -> Power:
+    names = {one.name for one in fields(Power)}
+    _no_strangers(record, names, path)
+    for key in names:
+        _positive(f"power.{key}", record.get(key), path, least=0)
+    return Power(**record)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _number(key, value) for key, value in record.items()}
+
+
+def _number(key: str, value: Any) -> Any:
+    """YAML takes 1e12 for a word, because it has no point."""
+    if key == "name" or not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _table(value: Any, key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"{key} of the device sheet {path} has no values by name.", hint=_SHOW)
+    return cast("dict[str, Any]", value)
+
+
+def _no_strangers(record: Mapping[str, Any], known: set[str], path: Path) -> None:
+    for name in record:
+        if name not in known:
+            raise ConfigError(
+                f"the device sheet {path} has {name!r}, which means nothing.",
+                hint=did_you_mean(str(name), known),
+            )
+
+
+def _positive(key: str, value: Any, path: Path, *, least: float | None = None) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < (0 if least is None else least) or (least is None and value == 0):
+        wanted = "above 0" if least is None else "from 0 up"
+        raise ConfigError(
+            f"{key} of the device sheet {path} is {value!r}; it must be a number {wanted}.",
+            hint=_SHOW,
+        )

@@ -1,0 +1,215 @@
+"""Runs a schedule on simulated lanes: the policy code that the engine runs, on an invented clock.
+
+The ledger, the schedules, the orders of lanes and the admission are those of `sched/`. What is
+invented is how long jobs take (simulate_costs.py), how they hold each other up (simulate_lanes.py)
+and what chance decides (simulate_chance.py). A round does what one of the engine does: it drafts at
+most K tokens and one less than may still be written, emits the kept ones and one more, and its
+sequence ends at its last token. There are no stop tokens, no text and no memory that ends.
+
+Records are those of a real run (JobTrace, RoundTrace), so whatever reads those reads these.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.planner.simulate_chance import Chance
+from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
+from outrider.planner.simulate_lanes import SharedLanes
+from outrider.planner.simulate_load import Load
+from outrider.planner.simulate_records import Pass, Running, Served, Simulated, Task
+from outrider.sched.admission import Limits, num_admissible
+from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.ledger import Ledger
+from outrider.sched.orders import order_named
+from outrider.sched.table import schedule_for
+
+
+def simulate(
+    config: EngineConfig,
+    load: Load,
+    costs: JobCosts,
+    chance: Chance,
+    *,
+    contention: float = 0.0,
+) -> Simulated:
+    """Run `load` to its end. Of `config` it reads schedule, which must be resolved, k, batch sizes,
+    chunk, threshold and lane order. The same arguments give the same result."""
+    return _Simulation(config, load, costs, chance, SharedLanes(contention)).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        config: EngineConfig,
+        load: Load,
+        costs: JobCosts,
+        chance: Chance,
+        lanes: SharedLanes[Task],
+    ) -> None:
+        self._config, self._load, self._costs, self._chance = config, load, costs, chance
+        self._lanes = lanes
+        self._schedule = schedule_for(config)
+        self._order = order_named(
+            config.lane_order, margin=config.verify_margin, target_ms=config.target_ms
+        )
+        self._ahead = config.schedule == "ssd"
+        self._ledger = Ledger(drafts_ahead=self._ahead)
+        self._limits = Limits(config.batch_size, sys.maxsize)
+        self._now = 0.0
+        self._coming = deque(enumerate(load.requests))
+        self._waiting: deque[Running] = deque()
+        self._live: dict[int, Running] = {}
+        self._passes = count()
+        self._jobs: list[JobTrace] = []
+        self._rounds: list[RoundTrace] = []
+        self._served: list[Served] = []
+
+    def run(self) -> Simulated:
+        self._arrive()
+        while self._coming or self._waiting or self._live:
+            self._admit()
+            self._start_jobs()
+            self._now = min(self._lanes.next_end, self._next_arrival)
+            assert self._now < math.inf, "sequences wait, and no lane does anything"
+            for task in self._lanes.ended(self._now):
+                self._finish(task)
+            self._arrive()
+        # Nobody waits for what is still drafted ahead.
+        self._jobs += [task.trace(self._now) for task in self._lanes.stopped()]
+        return Simulated(self._now, tuple(self._jobs), tuple(self._rounds), tuple(self._served))
+
+    # Requests
+
+    @property
+    def _next_arrival(self) -> float:
+        by_clock = self._coming and self._load.in_flight is None
+        return self._coming[0][1].arrives if by_clock else math.inf
+
+    def _arrive(self) -> None:
+        """Who comes now: by the clock, or because somebody was answered."""
+        users = self._load.in_flight
+        while self._coming and (
+            self._next_arrival <= self._now
+            if users is None
+            else len(self._live) + len(self._waiting) < users
+        ):
+            seq_id, one = self._coming.popleft()
+            came = self._now if users is not None else one.arrives
+            self._waiting.append(Running(seq_id, came, one.num_prompt, one.num_output))
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        waiting, running = (
+            [self._limits.expected(seq.length, seq.room) for seq in group]
+            for group in (self._waiting, self._live.values())
+        )
+        for _ in range(num_admissible(waiting, running, self._limits)):
+            seq = self._waiting.popleft()
+            self._live[seq.seq_id] = seq
+            self._ledger.add(seq.seq_id, seq.length)
+
+    # Jobs
+
+    def _start_jobs(self) -> None:
+        """Poll idle lanes until none starts: a verify that starts may make work ahead of it."""
+        lanes, busy = self._schedule.lanes, self._lanes.busy
+        started = True
+        while started and len(busy) < len(lanes):
+            started = False
+            pool = self._ledger.pool(sys.maxsize)
+            for lane in self._order.arrange(lanes, pool):
+                if lane not in busy and self._start(lane, pool):
+                    started = True
+                    pool = self._ledger.pool(sys.maxsize)
+
+    def _start(self, lane: str, pool: Pool) -> bool:
+        job = self._schedule.next_job(lane, pool, self._ledger.num_live)
+        if not job:
+            return False
+        drafting = self._draft(job) + self._ahead_seconds(job.of(Stage.AHEAD))
+        reading = self._costs.pass_seconds(list(self._fed(job)))
+        if job.stages == (Stage.DRAFT,):
+            drafting += self._costs.sync
+        task = Task(
+            lane,
+            job,
+            self._now,
+            drafting,
+            reading,
+            queues=(len(pool.prefill), len(pool.draft), len(pool.verify)),
+            num_waiting=len(self._waiting),
+            num_live=len(self._live),
+        )
+        self._ledger.start(job)
+        self._lanes.start(lane, task, task.seconds, now=self._now)
+        return True
+
+    def _draft(self, job: Job) -> float:
+        """Decide what each sequence's draft is, and the seconds that making it takes."""
+        batch = [self._live[work.seq_id] for work in job.of(Stage.DRAFT)]
+        missed: list[Drafted] = []
+        for seq in batch:
+            seq.depth = min(self._config.k, seq.room - 1)
+            seq.hit = self._is_hit(seq) if self._ahead and seq.depth else None
+            seq.is_ready = False
+            if not seq.hit:
+                missed.append(Drafted(seq.depth, seq.length - 1))
+        seconds = self._costs.draft_seconds(missed)
+        for seq in batch:
+            seq.draft_seconds = seconds
+        return seconds
+
+    def _is_hit(self, seq: Running) -> bool:
+        return seq.is_ready and self._chance.is_hit(seq.seq_id, seq.length)
+
+    def _ahead_seconds(self, works: Sequence[Work]) -> float:
+        batch = [self._live[work.seq_id] for work in works]
+        return self._costs.ahead_seconds([Drafted(seq.depth, seq.length - 1) for seq in batch])
+
+    def _fed(self, job: Job) -> Iterator[Fed]:
+        for work in job.of(Stage.PREFILL):
+            yield Fed(work.num_tokens, self._num_committed(self._live[work.seq_id]))
+        for work in job.of(Stage.VERIFY):
+            seq = self._live[work.seq_id]
+            rows = work.num_tokens + seq.depth
+            yield Fed(rows, self._num_committed(seq), judged=1 + seq.depth)
+
+    def _num_committed(self, seq: Running) -> int:
+        return seq.length - self._ledger.num_unread(seq.seq_id)
+
+    def _finish(self, task: Task) -> None:
+        trace = task.trace(self._now)
+        self._jobs.append(trace)
+        self._order.observe(trace)
+        self._note_passes(task)
+        for work in task.job.of(Stage.AHEAD):
+            if work.seq_id in self._live:
+                self._live[work.seq_id].is_ready = True
+        self._ledger.finish(task.job, lambda seq_id: self._live[seq_id].room == 0)
+        for work in task.job.of(Stage.VERIFY):
+            seq = self._live[work.seq_id]
+            if seq.room == 0:
+                del self._live[seq.seq_id]
+                self._served.append(seq.served())
+
+    def _note_passes(self, task: Task) -> None:
+        """Tell what the pass of a job did for each of its sequences, if it had one."""
+        reads, judged = task.job.of(Stage.PREFILL), task.job.of(Stage.VERIFY)
+        if not reads and not judged:
+            return
+        slowdown = (self._now - task.began) / task.seconds if task.seconds > 0 else 1.0
+        whole = Pass(task, next(self._passes), slowdown)
+        self._rounds += [whole.read(work) for work in reads]
+        for work in judged:
+            seq = self._live[work.seq_id]
+            kept = self._chance.num_kept(seq.seq_id, seq.length, seq.depth)
+            self._rounds.append(whole.judged(work, seq, kept))
+            seq.moments += [self._now - seq.arrived] * (kept + 1)

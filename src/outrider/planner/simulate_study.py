@@ -1,0 +1,198 @@
+"""Engines side by side on one invented clock: the same requests, costs and verdicts for each.
+
+The speed-up of an engine is the time that plain decoding takes for all requests over its own. Plain
+decoding is the single lane with K = 0, as everywhere in this project. Beside it stands what the
+formulas say of rounds of a full batch with full drafts, at the context in the middle of an output:
+
+    single    E T_plain / (T_draft + T_verify)                      core/expected.py
+    ssd       Theorem 7, with hand-over and contention              core/ahead.py
+
+They know nothing of prompts, of queues and of the last requests of a run, and a simulation does. If
+nobody says how often a verdict is foreseen, it is what the best fan-out of core/fan_out.py reaches,
+with the curve that an engine believes in before it has counted anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from outrider.core.ahead import AheadTimes
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.expected import measured_speed_up, prefix_products
+from outrider.core.fan_out import Misses, hit_rate, optimal
+from outrider.core.nearest import did_you_mean
+from outrider.planner.simulate import simulate
+from outrider.planner.simulate_chance import Chance
+from outrider.planner.simulate_costs import JobCosts, RoundTimes, round_times
+from outrider.planner.simulate_load import Lengths, Load, poisson, requests_of
+from outrider.planner.simulate_numbers import Numbers, numbers
+from outrider.planner.simulate_records import Simulated
+
+PLAIN, SINGLE, AHEAD = "plain", "single", "ssd"
+ENGINES = (SINGLE, "pd", "pdv", AHEAD)
+CLOSED, TOGETHER = "closed", "together"
+# Tokens that all requests may write in all: beyond that a simulation is no matter of seconds.
+MOST_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One comparison. `rates` are those of `Chance`; `p_hit` None is what `fan_out` reaches.
+
+    `arrivals` is "closed" (`batch` users), "together", or requests a second. `batch` is the most
+    that run at once, `prompt` and `output` are mean tokens. `sync` is seconds of a hand-over
+    between lanes, `contention` that of simulate_lanes.py. A batch of 0 for a lane is `batch`.
+    Raises ConfigError for an engine that there is not, or that cannot do anything.
+    """
+
+    calibration: Calibration
+    drafter: DrafterCosts
+    rates: tuple[float, ...]
+    engines: tuple[str, ...] = ENGINES
+    k: int = 4
+    p_hit: float | None = None
+    fan_out: int = 16
+    batch: int = 1
+    prompt: int = 512
+    output: int = 128
+    requests: int = 16
+    spread: float = 0.0
+    arrivals: str | float = CLOSED
+    contention: float = 0.0
+    sync: float = 0.0
+    prefill_chunk: int = 256
+    hybrid_threshold: int = 3
+    decode_batch: int = 0
+    verify_batch: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.engines:
+            if name not in ENGINES:
+                raise ConfigError(f"no engine {name!r}.", hint=did_you_mean(name, ENGINES))
+        if not self.engines:
+            raise ConfigError("no engine is named.", hint=f"--engines {','.join(ENGINES)}")
+        if AHEAD in self.engines and self.k == 0:
+            raise ConfigError(
+                "ssd drafts ahead of the verdict, and with K = 0 nothing is drafted.",
+                hint="--k 4, or leave ssd out of --engines",
+            )
+        if self.requests * self.output > MOST_TOKENS:
+            raise ConfigError(
+                f"{self.requests} requests of {self.output} tokens are more than {MOST_TOKENS:,} "
+                "tokens, which takes minutes to simulate.",
+                hint="lower --requests or --max-tokens",
+            )
+
+    @property
+    def chance(self) -> Chance:
+        return Chance(self.rates, p_hit=self.hit_chance, seed=self.seed)
+
+    @property
+    def hit_chance(self) -> float:
+        """How often a verdict is foreseen, for those who draft ahead."""
+        if self.p_hit is not None:
+            return self.p_hit
+        if not self.k:
+            return 0.0
+        likely, misses = self._outcomes(), Misses()
+        return hit_rate(optimal(self.fan_out, likely, misses), likely, misses)
+
+    @property
+    def costs(self) -> JobCosts:
+        return JobCosts(self.calibration, self.drafter, self.fan_out, self.sync)
+
+    @property
+    def times(self) -> RoundTimes:
+        """Of rounds of a full batch, in the middle of an output."""
+        return round_times(self.costs, batch=self.most_live, context=self.mid_context, k=self.k)
+
+    @property
+    def most_live(self) -> int:
+        """Requests that run at once, if enough come."""
+        return min(self.batch, self.requests)
+
+    @property
+    def mid_context(self) -> int:
+        return self.prompt + self.output // 2
+
+    @property
+    def load(self) -> Load:
+        lengths = Lengths(self.prompt, self.output, self.spread)
+        found = requests_of(lengths, self.requests, seed=self.seed)
+        if isinstance(self.arrivals, float):
+            return poisson(found, self.arrivals, seed=self.seed)
+        return Load(found, in_flight=self.batch if self.arrivals == CLOSED else None)
+
+    def config(self, engine: str) -> EngineConfig:
+        """That of one of ENGINES, or of PLAIN."""
+        return EngineConfig(
+            schedule=SINGLE if engine == PLAIN else engine,
+            k=0 if engine == PLAIN else self.k,
+            batch_size=self.batch,
+            prefill_chunk=self.prefill_chunk,
+            hybrid_threshold=self.hybrid_threshold,
+            decode_batch=self.decode_batch,
+            verify_batch=self.verify_batch,
+        )
+
+    def formula(self, engine: str) -> float | None:
+        """The speed-up in closed form; None for an engine that has none."""
+        times, tokens = self.times, self.chance.tokens_per_round(self.k)
+        if times.verify <= 0 or times.draft + times.verify <= 0:
+            return None
+        if engine == SINGLE:
+            return measured_speed_up(
+                tokens, plain=times.plain, draft=times.draft, verify=times.verify
+            )
+        if engine != AHEAD:
+            return None
+        ahead = AheadTimes(
+            p_hit=self.hit_chance,
+            tokens_hit=tokens,
+            tokens_miss=tokens,
+            ahead=times.ahead / times.verify,
+            fallback=times.draft / times.verify,
+            batch=self.most_live,
+            sync=self.sync / times.verify,
+            contention=self.contention,
+        )
+        return ahead.speed * times.plain / times.verify
+
+    def _outcomes(self) -> Sequence[float]:
+        """P(n) for n = 0..K kept tokens."""
+        reached = [1.0, *prefix_products(Chance(self.rates).rates_of(self.k))]
+        return [
+            *(here - further for here, further in pairwise(reached)),
+            reached[-1],
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`numbers` and `runs` have PLAIN and then each engine of the study, by name."""
+
+    study: Study
+    numbers: Mapping[str, Numbers]
+    runs: Mapping[str, Simulated]
+
+    def speedup(self, engine: str) -> float | None:
+        """Over plain decoding; None where nothing takes any time."""
+        own = self.numbers[engine].seconds
+        return self.numbers[PLAIN].seconds / own if own > 0 else None
+
+
+def compare(study: Study) -> Comparison:
+    """Plain decoding first, then every engine, on the same requests."""
+    load, costs, chance = study.load, study.costs, study.chance
+    runs: dict[str, Simulated] = {}
+    told: dict[str, Numbers] = {}
+    for engine in dict.fromkeys((PLAIN, *study.engines)):
+        config = study.config(engine)
+        runs[engine] = simulate(config, load, costs, chance, contention=study.contention)
+        told[engine] = numbers(engine, config.k, runs[engine])
+    return Comparison(study, told, runs)

@@ -1,0 +1,61 @@
+"""Which tree to draft: the expected tokens of the best of N nodes, and the N that pays.
+
+The best tree of N nodes has the N worthiest (`core/tree_shape.py`), so place j is kept with the sum
+of the worths of its nodes at depth j. Rows cost by whole tiles, so of all sizes only those are of
+use that end at the edge of one: with b sequences the largest N for which b (N + 1) rows still fit.
+
+Where only first candidates were counted, what their siblings bring is guessed.
+"""
+
+from __future__ import annotations
+
+from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.round_law import RoundLaw
+from outrider.core.tree_shape import ROW_TILE, Chances, best_shape, with_siblings
+from outrider.planner.places import Rates
+from outrider.planner.rounds import Forecast, Load, forecast
+
+
+def chances_of(drafter: DrafterCosts, rates: Rates, depth: int) -> Chances:
+    """[place][rank], counted or guessed, down to `depth`."""
+    if drafter.chances:
+        return drafter.chances[:depth]
+    return with_siblings([rates.kept_at(place) for place in range(1, depth + 1)])
+
+
+def tree_law(chances: Chances, num_nodes: int) -> RoundLaw:
+    """Of rounds that draft the best tree of at most `num_nodes`."""
+    shape = best_shape(chances, num_nodes)
+    if not len(shape):
+        return RoundLaw((), 0.0, 0.0)
+    kept = [0.0] * (max(shape.depths) + 1)
+    for depth, worth in zip(shape.depths, shape.worths, strict=True):
+        kept[depth] += worth
+    return RoundLaw(tuple(min(1.0, one) for one in kept), 1.0, float(len(shape)))
+
+
+def sizes_to_try(batch: int, *, least: int, most: int, tile: int = ROW_TILE) -> list[int]:
+    """Nodes a tree of each of `batch` sequences, from `least` to `most`, that fill their tiles."""
+    edges: set[int] = set()
+    rows = tile
+    while rows // batch - 1 <= most:
+        edges.add(rows // batch - 1)
+        rows += tile
+    return sorted(size for size in {*edges, most} if least <= size <= most)
+
+
+def best_tree(
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    load: Load,
+    chances: Chances,
+    *,
+    most: int,
+) -> tuple[int, Forecast] | None:
+    """The nodes of the tree with the largest speed-up, as deep as `chances` and at least as many
+    nodes; None where `most` is fewer."""
+    found: list[tuple[int, Forecast]] = []
+    for size in sizes_to_try(load.batch, least=len(chances), most=most):
+        law = tree_law(chances, size)
+        found.append((size, forecast(calibration, drafter, load, law, depth=len(law.kept))))
+    return max(found, key=lambda one: one[1].speed_up, default=None)

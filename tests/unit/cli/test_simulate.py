@@ -1,0 +1,276 @@
+"""`outrider simulate`: a page for people, a record for programs, and answers to bad words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outrider.pairs as pairs
+from checks.chrome_trace import check_trace
+from doubles.command_line import Command
+from doubles.invented_costs import calibration
+from outrider.bench import figure_lanes, figure_style
+from outrider.bench.figure_lanes import LanePicture
+from outrider.cli import simulate_figure
+from outrider.cli.simulate_specs import MODEL_IDS, SIZES, spec_named
+from outrider.core.calibration import Calibration, PlaceCount
+from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
+
+TINY = Path(pairs.__path__[0]) / "tiny"
+SHORT = ("--requests", "2", "--max-tokens", "20", "--context", "16")
+
+
+def run_json(outrider: Command, *words: str) -> dict[str, Any]:
+    shown = outrider("simulate", *SHORT, "--json", *words)
+    assert shown.code == 0, shown.err
+    record: dict[str, Any] = json.loads(shown.out)
+    return record
+
+
+def by_engine(simulation: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {own["engine"]: own for own in simulation["engines"]}
+
+
+def stored(path: Path, places: tuple[PlaceCount, ...] = ()) -> str:
+    """A file of round costs: a pass takes 10 ms, a draft token 1 ms."""
+    known = calibration(0.01, 0.001)
+    record = json.loads(known.to_json())
+    counts = [{"drafted": p.drafted, "accepted": p.accepted} for p in places]
+    record["drafters"][0]["places"] = counts
+    Calibration.of_json(json.dumps(record))
+    path.write_text(json.dumps({"plan": {}, "calibration": record}))
+    return str(path)
+
+
+def test_a_row_for_each_engine_and_plain_decoding(outrider: Command) -> None:
+    shown = outrider("simulate", *SHORT, "--batch", "2", "--engines", "single,ssd")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert lines[:2] == [
+        "llama-8b with llama-1b on h100",
+        "K = 4, acceptance 0.8, fan-out 16; 3.36 tokens a round",
+    ]
+    assert "closed loop, batch 2; every lane has a device of its own" in lines[2]
+    assert [line.split()[0] for line in lines[-3:]] == ["plain", "single", "ssd"]
+    assert lines[-3].split()[1:3] == ["1.00x", "1.00x"]
+    assert any("draft steps fit into a verification" in line for line in lines)
+    assert shown.err == ""
+
+
+def test_what_does_not_fit_on_the_device_is_said(outrider: Command) -> None:
+    shown = outrider("simulate", *SHORT, "--target", "llama-70b", "--engines", "single")
+    assert shown.code == 0
+    assert "GB, and h100 has 80 GB" in shown.err
+
+
+def test_the_record_has_what_was_asked_and_what_came_of_it(outrider: Command) -> None:
+    record = run_json(outrider, "--p-hit", "1", "--alpha", "1", "--k", "3", "--seed", "4")
+    found = record["simulation"]
+    assert found["study"]["target"] == "llama-8b"
+    assert (found["study"]["k"], found["study"]["p_hit"], found["study"]["seed"]) == (3, 1.0, 4)
+    own = by_engine(found)
+    assert list(own) == ["plain", "single", "pd", "pdv", "ssd"]
+    assert {engine["stats"]["num_emitted"] for engine in own.values()} == {40}
+    assert own["single"]["tokens_per_round"] == 4
+    assert own["ssd"]["seconds"] < own["single"]["seconds"] < own["plain"]["seconds"]
+    plain = own["plain"]["seconds"]
+    assert own["ssd"]["speedup"] == pytest.approx(plain / own["ssd"]["seconds"])
+    assert found["times"]["verify"] > 0
+    assert record["files"] == []
+    assert record == run_json(outrider, "--p-hit", "1", "--alpha", "1", "--k", "3", "--seed", "4")
+
+
+def test_measured_costs_and_places_come_from_a_file(outrider: Command, tmp_path: Path) -> None:
+    path = stored(tmp_path / "costs.json", (PlaceCount(9000, 9000), PlaceCount(9000, 0)))
+    record = run_json(outrider, "--calibration", path, "--engines", "single")
+    study = record["simulation"]["study"]
+    assert (study["machine"], study["target"], study["drafter"]) == ("paper", "target", "model")
+    assert study["rates"] == pytest.approx([1.0, 0.0], abs=0.01)
+    # Two tokens a round, of a draft of four and a pass.
+    single = by_engine(record["simulation"])["single"]
+    assert single["tokens_per_round"] == pytest.approx(2.0, abs=0.11)
+    assert by_engine(record["simulation"])["plain"]["seconds"] == pytest.approx(0.4)
+
+
+def test_a_draft_model_may_have_a_device_of_its_own(outrider: Command) -> None:
+    slow = run_json(outrider, "--draft-device", "cpu-2core", "--engines", "single")
+    fast = run_json(outrider, "--engines", "single")
+    assert slow["simulation"]["study"]["machine"] == "h100, drafting on cpu-2core"
+    times = [one["simulation"]["times"] for one in (slow, fast)]
+    assert times[0]["draft"] > 10 * times[1]["draft"]
+    assert times[0]["verify"] == times[1]["verify"]
+
+
+def test_a_sweep_runs_once_for_each_value(outrider: Command) -> None:
+    words = ("--engines", "single,ssd", "--sweep", "p-hit=0,.5,1")
+    record = run_json(outrider, *words)
+    assert record["sweep"] == "p_hit"
+    assert [one["value"] for one in record["simulations"]] == [0, 0.5, 1]
+    ups = [by_engine(one)["ssd"]["speedup"] for one in record["simulations"]]
+    assert ups == sorted(ups)
+    # Its prompts take a pass of their own, which the single lane spares.
+    assert ups[0] < by_engine(record["simulations"][0])["single"]["speedup"] < ups[2]
+    page = outrider("simulate", *SHORT, *words).out
+    assert "p_hit varies" in page
+    rows = [line.split()[0] for line in page.splitlines() if line and line[0] in "0.1"]
+    assert rows == ["0", ".5", "1"] * 2
+
+
+@pytest.mark.parametrize(
+    "swept", ["alpha=.5,.9", "k=1,8", "batch=1,2", "contention=0,1", "fan_out=4,64"]
+)
+def test_what_varies_changes_the_outcome(outrider: Command, swept: str) -> None:
+    record = run_json(outrider, "--engines", "ssd", "--sweep", swept)
+    seconds = [by_engine(one)["ssd"]["seconds"] for one in record["simulations"]]
+    assert len(set(seconds)) == 2
+
+
+def test_lanes_are_told_in_a_trace_for_each_engine(outrider: Command, tmp_path: Path) -> None:
+    record = run_json(outrider, "--engines", "pdv,ssd", "--trace", "lanes.json")
+    assert record["files"] == ["lanes-pdv.json", "lanes-ssd.json"]
+    events = check_trace((tmp_path / "lanes-ssd.json").read_text())
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"decode", "verify", "prefill"}
+    jobs = [event for event in events if event["ph"] == "X" and event["cat"] == "job"]
+    rounds = [one for event in jobs for one in event["args"].get("rounds", ())]
+    assert sum(one["emitted"] for one in rounds) == 40
+    run_json(outrider, "--engines", "pd", "--trace", "one.json")
+    assert (tmp_path / "one.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(figure_style.why_not() is not None, reason="matplotlib is not installed")
+def test_a_sweep_is_drawn(
+    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate_figure, "THEMES", (figure_style.LIGHT,))
+    record = run_json(outrider, "--engines", "single", "--sweep", "k=1,4", "--figure", "by-k.svg")
+    assert record["files"] == ["by-k.svg", "by-k.png"]
+    assert (tmp_path / "by-k.svg").stat().st_size > 1000
+
+
+def test_lanes_are_drawn_for_each_engine(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures: dict[str, LanePicture] = {}
+
+    def draw(picture: LanePicture, folder: Path, name: str) -> list[Path]:
+        pictures[name] = picture
+        return [folder / f"{name}.svg"]
+
+    monkeypatch.setattr(figure_lanes, "draw_lanes", draw)
+    record = run_json(outrider, "--engines", "pd,ssd", "--figure", "lanes.svg")
+    assert record["files"] == ["lanes-pd.svg", "lanes-ssd.svg"]
+    assert {job.lane for job in pictures["lanes-ssd"].jobs} == {"decode", "verify", "prefill"}
+    assert "llama-8b" in pictures["lanes-pd"].small_print
+
+
+@pytest.mark.slow
+def test_torch_is_not_imported() -> None:
+    script = (
+        "import sys\n"
+        "from outrider.cli.main import run\n"
+        "words = ['simulate', '--requests', '1', '--max-tokens', '4', '--sweep', 'k=1,2']\n"
+        "code = run(words)\n"
+        "sys.exit(code or 'torch' in sys.modules or 'matplotlib' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "hint"),
+    [
+        (["--device", "h1000"], "'h1000'", "'h100'"),
+        (["--target", "llama-7b"], "no model sizes 'llama-7b'", "llama-8b"),
+        (["--target", ""], "no model sizes ''", "config.json"),
+        (["--alpha", "1.2"], "--alpha must be between 0 and 1", ""),
+        (["--alpha", "nan"], "--alpha must be a finite number", ""),
+        (["--places", ".8,1.2"], "1.2 is no probability", "from 0 to 1"),
+        (["--places", ".8,much"], "'much' is no number", "--places"),
+        (["--places", ","], "names 0 places", "--places .8"),
+        (["--alpha", ".5", "--places", ".8"], "say the same thing", "leave one"),
+        (["--p-hit", "-1"], "--p-hit must be between 0 and 1", ""),
+        (["--batch", "0"], "--batch must be between 1 and 1024", ""),
+        (["--k", "0"], "with K = 0 nothing is drafted", "--k 4"),
+        (["--engines", "singel"], "no engine 'singel'", "'single'"),
+        (["--engines", ""], "no engine is named", "--engines"),
+        (["--arrivals", "often"], "'often' is no number, closed or together", "--arrivals"),
+        (["--arrivals", "0"], "must be more than 0", "--arrivals 2.5"),
+        (["--arrivals", "inf"], "must be more than 0", "--arrivals 2.5"),
+        (["--requests", "90000", "--max-tokens", "500"], "takes minutes", "--requests"),
+        (["--drafter", "model"], "none is given", "--calibration"),
+        (["--calibration", "absent.json"], "absent.json cannot be read", "outrider plan"),
+        (["--calibration", "x", "--device", "h100"], "--device and --calibration", "leave one"),
+        (["--sweep", "k"], "no values", "--sweep k=1,2,4,8"),
+        (["--sweep", "k="], "no values", "--sweep k=1,2,4,8"),
+        (["--sweep", "alfa=1"], "no option 'alfa'", "'alpha'"),
+        (["--sweep", "json=1"], "no option 'json'", ""),
+        (["--sweep", "batch=0,1"], "--sweep batch must be between 1 and 1024", ""),
+        (["--sweep", "k=one"], "--sweep k must be an integer", ""),
+        (["--sweep", "k=1,2", "--k", "3"], "--k is given too", "leave one"),
+        (["--sweep", "k=1,2", "--trace", "t.json"], "one run, not of a sweep", "leave one"),
+        (["--sweep", "k=1,0"], "with K = 0 nothing is drafted", "--engines"),
+        (["--figure", "lanes.pdf"], "a figure is an SVG file", "lanes.svg"),
+        (["--trace", "absent/t.json"], "cannot be written", "folder"),
+    ],
+    ids=lambda item: str(item)[:30],
+)
+def test_what_cannot_work_is_said(
+    outrider: Command, words: list[str], problem: str, hint: str
+) -> None:
+    shown = outrider("simulate", *words)
+    assert shown.code in (2, 3)
+    assert shown.err.startswith("error: ")
+    assert problem in shown.err
+    assert hint in shown.err
+    assert shown.out == ""
+
+
+def test_a_calibration_must_have_what_is_asked_of_it(outrider: Command, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    stored(path)
+    assert (
+        "no drafter 'ngrm'"
+        in outrider("simulate", "--calibration", str(path), "--drafter", "ngrm").err
+    )
+    record = json.loads(path.read_text())["calibration"]
+    record["drafters"] = []
+    path.write_text(json.dumps(record))
+    assert "no drafter" in outrider("simulate", "--calibration", str(path)).err
+    path.write_bytes(b"\xff\xfe")
+    assert "is no JSON" in outrider("simulate", "--calibration", str(path)).err
+    path.write_text("[1]")
+    assert outrider("simulate", "--calibration", str(path)).code == 2
+    path.write_text("{}")
+    assert outrider("simulate", "--calibration", str(path)).code == 2
+
+
+def test_sizes_are_those_of_the_catalogue() -> None:
+    """Weights as published, in bytes; that of a tied table counts once here."""
+    models = {m.model_id: m for pair in list_pairs() for m in (pair.draft, pair.target)}
+    assert set(models) <= set(MODEL_IDS)
+    for model_id, model in models.items():
+        spec = spec_named(model_id)
+        if model.kv_bytes_per_token:
+            assert spec.kv_bytes_per_token == model.kv_bytes_per_token, model_id
+        if model_id != "Qwen/Qwen3-0.6B" and model.dtype != "int4":
+            assert spec.weight_bytes / 1e9 == pytest.approx(model.weights_gb, rel=0.05), model_id
+    assert SIZES["llama-70b"].num_parameters == pytest.approx(70.6e9, rel=0.005)
+    assert SIZES["qwen3-32b"].num_parameters == pytest.approx(32.8e9, rel=0.005)
+
+
+@pytest.mark.weights
+def test_a_config_file_is_read_for_its_sizes(tmp_path: Path) -> None:
+    for name, folder in ((EMBEDDED_TARGET, "target"), (EMBEDDED_DRAFT, "draft")):
+        from_file, known = spec_named(str(TINY / folder)), spec_named(name)
+        assert from_file.num_parameters == known.num_parameters
+        assert from_file.kv_bytes_per_token == known.kv_bytes_per_token
+    copy = tmp_path / "any.json"
+    copy.write_bytes((TINY / "target" / "config.json").read_bytes())
+    assert spec_named(str(copy)).num_layers == 8

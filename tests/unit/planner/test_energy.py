@@ -1,0 +1,114 @@
+"""Joules a token, and frontiers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.effort import examples
+from outrider.core.round_law import PLAIN
+from outrider.core.spec import ModelSpec
+from outrider.planner.energy import Energy, joules_a_token
+from outrider.planner.pareto import Point, frontier, hypervolume
+from outrider.planner.places import Rates, round_law
+from outrider.planner.roofline import PassWork, calibrate
+from outrider.planner.rounds import Load, plain_times, round_times
+from outrider.planner.sheets import Power, device_sheet
+
+TARGET = ModelSpec("t", "llama", 32_000, 4096, 32, 32, 8, 128, 11_008, 4096, 7 * 10**9, 2, 2)
+DRAFT = ModelSpec("d", "llama", 32_000, 1024, 8, 8, 8, 128, 2816, 4096, 3 * 10**8, 2, 2)
+numbers = st.floats(0.1, 10)
+points = st.lists(st.builds(Point, st.just("way"), numbers, numbers), max_size=7)
+
+
+def test_every_term() -> None:
+    energy = Energy(Power(10.0, 1e-9, 1e-12), PassWork(TARGET), PassWork(DRAFT))
+    law, load = round_law(Rates((0.5,)), 2), Load(3, 100)
+    kv = TARGET.kv_bytes_per_token, DRAFT.kv_bytes_per_token
+    moved = 14e9 + 300 * kv[0] + 2 * (6e8 + 300 * kv[1])
+    counted = 9 * (14e9 + 100 * 4 * 32 * 32 * 128) + 2 * 3 * (6e8 + 100 * 4 * 8 * 8 * 128)
+    wanted = (10 * 0.2 + 1e-9 * moved + 1e-12 * counted) / (3 * 1.75)
+    assert joules_a_token(energy, load, law, 0.2, depth=2) == pytest.approx(wanted)
+    alone = Energy(energy.power, PassWork(TARGET))
+    plain = (10 * 0.1 + 14.0 + 1e-9 * 300 * kv[0] + 3e-12 * (14e9 + 100 * 4 * 32 * 32 * 128)) / 3
+    assert joules_a_token(alone, load, PLAIN, 0.1, depth=0) == pytest.approx(plain)
+
+
+def by_length(device: str, beta: float, batch: int) -> tuple[list[float], list[float]]:
+    """Joules and seconds a token, for K from 0 to 12."""
+    sheet = device_sheet(device)
+    assert sheet.power is not None
+    calibration = calibrate(TARGET, DRAFT, sheet)
+    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), Load(batch, 200)
+    joules, seconds = list[float](), list[float]()
+    for k in range(13):
+        law = round_law(Rates((beta,)), k)
+        took = round_times(calibration, calibration.drafters[0], load, law, depth=k).total
+        joules.append(joules_a_token(energy, load, law, took, depth=k))
+        seconds.append(took / law.tokens)
+    return joules, seconds
+
+
+@pytest.mark.parametrize("device", ["v100", "a100", "h100", "rtx4090", "m2-max"])
+@pytest.mark.parametrize("beta", [0.4, 0.6, 0.8, 0.9])
+def test_for_one_text_the_best_length_by_energy_is_no_longer_than_by_time(
+    device: str, beta: float
+) -> None:
+    joules, seconds = by_length(device, beta, 1)
+    assert joules.index(min(joules)) <= seconds.index(min(seconds))
+    gains = seconds[0] / min(seconds), joules[0] / min(joules)
+    assert gains[1] <= gains[0]
+
+
+def test_where_arithmetic_decides_the_time_energy_may_want_longer_drafts() -> None:
+    """64 texts on a card whose passes are bound by arithmetic from 146 rows on."""
+    joules, seconds = by_length("rtx4090", 0.95, 64)
+    assert joules.index(min(joules)) > seconds.index(min(seconds))
+
+
+def test_a_gain_in_time_need_not_be_one_in_energy() -> None:
+    """Half of the drafts refused, a batch of 64: faster, and more joules a token."""
+    sheet = device_sheet("h100")
+    assert sheet.power is not None
+    calibration = calibrate(TARGET, DRAFT, sheet)
+    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), Load(64, 500)
+    law = round_law(Rates((0.45,)), 2)
+    took = round_times(calibration, calibration.drafters[0], load, law, depth=2).total
+    plain = plain_times(calibration, load).total
+    assert plain * law.tokens / took > 1
+    before = joules_a_token(energy, load, PLAIN, plain, depth=0)
+    assert joules_a_token(energy, load, law, took, depth=2) > 0.8 * before
+
+
+@examples(20)
+@given(points=points)
+def test_a_frontier_has_what_no_other_beats(points: list[Point]) -> None:
+    kept = frontier(points)
+    for one in points:
+        beaten = any(o.each >= one.each and o.total >= one.total for o in kept)
+        assert beaten
+    for a, b in itertools.permutations(kept, 2):
+        assert not (a.each >= b.each and a.total >= b.total)
+
+
+@examples(20)
+@given(points=points, cell=st.tuples(numbers, numbers))
+def test_hypervolume_is_the_area_of_the_union(
+    points: list[Point], cell: tuple[float, float]
+) -> None:
+    """By inclusion over a grid of all coordinates."""
+    xs = sorted({0.0, *(p.each for p in points)})
+    ys = sorted({0.0, *(p.total for p in points)})
+    area = sum(
+        (x2 - x1) * (y2 - y1)
+        for x1, x2 in itertools.pairwise(xs)
+        for y1, y2 in itertools.pairwise(ys)
+        if any(p.each >= x2 and p.total >= y2 for p in points)
+    )
+    assert hypervolume(points) == pytest.approx(area)
+    more = [*points, Point("new", *cell)]
+    assert hypervolume(more) >= hypervolume(points) - 1e-12
+    assert hypervolume(points, each=20.0) == 0

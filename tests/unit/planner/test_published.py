@@ -1,0 +1,104 @@
+"""Published tables from the planner's own rounds: what follows from its inputs, and what does not.
+
+1B parameters draft for 8B and for 70B, acceptance 0.9; drafting K tokens in passes of the target.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from doubles.planned import flat
+from outrider.core.calibration import DrafterCosts
+from outrider.core.cost import Curve
+from outrider.core.fan_out import chances, geometric
+from outrider.planner.ahead import AheadWays, ahead
+from outrider.planner.places import Rates, round_law
+from outrider.planner.rounds import Forecast, Load, best_depth, forecast
+
+KS = (2, 4, 6, 8, 10, 12)
+SMALL = (0.36, 0.69, 1.02, 1.35, 1.67, 2.01)
+LARGE = (0.04, 0.08, 0.12, 0.15, 0.19, 0.23)
+THEORY = (2.12, 2.57, 2.73, 2.75, 2.69, 2.60)
+RATES = Rates((0.9,))
+# Printed digits are the true value, up to half of the last.
+HALF = 0.005
+
+
+def drafter(times: tuple[float, ...]) -> DrafterCosts:
+    curve = Curve(tuple(zip(map(float, KS), times, strict=True)))
+    return DrafterCosts("model", ((1, curve),))
+
+
+def rounds(times: tuple[float, ...]) -> list[Forecast]:
+    calibration = flat(drafter(times))
+    return [forecast(calibration, drafter(times), Load(), round_law(RATES, k), depth=k) for k in KS]
+
+
+def test_tokens_of_a_round() -> None:
+    found = [f"{one.law.tokens:.4f}" for one in rounds(SMALL)]
+    assert found == ["2.7100", "4.0951", "5.2170", "6.1258", "6.8619", "7.4581"]
+
+
+@pytest.mark.parametrize(
+    ("times", "speeds"),
+    [
+        (SMALL, ["1.993", "2.423", "2.583", "2.607", "2.570", "2.478"]),
+        (LARGE, ["2.606", "3.792", "4.658", "5.327", "5.766", "6.064"]),
+    ],
+)
+def test_speed_ups_from_the_published_times(times: tuple[float, ...], speeds: list[str]) -> None:
+    found = rounds(times)
+    assert [one.draft_over_plain for one in found] == pytest.approx(times)
+    assert [f"{one.speed_up:.3f}" for one in found] == speeds
+    assert [f"{one.speed_up_if_free:.3f}" for one in found] == speeds
+
+
+def test_the_published_theory_does_not_follow_from_its_own_inputs() -> None:
+    """Whatever T_SD rounds to the printed one, and whatever speed-up to the printed one."""
+    implied: list[str] = []
+    for one, taken, theory in zip(rounds(SMALL), SMALL, THEORY, strict=True):
+        tokens = one.law.tokens
+        most = tokens / (1 + taken - HALF)
+        assert most < theory - HALF
+        low, high = (tokens / (theory + off) - 1 for off in (HALF, -HALF))
+        assert high < taken - HALF
+        implied.append(f"{tokens / theory - 1:.3f} ({low:.3f}-{high:.3f})")
+    assert implied == [
+        "0.278 (0.275-0.281)",
+        "0.593 (0.590-0.597)",
+        "0.911 (0.908-0.915)",
+        "1.228 (1.224-1.232)",
+        "1.551 (1.546-1.556)",
+        "1.869 (1.863-1.874)",
+    ]
+
+
+def test_a_cheaper_drafter_gains_more_and_hides_less() -> None:
+    """Small T_SD: greater speed-up of drafting in turns; T_SD near 1: greater gain of hiding it."""
+    small, large = rounds(SMALL), rounds(LARGE)
+    assert all(a.speed_up < b.speed_up for a, b in zip(small, large, strict=True))
+    gains = [one.law.tokens / max(1, t) / one.speed_up for one, t in zip(small, SMALL, strict=True)]
+    assert max(gains) == gains[2] == pytest.approx(1.98, abs=0.005)
+    assert large[2].law.tokens / large[2].speed_up == pytest.approx(1.12, abs=0.005)
+
+
+def test_the_best_length_for_the_small_target() -> None:
+    even = DrafterCosts("model", ((1, Curve(((1.0, 0.1675), (20.0, 3.35)))),))
+    k = best_depth(flat(even), even, Load(), RATES, most=20)
+    found = forecast(flat(even), even, Load(), round_law(RATES, k), depth=k)
+    assert (k, f"{found.speed_up:.2f}") == (7, "2.62")
+
+
+def test_from_six_tokens_on_drafting_cannot_be_hidden() -> None:
+    for one, k, taken in zip(rounds(SMALL), KS, SMALL, strict=True):
+        # In the table, drafting ahead takes as long as drafting: no step over the trunk.
+        assert (one.draft_over_verify > 1) == (k >= 6) == (taken > 1)
+    got = ahead(drafter(SMALL), Load(), rounds(SMALL)[1], AheadWays(p_hit=1.0, contention=0.0))
+    assert got.times.ahead == pytest.approx(0.69 + 0.36)
+
+
+def test_the_example_of_a_fan_out() -> None:
+    found = geometric(24, chances(0.8, 7), 1.0)
+    assert [f"{count:.1f}" for count in found] == [
+        "3.9", "3.5", "3.1", "2.8", "2.5", "2.2", "2.0", "4.0",
+    ]  # fmt: skip

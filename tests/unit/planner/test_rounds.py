@@ -1,0 +1,175 @@
+"""What rounds cost and bring: closed forms, the marginal rule, batches and where gains end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.effort import examples
+from doubles.planned import costs, flat, sloped
+from outrider.core.calibration import PassCosts
+from outrider.core.cost import Curve
+from outrider.core.expected import expected_tokens
+from outrider.core.round_law import PLAIN
+from outrider.planner.places import Rates, round_law
+from outrider.planner.rounds import (
+    Load,
+    best_depth,
+    binomial,
+    break_even,
+    forecast,
+    plain_times,
+    round_times,
+    stopping_depth,
+)
+
+shares = st.floats(0, 1)
+loads = st.builds(Load, batch=st.integers(1, 40), context=st.floats(0, 5000))
+
+
+@examples(20)
+@given(load=loads, step=st.floats(0.001, 2), per_row=st.floats(0, 0.1))
+def test_no_draft_no_gain(load: Load, step: float, per_row: float) -> None:
+    calibration = sloped(costs(step), per_row=per_row)
+    found = forecast(calibration, calibration.drafters[0], load, PLAIN, depth=0)
+    assert found.speed_up == 1
+    assert found.times == plain_times(calibration, load)
+
+
+@examples(20)
+@given(beta=shares, k=st.integers(1, 12), step=st.floats(0.001, 2), load=loads)
+def test_where_verifying_is_free_it_is_the_usual_formula(
+    beta: float, k: int, step: float, load: Load
+) -> None:
+    calibration = flat(costs(step))
+    law = round_law(Rates((beta,)), k)
+    found = forecast(calibration, calibration.drafters[0], load, law, depth=k)
+    assert found.draft_over_plain == pytest.approx(k * step)
+    assert found.speed_up == pytest.approx(found.speed_up_if_free)
+    assert found.speed_up == pytest.approx(expected_tokens(beta, k) / (1 + k * step))
+
+
+def test_every_term_of_a_round() -> None:
+    rows = Curve(((1.0, 1.0), (100.0, 100.0)))
+    calibration = replace(
+        flat(replace(costs(0.5, each=0.25), per_context=0.001)),
+        target=PassCosts(rows, per_context=0.01, per_read=0.0001),
+        overhead=7.0,
+        host=0.5,
+        rule=0.125,
+    )
+    law = round_law(Rates((0.5,)), 3)
+    found = round_times(calibration, calibration.drafters[0], Load(2, 100), law, depth=3)
+    assert found.verify == pytest.approx(8 + 0.01 * 200 + 0.0001 * 800)
+    assert found.host == pytest.approx(7 + 2 * 0.5 + 8 * 0.125)
+    assert found.draft == pytest.approx(3 * 0.75 + 0.001 * 3 * 200)
+    assert found.total == found.draft + found.verify + found.host
+    plain = plain_times(calibration, Load(2, 100))
+    assert (plain.draft, plain.host) == (0, pytest.approx(8.25))
+    assert plain.verify == pytest.approx(2 + 2 + 0.02)
+
+
+def test_both_meanings_of_t_sd_differ_where_verifying_costs_rows() -> None:
+    calibration = sloped(costs(0.1), per_row=0.25)
+    law = round_law(Rates((0.9,)), 4)
+    found = forecast(calibration, calibration.drafters[0], Load(), law, depth=4)
+    assert found.draft_over_plain == pytest.approx(0.4)
+    assert found.draft_over_verify == pytest.approx(0.4 / 2)
+    assert found.speed_up == pytest.approx(law.tokens / 2.4)
+    assert found.speed_up_if_free == pytest.approx(law.tokens / 1.4)
+
+
+def test_only_those_that_draft_cost_rows() -> None:
+    """Two sequences that draft 4 tokens in half of the rounds: 0, 1 or 2 of them at once."""
+    calibration = sloped(costs(0.5, each=0.5), per_row=0.1)
+    law = round_law(Rates((0.5,), offered=(0.5, 1.0)), 4)
+    found = round_times(calibration, calibration.drafters[0], Load(2), law, depth=4)
+    assert found.draft == pytest.approx(0.5 * 2 + 0.25 * 4)
+    assert found.verify == pytest.approx(1.1 + 0.1 * 4)
+
+
+# (acceptance, a draft pass in passes of the target): the best K and its speed-up.
+BEST = [
+    (0.8, 0.02, 11, 3.82),
+    (0.8, 0.05, 8, 3.09),
+    (0.8, 0.1, 6, 2.47),
+    (0.8, 0.17, 4, 2.00),
+    (0.9, 0.02, None, 6.37),
+    (0.9, 0.05, None, 4.67),
+    (0.9, 0.1, None, 3.43),
+    (0.9, 0.17, None, 2.60),
+    (0.9, 0.1675, 7, 2.62),
+]
+
+
+@pytest.mark.parametrize(("beta", "share", "best", "speed"), BEST)
+def test_known_best_lengths(beta: float, share: float, best: int | None, speed: float) -> None:
+    calibration = flat(costs(share))
+    drafter, rates = calibration.drafters[0], Rates((beta,))
+    k = best_depth(calibration, drafter, Load(), rates, most=40)
+    assert best in (None, k)
+    found = forecast(calibration, drafter, Load(), round_law(rates, k), depth=k)
+    assert f"{found.speed_up:.2f}" == f"{speed:.2f}"
+
+
+@examples(20)
+@given(beta=st.floats(0.05, 0.95), step=st.floats(0.01, 1), per_row=st.floats(0, 0.3))
+def test_the_marginal_rule_finds_the_best_where_costs_are_even(
+    beta: float, step: float, per_row: float
+) -> None:
+    """Seconds that grow evenly and tokens that grow ever less: one peak."""
+    calibration = sloped(costs(step), per_row=per_row)
+    drafter, rates = calibration.drafters[0], Rates((beta,))
+
+    def seconds(k: int) -> float:
+        return round_times(calibration, drafter, Load(), round_law(rates, k), depth=k).total
+
+    stopped = stopping_depth(lambda k: expected_tokens(beta, k), seconds, most=24)
+    best = best_depth(calibration, drafter, Load(), rates, most=24)
+
+    def speed(k: int) -> float:
+        return expected_tokens(beta, k) / seconds(k)
+
+    assert speed(stopped) == pytest.approx(speed(best), rel=1e-9)
+
+
+def test_a_full_tile_is_used_to_its_edge() -> None:
+    """Up to 8 rows cost one second, the ninth a second more."""
+    rows = Curve(((1.0, 1.0), (8.0, 1.0), (9.0, 2.0), (16.0, 2.0)))
+    calibration = replace(flat(costs(0.001)), target=PassCosts(rows))
+    assert best_depth(calibration, calibration.drafters[0], Load(), Rates((0.8,)), most=15) == 7
+    assert best_depth(calibration, calibration.drafters[0], Load(2), Rates((0.8,)), most=7) == 3
+
+
+@examples(20)
+@given(beta=st.floats(0.3, 0.95), step=st.floats(0.01, 0.2), per_row=st.floats(0.001, 0.2))
+def test_gains_end_at_some_batch(beta: float, step: float, per_row: float) -> None:
+    calibration = sloped(costs(step), per_row=per_row)
+    law = round_law(Rates((beta,)), 4)
+
+    def gain(batch: int) -> float:
+        return forecast(calibration, calibration.drafters[0], Load(batch), law, depth=4).speed_up
+
+    assert all(b <= a + 1e-9 for a, b in pairwise(gain(2**i) for i in range(9)))
+    found = break_even(gain, least=1, most=256)
+    scanned = next((batch for batch in range(1, 257) if gain(batch) <= 1), None)
+    assert found == scanned
+
+
+def test_break_even_of_what_always_or_never_pays() -> None:
+    assert break_even(lambda _: 1.5, least=1, most=100) is None
+    assert break_even(lambda _: 0.5, least=0, most=100) == 0
+    assert break_even(lambda n: 2 - n / 50, least=0, most=100) == 50
+
+
+@examples(20)
+@given(num=st.integers(1, 40), share=shares)
+def test_binomial_counts_are_a_law(num: int, share: float) -> None:
+    chances = binomial(num, share)
+    assert math.fsum(chances) == pytest.approx(1)
+    assert math.fsum(n * chance for n, chance in enumerate(chances)) == pytest.approx(num * share)

@@ -1,0 +1,78 @@
+"""Trees: their laws, their sizes at tile edges, and which pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.effort import examples
+from doubles.planned import costs, flat
+from outrider.core.calibration import PassCosts
+from outrider.core.cost import Curve
+from outrider.core.tree_shape import best_shape, chain_shape
+from outrider.planner.places import Rates, round_law
+from outrider.planner.rounds import Load
+from outrider.planner.trees import best_tree, chances_of, sizes_to_try, tree_law
+
+falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
+    lambda shares: tuple(sorted(shares, reverse=True))
+)
+
+
+@examples(20)
+@given(chances=st.lists(falling, min_size=1, max_size=4), num_nodes=st.integers(1, 12))
+def test_a_tree_keeps_what_its_nodes_are_worth(
+    chances: list[tuple[float, ...]], num_nodes: int
+) -> None:
+    law, shape = tree_law(chances, num_nodes), best_shape(chances, num_nodes)
+    assert law.tokens == pytest.approx(1 + shape.expected)
+    assert law.num_drafted == len(shape)
+    assert len(law.kept) <= len(chances)
+    more = tree_law(chances, num_nodes + 1)
+    assert more.tokens >= law.tokens - 1e-12
+
+
+@examples(20)
+@given(beta=st.floats(0.01, 1), k=st.integers(1, 8))
+def test_a_tree_of_one_candidate_a_place_is_a_chain(beta: float, k: int) -> None:
+    law = tree_law([(beta,)] * k, k)
+    assert law.tokens == pytest.approx(round_law(Rates((beta,)), k).tokens)
+    assert best_shape([(beta,)] * k, k).parents == chain_shape(k).parents
+
+
+@examples(20)
+@given(batch=st.integers(1, 12), least=st.integers(1, 20), most=st.integers(1, 100))
+def test_sizes_fill_their_tiles(batch: int, least: int, most: int) -> None:
+    for size in sizes_to_try(batch, least=least, most=most):
+        assert least <= size <= most
+        tiles = -(-batch * (size + 1) // 16)
+        assert size == most or batch * (size + 2) > 16 * tiles
+
+
+def test_the_tree_ends_where_the_next_tile_begins() -> None:
+    """16 rows cost 1 second, the next 16 ten times as much."""
+    rows = Curve(((1.0, 1.0), (16.0, 1.0), (17.0, 10.0), (64.0, 11.0)))
+    calibration = replace(flat(costs(0.01)), target=PassCosts(rows))
+    chances = [(0.6, 0.2, 0.1)] * 5
+    for batch, nodes in ((1, 15), (2, 7)):
+        found = best_tree(calibration, costs(0.01), Load(batch), chances, most=40)
+        assert found is not None
+        assert found[0] == nodes
+        assert found[1].law.tokens > round_law(Rates((0.6,)), 5).tokens
+    assert best_tree(calibration, costs(0.01), Load(), chances, most=4) is None
+
+
+def test_siblings_are_guessed_where_nobody_counted_them() -> None:
+    drafter = costs(0.1)
+    guessed = chances_of(drafter, Rates((0.8, 0.5)), 3)
+    assert [ranks[0] for ranks in guessed] == [0.8, 0.5, 0.5]
+    assert all(sum(ranks) <= 1 for ranks in guessed)
+    counted = replace(drafter, chances=((0.7, 0.2), (0.6, 0.1)))
+    assert chances_of(counted, Rates((0.8,)), 1) == ((0.7, 0.2),)
+
+
+def test_no_candidate_no_tree() -> None:
+    assert tree_law([(0.0,)], 4).tokens == 1
