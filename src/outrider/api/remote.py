@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, Any, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -64,7 +65,29 @@ class Server:
                 f"no answer from {self.url}{path}: {error}{tries}.", hint="is the server running?"
             ) from None
 
+    def lines(self, path: str, body: Mapping[str, object]) -> Generator[str]:
+        """The lines of an answer that is sent in pieces, each as soon as it is there; `body` is
+        posted, once. Raises MachineError."""
+        size = 0
+        try:
+            with self._opened(path, body) as answer:
+                while line := answer.readline(MAX_BYTES + 1):
+                    size += len(line)
+                    if size > MAX_BYTES:
+                        raise _too_long(self.url + path)
+                    yield line.decode(errors="replace").rstrip("\r\n")
+        except _NoAnswerError as error:
+            raise MachineError(
+                f"no answer from {self.url}{path}: {error}.", hint="is the server running?"
+            ) from None
+
     def _ask(self, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        with self._opened(path, body) as answer:
+            return _object(answer.url, answer.read(MAX_BYTES + 1))
+
+    @contextmanager
+    def _opened(self, path: str, body: Mapping[str, object] | None) -> Generator[HTTPResponse]:
+        """The answer to read; what fails meanwhile is a _NoAnswerError if it may be tried again."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -73,7 +96,7 @@ class Server:
         opener = build_opener(ProxyHandler({}), _NoRedirect())
         try:
             with opener.open(request, timeout=self.timeout_seconds) as answer:
-                return _object(request.full_url, answer.read(MAX_BYTES + 1))
+                yield answer
         except HTTPError as error:
             with error:
                 said = error.read(300).decode(errors="replace").strip()
@@ -100,7 +123,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def _object(url: str, answer: bytes) -> dict[str, Any]:
     if len(answer) > MAX_BYTES:
-        raise MachineError(f"{url} answered with more than {MAX_BYTES} bytes.")
+        raise _too_long(url)
     try:
         data: object = json.loads(answer)
     except (ValueError, RecursionError):
@@ -108,6 +131,10 @@ def _object(url: str, answer: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise MachineError(f"{url} did not answer with a JSON object.")
     return cast("dict[str, Any]", data)
+
+
+def _too_long(url: str) -> MachineError:
+    return MachineError(f"{url} answered with more than {MAX_BYTES} bytes.")
 
 
 def number(value: object) -> float:

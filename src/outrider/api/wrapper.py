@@ -257,12 +257,13 @@ class ModelWrapper:
 
 
 def load_wrapper(
-    model_id: str, dtype: str = "auto", device: str = "auto"
+    model_id: str, dtype: str = "auto", device: str = "auto", *, quantise: str = "none"
 ) -> tuple[ModelWrapper, Tokenizer]:
     """A model by alias, folder or hub id, ready for `forward`, and its tokenizer.
 
-    `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16. The arena holds two full
-    windows, of 4096 tokens at most. Raises ConfigError, CheckpointError or MachineError.
+    `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16; `quantise` is none, int8
+    or int4, for its matrices. The arena holds two full windows, of 4096 tokens at most. Raises
+    ConfigError, CheckpointError or MachineError.
     """
     if dtype == "int4":
         raise ConfigError(
@@ -285,7 +286,7 @@ def load_wrapper(
         states=StateRoom(),
     )
     room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
-    options = LoadOptions(room=room, dtype=dtype, device=device)
+    options = LoadOptions(room=room, dtype=dtype, device=device, quantise=quantise)
     # Decoders of every family keep their KV in an arena.
     model = cast("PagedModel", load_model(folder, options, name=model_id))
     return ModelWrapper(model, tokenizer), tokenizer

@@ -1,6 +1,7 @@
 """Hugging Face `transformers` as a peer: the same weights, prompts and token counter.
 
-The only module of the lab that touches `transformers`; it is an optional dependency.
+The only module of the lab that touches `transformers` in this process (peers/side_transformers.py
+is a process of its own); it is an optional dependency.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.openai_client import Completion, OpenAIClient
+from outrider.api.openai_client import Completion, OpenAIClient, Piece
 from outrider.api.remote import Server
 from outrider.core.errors import ConfigError, MachineError
 
@@ -66,3 +66,33 @@ def test_a_server_of_another_kind() -> None:
 
 def test_no_time_is_no_speed() -> None:
     assert Completion("x", 3, 0.0).tokens_per_second == 0
+
+
+def test_a_completion_comes_in_pieces_with_their_moments() -> None:
+    lines = [
+        ": a comment",
+        'data: {"choices": [{"text": " jumps"}]}',
+        'data: {"choices": [{"text": " over"}], "usage": null}',
+        'data: {"choices": [], "usage": {"completion_tokens": 2}}',
+        "data: [DONE]",
+    ]
+    stream = Answer("\n\n".join(lines).encode() + b"\n\n")
+    with serving({"POST /v1/completions": stream}) as server:
+        pieces = list(client(server.url).stream("m", "The fox", max_tokens=5))
+        assert server.asked[-1].body["stream_options"] == {"include_usage": True}
+    assert [piece.text for piece in pieces] == [" jumps", " over", ""]
+    assert [piece.num_tokens for piece in pieces] == [None, None, 2]
+    moments = [piece.seconds for piece in pieces]
+    assert moments == sorted(moments)
+    assert moments[0] > 0
+    assert Piece("x", 1.0).num_tokens is None
+
+
+@pytest.mark.parametrize("data", ["[1]", "{", '{"error": {"message": "no room"}}'])
+def test_a_stream_that_breaks_off(data: str) -> None:
+    stream = Answer(f"data: {data}\n\n".encode())
+    with (
+        serving({"POST /v1/completions": stream}) as server,
+        pytest.raises(MachineError, match="broke off"),
+    ):
+        list(client(server.url).stream("m", "x", max_tokens=1))

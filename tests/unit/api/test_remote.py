@@ -109,3 +109,25 @@ def test_what_a_server_sent_is_read_without_trust() -> None:
     assert [number(value) for value in (2, 2.5, "2", None, True)] == [2.0, 2.5, 0.0, 0.0, 0.0]
     assert objects([{"a": 1}, 2, None]) == [{"a": 1}]
     assert objects({"a": 1}) == objects(None) == []
+
+
+def test_lines_of_an_answer_are_posted_for_once() -> None:
+    with serving({"POST /a": Answer(b"one\r\n\ntw\xffo")}) as server:
+        assert list(Server(url=server.url, retries=3).lines("/a", {"x": 1})) == [
+            "one",
+            "",
+            "tw\ufffdo",
+        ]
+    with serving({"POST /a": BUSY}) as server:
+        with pytest.raises(MachineError, match="it answered 503") as caught:
+            list(Server(url=server.url, retries=3).lines("/a", {}))
+        assert len(server.asked) == 1
+    assert caught.value.hint
+
+
+def test_lines_without_end() -> None:
+    with (
+        serving({"POST /a": Answer(b"x" * (MAX_BYTES + 1))}) as server,
+        pytest.raises(MachineError, match="more than"),
+    ):
+        list(Server(url=server.url).lines("/a", {}))

@@ -5,13 +5,13 @@ nobody, and it waits on a read while another is timed. It takes the time itself,
 that writes the tokens, so neither starting, nor loading, nor this protocol is in it.
 
     {"do": "about"}                      {"versions": {...}}
-    {"do": "load", "cell": {...}}        {"notes": [...]}
-    {"do": "run", "name": ..., "ids": [...], "max_tokens": 128, "temperature": 0, "seed": 1}
-                                         {"ids": [...], "seconds": 1.5}
+    {"do": "load", "setup": {...}}       {"notes": [...]}
+    {"do": "run", "name": ..., "ids": [...], "text": ..., "max_tokens": 128, "temperature": 0,
+     "seed": 1}                          {"ids": [...], "seconds": 1.5}
     {"do": "drop", "name": ...}          {}
 
-What a peer cannot do it refuses with a reason: {"refused": "..."}. Nothing here is imported from
-Outrider: a peer may run in another environment, with another Python.
+What a peer cannot do it refuses with a reason: {"refused": "..."}. This file needs the standard
+library alone: a peer may run in another environment, with another Python.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,9 +29,9 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is loaded under a name. `target` and `draft` are what this peer reads: a folder or a
-    file; `drafter` is none, model or ngram; `options` are the peer's own."""
+class Setup:
+    """What is loaded under a name. `target` and `draft` are what this peer reads: a folder, a file
+    or an address; `drafter` is none, model or ngram; `options` are the peer's own."""
 
     name: str
     target: str
@@ -39,25 +40,31 @@ class Cell:
     drafter: str
     k: int
     threads: int
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt as token ids, and how to go on."""
+    """One prompt, as token ids and as text, and how to go on."""
 
     name: str
     ids: list[int]
+    text: str
     max_tokens: int
     temperature: float
     seed: int
 
 
 class Side(Protocol):
-    """What a peer implements."""
+    """What a peer implements.
+
+    `run` answers with `ids` and `seconds`, and where it knows them with `drafted` and `accepted`
+    tokens, with `arrivals` (seconds since the request, one a token) and with `usage`, the number of
+    tokens that a server counted itself.
+    """
 
     def about(self) -> dict[str, Any]: ...
-    def load(self, cell: Cell) -> list[str]: ...
+    def load(self, setup: Setup) -> list[str]: ...
     def run(self, ask: Ask) -> dict[str, Any]: ...
     def drop(self, name: str) -> None: ...
 
@@ -68,12 +75,16 @@ def serve(side: Side) -> None:
     # Libraries may print: theirs goes to the log.
     os.dup2(2, 1)
     for line in sys.stdin:
-        try:
-            answer = _answer(side, json.loads(line))
-        except (RefusedError, RuntimeError, ValueError, OSError) as error:
-            answer = {"refused": str(error)[:2000]}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer(side, json.loads(line))) + "\n")
         answers.flush()
+
+
+def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
+    """What `side` says to one request, a refusal included."""
+    try:
+        return _answer(side, request)
+    except (RefusedError, RuntimeError, ValueError, OSError) as error:
+        return {"refused": str(error)[:2000]}
 
 
 def _answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +92,7 @@ def _answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
         case "about":
             return side.about()
         case "load":
-            return {"notes": side.load(Cell(**request["cell"]))}
+            return {"notes": side.load(Setup(**request["setup"]))}
         case "run":
             return side.run(Ask(**request))
         case "drop":

@@ -1,4 +1,4 @@
-"""llama.cpp through its own server, one process a cell: weights, draft and settings are its flags.
+"""llama.cpp through its own server, one process a setup: weights, draft and settings are its flags.
 
 Seconds are the server's own count for a request, reading the prompt and writing the tokens, so the
 way over HTTP is not in them. The prompt is read anew each time, as everybody's is.
@@ -18,9 +18,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from lines import Ask, Cell, RefusedError, serve
+from outrider.bench.peers.lines import Ask, RefusedError, Setup, serve
 
 START_SECONDS = 180
+ANSWER_SECONDS = 1800
 # Same n-gram settings as ours: tails of three tokens.
 NGRAM = 3
 
@@ -38,13 +39,13 @@ class LlamaSide:
         )
         return {"versions": {"llama.cpp": " ".join((done.stdout + done.stderr).split())[:300]}}
 
-    def load(self, cell: Cell) -> list[str]:
+    def load(self, setup: Setup) -> list[str]:
         try:
-            self._loaded[cell.name] = self._started(cell, [])
+            self._loaded[setup.name] = self._started(setup, [])
         except RefusedError:
-            if cell.form in ("f32", "bf16"):
+            if setup.form in ("f32", "bf16"):
                 raise
-            self._loaded[cell.name] = self._started(cell, ["--no-repack"])
+            self._loaded[setup.name] = self._started(setup, ["--no-repack"])
             return ["runs with --no-repack: the server does not start without"]
         return []
 
@@ -76,17 +77,16 @@ class LlamaSide:
         for name in list(self._loaded):
             self.drop(name)
 
-    def _started(self, cell: Cell, extra: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    def _started(self, setup: Setup, extra: list[str]) -> tuple[subprocess.Popen[bytes], int]:
         port = _free_port()
-        threads = str(cell.threads)
-        command = [str(self._binary), "-m", cell.target, "-t", threads, "-tb", threads]
-        command += ["-c", "2048", "-np", "1", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--no-ui", "--cache-ram", "0", *_speculation(cell), *extra]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [str(self._binary), *_flags(setup, port), *extra], stdin=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise RefusedError(f"llama-server ended with {process.returncode}: {command}")
+                flags = " ".join([*_flags(setup, port), *extra])
+                raise RefusedError(f"llama-server ended with {process.returncode}: {flags}")
             try:
                 if _http(port, "GET", "/health", None).get("status") == "ok":
                     return process, port
@@ -94,20 +94,29 @@ class LlamaSide:
                 pass
             time.sleep(0.05)
         process.kill()
-        raise RefusedError(f"llama-server did not start in {START_SECONDS} s: {command}")
+        process.wait()
+        raise RefusedError(f"llama-server did not start in {START_SECONDS} s")
 
 
-def _speculation(cell: Cell) -> list[str]:
-    if cell.drafter == "none":
+def _flags(setup: Setup, port: int) -> list[str]:
+    threads = str(setup.threads)
+    context = str(setup.options.get("context", 2048))
+    flags = ["-m", setup.target, "-t", threads, "-tb", threads, "-c", context, "-np", "1"]
+    flags += ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--cache-ram", "0"]
+    return [*flags, *_speculation(setup)]
+
+
+def _speculation(setup: Setup) -> list[str]:
+    if setup.drafter == "none":
         return []
-    if cell.drafter == "model":
-        doubt = str(cell.options.get("p_min", 0.0))
-        flags = ["-md", cell.draft, "--spec-type", "draft-simple"]
-        return [*flags, "--spec-draft-n-max", str(cell.k), "--spec-draft-p-min", doubt]
-    kind = cell.options["kind"]
+    if setup.drafter == "model":
+        doubt = str(setup.options.get("p_min", 0.0))
+        flags = ["-md", setup.draft, "--spec-type", "draft-simple"]
+        return [*flags, "--spec-draft-n-max", str(setup.k), "--spec-draft-p-min", doubt]
+    kind = setup.options["kind"]
     if kind == "ngram-cache":
         return ["--spec-type", kind]
-    sizes = [f"--spec-{kind}-size-n", str(NGRAM), f"--spec-{kind}-size-m", str(cell.k)]
+    sizes = [f"--spec-{kind}-size-n", str(NGRAM), f"--spec-{kind}-size-m", str(setup.k)]
     return ["--spec-type", kind, *sizes]
 
 
@@ -118,7 +127,7 @@ def _free_port() -> int:
 
 
 def _http(port: int, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=600)
+    connection = HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     try:
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"Content-Type": "application/json"})
@@ -131,9 +140,13 @@ def _http(port: int, method: str, path: str, body: dict[str, Any] | None) -> dic
     return answer
 
 
-if __name__ == "__main__":
+def main() -> None:
     side = LlamaSide(Path(sys.argv[1]))
     try:
         serve(side)
     finally:
         side.close()
+
+
+if __name__ == "__main__":
+    main()

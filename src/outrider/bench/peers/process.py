@@ -8,40 +8,63 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-TICKS = os.sysconf("SC_CLK_TCK")
+# One request of a big model on a small machine.
+LIMIT_SECONDS = 900.0
+_CLOSE_SECONDS = 20.0
+_HURRY_SECONDS = 1.0
 
 
 class PeerError(Exception):
     """A peer refused, died or hung; the text says what the user may do."""
 
 
-class Peer:
-    """`command` is started at once; what it prints goes to `log`."""
+class Asked(Protocol):
+    """What a match needs of a peer: answers, and whose CPU time counts as its own."""
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
-        self.name, self._log = name, log
+    @property
+    def pid(self) -> int: ...
+    def ask(self, do: str, **request: Any) -> dict[str, Any]: ...
+
+
+class Peer:
+    """`command` is started at once; what it prints goes to `log`. It may be asked for at most
+    `limit_seconds` at a time."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, limit_seconds: float = LIMIT_SECONDS
+    ) -> None:
+        self.name, self._log, self._limit_seconds = name, log, limit_seconds
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
+                # Ctrl-C is for the driver; a peer ends with its pipe, and its servers with it.
+                start_new_session=True,
             )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, do: str, *, limit_seconds: float = 300, **request: Any) -> dict[str, Any]:
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Raises PeerError if it refuses, ends, or takes longer than the limit."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        watch = threading.Timer(limit_seconds, self._process.kill)
+        watch = threading.Timer(self._limit_seconds, self._kill)
         watch.start()
         try:
             stdin.write(json.dumps({"do": do, **request}) + "\n")
@@ -51,43 +74,47 @@ class Peer:
             line = ""
         finally:
             watch.cancel()
-        if not line:
-            raise PeerError(f"{self.name} ended or took {limit_seconds} s; see {self._log}")
+        if not line.endswith("\n"):
+            limit = f"{self._limit_seconds:.0f} s"
+            raise PeerError(f"{self.name} ended or took {limit}; see {self._log}")
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
             raise PeerError(answer["refused"])
         return answer
 
-    def close(self) -> None:
-        """Let it end by itself: its stdin is closed."""
+    def close(self, *, hurry: bool = False) -> None:
+        """Let it end by itself: its stdin is closed. With `hurry` it has little time for that."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.close()
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=_HURRY_SECONDS if hurry else _CLOSE_SECONDS)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
+            self._kill()
             self._process.wait()
+        self._process.stdout.close()
+
+    def _kill(self) -> None:
+        """It and the servers that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class Cpu:
-    """CPU seconds over the timed runs: of whoever was timed, of the other peers and this driver,
-    and of strangers. `share` gives them as parts of all CPU time there was."""
+    """CPU seconds of all processors while one peer runs."""
 
-    timed: float = 0.0
-    waiting: float = 0.0
-    strangers: float = 0.0
-    total: float = 0.0
     _before: tuple[float, float, dict[int, tuple[int, float]]] | None = field(default=None)
 
     def start(self) -> None:
         self._before = _machine()
 
-    def stop(self, pid: int) -> None:
-        """End a run of the peer `pid`. Without /proc nothing is counted."""
+    def stop(self, pid: int) -> tuple[float, ...]:
+        """Since `start`: of the peer `pid` and its servers, of the other peers and this driver, of
+        strangers, and how many there were in all. Nothing where there is no /proc."""
         before, after = self._before, _machine()
         if before is None or after is None:
-            return
+            return ()
         ours = _tree(after[2], os.getpid())
         theirs = _tree(after[2], pid)
         spent = {
@@ -95,16 +122,8 @@ class Cpu:
         }
         timed = sum(spent[who] for who in theirs)
         own = sum(spent[who] for who in ours)
-        self.timed += timed
-        self.waiting += own - timed
-        self.strangers += max(after[0] - before[0] - own, 0.0)
-        self.total += after[1] - before[1]
-
-    def share(self) -> dict[str, float] | None:
-        if not self.total:
-            return None
-        names = ("timed", "waiting", "strangers")
-        return {name: round(getattr(self, name) / self.total, 4) for name in names}
+        strangers = max(after[0] - before[0] - own, 0.0)
+        return timed, max(own - timed, 0.0), strangers, after[1] - before[1]
 
 
 def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
@@ -113,6 +132,7 @@ def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
         words = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]
     except OSError:
         return None
+    per_second = os.sysconf("SC_CLK_TCK")
     ticks = [int(word) for word in words]
     found: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
@@ -122,8 +142,8 @@ def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
                 rest = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             except OSError:
                 continue
-            found[int(entry.name)] = int(rest[1]), (int(rest[11]) + int(rest[12])) / TICKS
-    return (sum(ticks) - ticks[3] - ticks[4]) / TICKS, sum(ticks) / TICKS, found
+            found[int(entry.name)] = int(rest[1]), (int(rest[11]) + int(rest[12])) / per_second
+    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second, found
 
 
 def _tree(parents: dict[int, tuple[int, float]], root: int) -> set[int]:

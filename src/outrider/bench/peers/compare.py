@@ -1,0 +1,201 @@
+"""One comparison from its plan to its record: start peers, choose, race, sum up.
+
+Peers that are there are started and closed here, whatever happens. Every run is in the journal at
+once, so an interrupt loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.dataset import fingerprint
+from outrider.bench.fingerprint import machine
+from outrider.bench.peers.commands import command_of, how_to_get
+from outrider.bench.peers.contestants import OURS, Contestant, Weights, line_up
+from outrider.bench.peers.files import digests
+from outrider.bench.peers.journal import LOGS, Journal
+from outrider.bench.peers.match import Match, Prompt, Setting
+from outrider.bench.peers.process import Peer, PeerError
+from outrider.bench.peers.score import summary
+from outrider.bench.peers.servers import Served
+from outrider.bench.provenance import provenance
+from outrider.bench.workloads import WORKLOADS, load_prompts
+
+NUM_TRIALS = 2
+TRIAL_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is compared: `names` are peers that are started, `servers` those that run. `num_prompts`
+    are of each workload at most; the race ends after the prompt in which `minutes` are over.
+    `peers_folder` is where scripts/peers builds."""
+
+    names: Sequence[str]
+    servers: Sequence[Served]
+    forms: Sequence[str]
+    drafters: Sequence[str]
+    temperatures: Sequence[float]
+    num_prompts: int
+    max_tokens: int
+    minutes: float
+    threads: int
+    peers_folder: Path
+    seldom: Mapping[str, int] = field(default_factory=dict[str, int])
+    trials: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is told what: `tell` gets sentences, `begin` the number of prompts, and `tick` is called
+    after each of them."""
+
+    tell: Callable[[str], None]
+    begin: Callable[[int], None]
+    tick: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """`run` fills the journal, also where it does not come to its end; `record` is then what was
+    found."""
+
+    plan: Plan
+    weights: Weights
+    journal: Journal
+    watch: Watch
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+    versions: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def run(self) -> None:
+        """Raises ConfigError if the journal was kept under other circumstances."""
+        plan = self.plan
+        deadline = time.monotonic() + 60 * plan.minutes
+
+        def late() -> bool:
+            return time.monotonic() > deadline
+
+        trials, work = prompts(self.weights, plan.num_prompts)
+        with self._started() as peers:
+            session = self.journal.begin(
+                circumstances(self.weights, plan, self.versions),
+                {"provenance": provenance(), "plan": _told(plan)},
+            )
+            for name, times in plan.trials.items():
+                self.journal.found.trials.setdefault(name, dict(times))
+            setting = Setting(
+                peers=peers,
+                weights=self.weights,
+                session=session,
+                threads=plan.threads,
+                max_tokens=plan.max_tokens,
+                tell=self.watch.tell,
+                seldom=plan.seldom,
+            )
+            match = Match(setting, self.journal.found, self.journal)
+            entries = match.choose(
+                self._contestants(peers),
+                trials,
+                plan.temperatures,
+                max_tokens=min(TRIAL_TOKENS, plan.max_tokens),
+                late=late,
+            )
+            if entries:
+                self.watch.begin(len(work))
+                match.race(entries, work, late=late, tick=self.watch.tick)
+
+    def record(self) -> dict[str, Any]:
+        """Everything that is known, earlier sessions included."""
+        return {
+            "versions": self.versions,
+            "sessions": self.journal.sessions,
+            "order": "one prompt, all contestants and temperatures, in an order that rotates",
+            "missing": self.missing,
+            **summary(self.journal.found, self.weights.stop_ids),
+        }
+
+    def _contestants(self, peers: Mapping[str, Peer]) -> list[Contestant]:
+        plan = self.plan
+        servers = [server for server in plan.servers if server.peer in peers]
+        own = [name for name in (OURS, *plan.names) if name in peers]
+        return line_up(own, plan.forms, plan.drafters, servers)
+
+    @contextmanager
+    def _started(self) -> Generator[dict[str, Peer]]:
+        """The peers that are there and answer."""
+        peers: dict[str, Peer] = {}
+        hurry = True
+        try:
+            for name in dict.fromkeys((OURS, *self.plan.names, *_names(self.plan.servers))):
+                self._start(name, peers)
+            yield peers
+            hurry = False
+        finally:
+            for peer in peers.values():
+                peer.close(hurry=hurry)
+
+    def _start(self, name: str, peers: dict[str, Peer]) -> None:
+        folder = self.plan.peers_folder
+        command = command_of(name, folder, self.weights.target)
+        if command is None:
+            self.missing[name] = how_to_get(name, folder)
+            self.watch.tell(f"{name} is missing; get it with: {self.missing[name]}")
+            return
+        peers[name] = Peer(name, command, self.journal.folder / LOGS / f"{name}.log")
+        try:
+            self.versions[name] = peers[name].ask("about")["versions"]
+        except PeerError as error:
+            peers.pop(name).close(hurry=True)
+            self.journal.found.refused[name] = f"does not start: {error}"
+
+
+def prompts(weights: Weights, limit: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Those for the choice of variants (the last of each workload) and those that count, the
+    workloads in turns."""
+    tokenizer = Tokenizer.load(weights.target)
+    texts = [load_prompts(name) for name in WORKLOADS]
+    trials = [found[-1] for found in texts][:NUM_TRIALS]
+    turns = [found[:-1][:limit] for found in texts]
+    longest = max(map(len, turns))
+    work = [found[i] for i in range(longest) for found in turns if i < len(found)]
+    return _encoded(tokenizer, trials), _encoded(tokenizer, work)
+
+
+def circumstances(weights: Weights, plan: Plan, versions: Mapping[str, Any]) -> dict[str, object]:
+    """What must not change among the sessions of one folder."""
+    return {
+        "machine": machine("cpu"),
+        "weights": digests(weights),
+        "prompts": fingerprint([text for name in WORKLOADS for text in load_prompts(name)]),
+        "max_tokens": plan.max_tokens,
+        "threads": plan.threads,
+        "versions": dict(versions),
+    }
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
+    found = tokenizer.encode_batch(texts)
+    return [Prompt(tuple(ids), text) for ids, text in zip(found, texts, strict=True)]
+
+
+def _names(servers: Sequence[Served]) -> list[str]:
+    return [server.peer for server in servers]
+
+
+def _told(plan: Plan) -> dict[str, object]:
+    return {
+        "formats": list(plan.forms),
+        "drafters": list(plan.drafters),
+        "temperatures": list(plan.temperatures),
+        "minutes": plan.minutes,
+        "num_prompts": plan.num_prompts,
+        "seldom": dict(plan.seldom),
+    }

@@ -1,0 +1,177 @@
+"""Who takes part, and in which variants: for each peer, drafter and number format a small sweep.
+
+The best variant of each is chosen on prompts that are not counted, by the same procedure for all.
+Number formats are those of the weights: `int8` is our int8 and GGUF's q8_0, `int4` our int4 and
+q4_0. In `bf16` transformers may also compute in float32, and readers of GGUF may have f16, which
+holds these weights as well and is faster where the processor knows no bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.peers.servers import Served
+
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "f32": ("f32",),
+    "bf16": ("bf16", "f16"),
+    "int8": ("q8_0",),
+    "int4": ("q4_0",),
+}
+DRAFTERS = ("none", "model", "ngram")
+OURS = "outrider"
+TRANSFORMERS, LLAMA, OPENVINO = "transformers", "llama.cpp", "openvino"
+PEERS = (TRANSFORMERS, LLAMA, OPENVINO)
+READ_GGUF = (LLAMA, OPENVINO)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What everybody loads: checkpoint folders, and the same weights as GGUF files by their number
+    format. `no_gguf` says why there is no file of a format. `stop_ids` and `vocab_size` are what
+    the vocabulary means to a library that is given nothing but ids."""
+
+    target: Path
+    draft: Path | None
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    target_gguf: Mapping[str, Path]
+    draft_gguf: Mapping[str, Path]
+    no_gguf: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A variant of a peer: `options` are the peer's own. `url` is where a server is, which has
+    weights of its own and may be another machine."""
+
+    peer: str
+    drafter: str
+    form: str
+    k: int = 0
+    options: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    url: str = ""
+
+    @property
+    def name(self) -> str:
+        said = [f"k={self.k}"] if self.k else []
+        said += [f"{key}={value}" for key, value in self.options.items()]
+        return " ".join([self.peer, self.drafter, self.form, *said])
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Those among whom the best is chosen."""
+        return self.peer, self.drafter, self.form
+
+    def why_not(self, weights: Weights) -> str | None:
+        """Why it cannot load, or None."""
+        if self.url:
+            return None
+        if self.drafter == "model" and weights.draft is None:
+            return "there is no draft model; name one with --draft"
+        if self.peer not in READ_GGUF:
+            return None
+        files = [weights.target_gguf, *([weights.draft_gguf] if self.drafter == "model" else [])]
+        if all(self._gguf in found for found in files):
+            return None
+        return weights.no_gguf.get(self._gguf, f"there is no {self._gguf} file")
+
+    def setup(self, weights: Weights, threads: int) -> dict[str, Any]:
+        """What the peer is told to load; `why_not` must be None."""
+        target, draft = self._places(weights)
+        about = {"stop_ids": list(weights.stop_ids), "vocab_size": weights.vocab_size}
+        return {
+            "name": self.name,
+            "target": target,
+            "draft": draft,
+            "form": self.form,
+            "drafter": self.drafter,
+            "k": self.k,
+            "threads": threads,
+            "options": self.options | (about if self.peer == OPENVINO else {}),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _places(self, weights: Weights) -> tuple[str, str]:
+        if self.url:
+            return self.url, ""
+        if self.peer in READ_GGUF:
+            # Plain decoding has no use for a draft, which there may be none of.
+            draft = weights.draft_gguf.get(self._gguf, "")
+            return str(weights.target_gguf[self._gguf]), str(draft)
+        return str(weights.target), str(weights.draft or "")
+
+    @property
+    def _gguf(self) -> str:
+        return str(self.options.get("gguf", FORMS[self.form][0]))
+
+
+def line_up(
+    peers: Sequence[str], forms: Sequence[str], drafters: Sequence[str], servers: Sequence[Served]
+) -> list[Contestant]:
+    """Everything that `peers` and `servers` have to offer in these formats, those of one format
+    together; less where one has none."""
+    makers = {OURS: _ours, TRANSFORMERS: _transformers, LLAMA: _llama, OPENVINO: _openvino}
+    return [
+        found
+        for form in forms
+        for name in (*peers, *dict.fromkeys(server.peer for server in servers))
+        for found in (makers[name](form) if name in makers else _served(name, form, servers))
+        if found.drafter in drafters
+    ]
+
+
+def _ours(form: str) -> Iterator[Contestant]:
+    yield Contestant(OURS, "none", form)
+    for k in (2, 4, 8):
+        yield Contestant(OURS, "model", form, k)
+    yield Contestant(OURS, "model", form, 8, {"controller": "band"})
+    for k in (4, 8):
+        yield Contestant(OURS, "ngram", form, k)
+
+
+def _transformers(form: str) -> Iterator[Contestant]:
+    """It has no 8 or 4 bits without further libraries."""
+    dtypes = {"f32": ("float32",), "bf16": ("bfloat16", "float32")}.get(form, ())
+    for dtype in dtypes:
+        options = {"dtype": dtype}
+        yield Contestant(TRANSFORMERS, "none", form, 0, options)
+        for k in (0, 4):
+            yield Contestant(TRANSFORMERS, "model", form, k, options)
+        for k in (4, 8):
+            yield Contestant(TRANSFORMERS, "ngram", form, k, options)
+
+
+def _llama(form: str) -> Iterator[Contestant]:
+    for gguf in FORMS[form]:
+        options = {"gguf": gguf}
+        yield Contestant(LLAMA, "none", form, 0, options)
+        for k in (2, 4, 8):
+            yield Contestant(LLAMA, "model", form, k, options)
+        yield Contestant(LLAMA, "model", form, 8, {**options, "p_min": 0.5})
+        for k in (4, 8):
+            yield Contestant(LLAMA, "ngram", form, k, {**options, "kind": "ngram-simple"})
+        for kind in ("ngram-map-k", "ngram-cache"):
+            yield Contestant(LLAMA, "ngram", form, 8, {**options, "kind": kind})
+
+
+def _openvino(form: str) -> Iterator[Contestant]:
+    """It reads neither f32 nor bf16 from GGUF; of the latter the f16 file serves."""
+    options = {"gguf": FORMS[form][-1]}
+    yield Contestant(OPENVINO, "none", form, 0, options)
+    for k in (2, 4):
+        yield Contestant(OPENVINO, "model", form, k, options)
+    for k in (4, 8):
+        yield Contestant(OPENVINO, "ngram", form, k, options)
+
+
+def _served(name: str, form: str, servers: Sequence[Served]) -> Iterator[Contestant]:
+    for server in servers:
+        if server.peer == name and server.form == form:
+            options = {"model": server.model} if server.model else {}
+            yield Contestant(name, server.drafter, form, 0, options, server.url)

@@ -1,0 +1,222 @@
+"""`outrider bench peers`: other engines on the same weights and prompts, in turns with ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from outrider.bench.engines.record import RESULTS, write_page
+from outrider.bench.pages import Page
+from outrider.bench.peers.commands import any_reads_gguf
+from outrider.bench.peers.compare import Comparison, Plan, Watch
+from outrider.bench.peers.contestants import DRAFTERS, FORMS, OURS, PEERS, Weights
+from outrider.bench.peers.files import TIERS, Store, tier_folders, weights_of
+from outrider.bench.peers.journal import FILE_NAME, Journal
+from outrider.bench.peers.report import sections
+from outrider.bench.peers.score import run_rows
+from outrider.bench.peers.servers import parse_servers
+from outrider.bench.provenance import provenance, write_json
+from outrider.bench.records import RecordError, entries, parse
+from outrider.cli import engine_setup
+from outrider.cli.bench_peers_options import PeersOptions
+from outrider.cli.call import Call
+from outrider.cli.engine_subjects import subject
+from outrider.cli.logs import start_logging
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.output import json_line
+from outrider.core.env import cache_folder
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.core.settings import DEFAULT, Resolved
+from outrider.models.loading import resolve
+from outrider.pairs.catalog import draft_of
+
+QUICK_PROMPTS, QUICK_TOKENS = 1, 32
+SAMPLES = "samples.csv"
+# Of --peers, a word for servers, which --servers names.
+HTTP = "http"
+
+
+def peers(call: Call[PeersOptions]) -> int:
+    start_logging(call.resolved.program())
+    plan = _plan(call.options)
+    journal = Journal.open(_folder(call))
+    weights = _weights(call, plan)
+    progress = _progress()
+    comparison = Comparison(plan, weights, journal, _watch(progress))
+    whole = True
+    with progress:
+        try:
+            comparison.run()
+        except KeyboardInterrupt:
+            whole = False
+    if not journal.found.runs:
+        engine_setup.say("nothing was measured; see the reasons above and in the logs")
+        return 1 if whole else INTERRUPTED
+    _write(call, comparison, whole=whole)
+    if not whole:
+        engine_setup.say(
+            f"\ninterrupted: what was measured until then is in {journal.folder}; the same command "
+            f"with --output-dir {journal.folder} goes on from there"
+        )
+    return 0 if whole else INTERRUPTED
+
+
+def _plan(options: PeersOptions) -> Plan:
+    forms = _words("--formats", options.formats, tuple(FORMS))
+    drafters = _words("--drafters", options.drafters, DRAFTERS)
+    if not forms or not drafters:
+        raise ConfigError("--formats and --drafters each need a word.", hint="--formats bf16")
+    names = _words("--peers", options.peers, (*PEERS, HTTP))
+    taken = (OURS, *PEERS, HTTP)
+    servers = parse_servers(options.servers, drafters=drafters, forms=forms, taken=taken)
+    if HTTP in names and not servers:
+        engine_setup.say("note: http is skipped: name a server with --servers NAME=URL")
+    folder = options.peers_folder or str((cache_folder() or Path()) / "peers")
+    return Plan(
+        names=[name for name in names if name != HTTP],
+        servers=servers,
+        forms=forms,
+        drafters=drafters,
+        temperatures=_temperatures(options.temperatures),
+        num_prompts=QUICK_PROMPTS if options.quick else options.prompts,
+        max_tokens=QUICK_TOKENS if options.quick else options.max_tokens,
+        minutes=options.minutes,
+        threads=options.threads or os.cpu_count() or 1,
+        peers_folder=Path(folder).expanduser().resolve(),
+        seldom=_seldom(options.seldom, [*names, *(server.peer for server in servers)]),
+        trials=_trials(options.trials),
+    )
+
+
+def _words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in found:
+        if word not in known:
+            raise ConfigError(f"{flag}: no {word!r} here.", hint=did_you_mean(word, known))
+    return found
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= value < 100 for value in found):
+        raise ConfigError(
+            f"--temperatures must be numbers from 0 on, got {text!r}.", hint="--temperatures 0,0.8"
+        )
+    return found
+
+
+def _seldom(text: str, names: Sequence[str]) -> dict[str, int]:
+    pairs = [word.strip().partition("=") for word in text.split(",") if word.strip()]
+    for name, _, number in pairs:
+        if name not in names or not number.isdecimal() or not int(number):
+            raise ConfigError(
+                f"--seldom must be PEER=N of one that takes part, got {text!r}.",
+                hint="--seldom transformers=4",
+            )
+    return {name: int(number) for name, _, number in pairs}
+
+
+def _trials(name: str | None) -> Mapping[str, Mapping[str, float]]:
+    """Seconds a token by variant and temperature, as an earlier run wrote them."""
+    if name is None:
+        return {}
+    try:
+        record = parse(Path(name).read_text("utf-8"))
+        found = entries("its trials", record.get("trials_seconds_per_token"))
+        return {
+            who: {t: float(seconds) for t, seconds in entries(who, times).items()}
+            for who, times in found.items()
+        }
+    except OSError as error:
+        raise MachineError(f"{name} cannot be read: {error.strerror or error}.") from None
+    except (RecordError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} has no trials of ours: {error}.", hint=f"name the {RESULTS} of a run"
+        ) from None
+
+
+def _own_models(resolved: Resolved) -> bool:
+    """Whether the user named target or draft."""
+    return any(resolved.chosen[name].origin != DEFAULT for name in ("target", "draft"))
+
+
+def _weights(call: Call[PeersOptions], plan: Plan) -> Weights:
+    options, program = call.options, call.resolved.program()
+    store = Store(plan.peers_folder / "weights", engine_setup.say)
+    gguf = any_reads_gguf(plan.names, plan.peers_folder)
+    if not _own_models(call.resolved):
+        target, draft = tier_folders(options.tier or TIERS[0], store)
+        return weights_of(target, draft, plan.forms, store, gguf=gguf)
+    if options.tier:
+        raise ConfigError("--tier and --target or --draft name models.", hint="drop one of them")
+    named = draft_of(program.target) if program.draft == "auto" else program.draft
+    draft = None if named in (None, "none") else resolve(named)
+    return weights_of(resolve(program.target), draft, plan.forms, store, gguf=gguf)
+
+
+def _folder(call: Call[PeersOptions]) -> Path:
+    if call.options.output_dir is not None:
+        return Path(call.options.output_dir)
+    about = subject(call.resolved, most_in_flight=1)
+    tier = "" if _own_models(call.resolved) else f"-{call.options.tier or TIERS[0]}"
+    engine = replace(about.engine, device="cpu")
+    named = replace(about, name=f"{about.name}{tier}", engine=engine)
+    return engine_setup.folder_of("peers", None, [named])
+
+
+def _progress() -> Progress:
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts, after"),
+        TimeElapsedColumn(),
+    ]
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+def _watch(progress: Progress) -> Watch:
+    """A bar for the race; the race also ends when its minutes are over."""
+
+    def begin(total: int) -> None:
+        progress.add_task("taking turns", total=total)
+
+    def tick() -> None:
+        progress.advance(progress.task_ids[-1])
+
+    return Watch(engine_setup.say, begin, tick)
+
+
+def _write(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> None:
+    """Results, rows and pages; prints the tables, or JSON if that was asked for."""
+    plan, folder = comparison.plan, comparison.journal.folder
+    record: dict[str, Any] = {
+        "benchmark": "peers",
+        "provenance": provenance(),
+        "complete": whole,
+        "quick": call.options.quick,
+        "tier": "own" if _own_models(call.resolved) else call.options.tier or TIERS[0],
+        "threads": plan.threads,
+        "max_tokens": plan.max_tokens,
+        **comparison.record(),
+    }
+    write_json(folder / RESULTS, record)
+    engine_setup.write_rows(folder / SAMPLES, run_rows(comparison.journal.found))
+    page = Page(f"Engines beside each other, tier {record['tier']}", list(sections(record)))
+    write_page(folder, page)
+    if call.options.json:
+        print(json_line({"folder": str(folder), **record}))
+    else:
+        engine_setup.print_page(page)
+        print(f"results: {folder} ({FILE_NAME}, {RESULTS}, {SAMPLES}, report.md, report.html)")

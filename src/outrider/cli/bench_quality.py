@@ -1,0 +1,162 @@
+"""`outrider bench quality`: does speculation keep the text, and what do formats and lossy rules
+change of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.api.wrapper import load_wrapper
+from outrider.bench.pages import Page
+from outrider.bench.provenance import provenance
+from outrider.bench.quality.formats import FormatRow, compare_formats
+from outrider.bench.quality.judge import FORMATS, Nats, load_judge, read, windows_of
+from outrider.bench.quality.report import Quality, sections, to_record
+from outrider.bench.quality.rules import RULES, RuleRow, Study, compare_rules
+from outrider.bench.workloads import builtin_texts
+from outrider.cli import engine_setup
+from outrider.cli.bench_quality_options import QualityOptions
+from outrider.cli.call import Call
+from outrider.cli.engine_subjects import Subject, subject
+from outrider.cli.logs import start_logging
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.models.loading import resolve
+
+WINDOW_TOKENS = 256
+_ALL, _NONE = "all", "none"
+# What a wrapper's arena holds of one text.
+_MOST_TOKENS = 4096
+
+T = TypeVar("T")
+
+
+def quality(call: Call[QualityOptions]) -> int:
+    start_logging(call.resolved.program())
+    options = call.options
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_writable(output)
+    forms = _words("--formats", options.formats, FORMATS)
+    rules = _words("--rules", options.rules, RULES)
+    if not forms and not rules:
+        raise ConfigError("neither a format nor a rule to check.", hint="--rules all")
+    about = subject(call.resolved, most_in_flight=8)
+    prompts = _prompts(options)
+    formats: list[FormatRow] = []
+    kept: list[RuleRow] = []
+    whole = True
+    try:
+        _collect("formats", len(forms), _formats(options, about, forms, prompts), formats)
+        _collect("rules", len(rules) + bool(rules), _rules(call, about, rules, prompts), kept)
+    except KeyboardInterrupt:
+        whole = False
+        engine_setup.say("\ninterrupted: below is what was measured until then")
+    _show(call, about, Quality(formats, kept), whole=whole)
+    if not whole:
+        return INTERRUPTED
+    return 1 if any(row.broken for row in kept) else 0
+
+
+def _words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if found == (_ALL,):
+        return tuple(known)
+    if found == (_NONE,):
+        return ()
+    for word in found:
+        if word not in known:
+            raise ConfigError(f"{flag}: no {word!r} here.", hint=did_you_mean(word, known))
+    return found
+
+
+def _prompts(options: QualityOptions) -> list[str]:
+    names = list(dict.fromkeys(word.strip() for word in options.domains.split(",") if word.strip()))
+    if not names:
+        raise ConfigError("--domains names nothing.", hint="--domains code,maths")
+    return [text for name in names for text in builtin_texts(name)[: options.prompts]]
+
+
+def _formats(
+    options: QualityOptions, about: Subject, forms: Sequence[str], prompts: Sequence[str]
+) -> Iterable[FormatRow]:
+    texts = prompts if options.text is None else [_file(Path(options.text))]
+    target = about.models.target
+    ids = Tokenizer.load(resolve(target)).encode_batch(texts)
+    windows = windows_of(ids, WINDOW_TOKENS, options.text_tokens)
+    if not windows:
+        raise ConfigError(
+            "the text has no two tokens, so there is no perplexity.", hint="name a longer --text"
+        )
+    load = partial(load_judge, target, device=about.engine.device)
+    return compare_formats(load, forms, windows)
+
+
+def _rules(
+    call: Call[QualityOptions], about: Subject, rules: Sequence[str], prompts: Sequence[str]
+) -> Iterable[RuleRow]:
+    if not rules:
+        return ()
+    target, engine = about.models.target, about.engine
+    judge, _ = load_wrapper(target, engine.dtype, engine.device, quantise=engine.quantise)
+
+    def nats(prompt: Sequence[int], written: Sequence[int]) -> Nats:
+        ids = [*prompt, *written][:_MOST_TOKENS]
+        return read(judge, ids, max(len(prompt), 1))
+
+    study = Study(
+        target=target,
+        draft=about.models.draft,
+        engine=engine,
+        params=engine_setup.sampling(call.resolved, call.options.max_tokens),
+        prompts=prompts,
+        read=nats,
+    )
+    return compare_rules(study, rules)
+
+
+def _file(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8.", hint="convert it first") from None
+
+
+def _collect(title: str, total: int, rows: Iterable[T], into: list[T]) -> None:
+    """Fill `into` row by row, so that an interrupt keeps those before it; with a bar on stderr,
+    where that is a terminal."""
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(*columns, console=console, disable=hidden) as progress:
+        task = progress.add_task(title, total=total)
+        for row in rows:
+            into.append(row)
+            progress.advance(task)
+
+
+def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: bool) -> None:
+    record: dict[str, object] = {
+        "benchmark": "quality",
+        "provenance": provenance(),
+        "complete": whole,
+        **engine_setup.origins(about, call.resolved),
+        "max_tokens": call.options.max_tokens,
+        **to_record(found),
+    }
+    if call.options.output is not None:
+        write_whole(Path(call.options.output), json_line(record) + "\n")
+    if call.options.json:
+        print(json_line(record))
+    else:
+        engine_setup.print_page(Page(f"Quality, {about.name}", list(sections(found))))
