@@ -54,6 +54,9 @@ def numbers(k: int, seconds: float, *, accepted: int = 4, identical: bool = True
         token_ms=[seconds * 100 * (1 + i / 10) for i in range(7)],
         identical=identical,
         digest="0123456789ab",
+        request_ms=[seconds * 1000],
+        first_ms=[seconds * 125],
+        cumulative_p95_ms=seconds * 950,
     )
 
 

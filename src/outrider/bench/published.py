@@ -37,6 +37,14 @@ def _instruction(row: Mapping[str, Any]) -> str | None:
     return None if row.get("input") else str(row["instruction"])
 
 
+def _translation(row: Mapping[str, Any]) -> str:
+    return f"Translate German to English: {row['translation']['de']}"
+
+
+def _with_context(row: Mapping[str, Any]) -> str:
+    return f"{row['context']}\n\nQuestion: {row['question']}\nAnswer:"
+
+
 PUBLISHED: Mapping[str, Published] = {
     "code": Published(
         "openai/openai_humaneval", "openai_humaneval/test-*.parquet", lambda row: str(row["prompt"])
@@ -48,6 +56,13 @@ PUBLISHED: Mapping[str, Published] = {
         lambda row: str(row["article"]) + SUMMARIZE,
         max_tokens=MAX_ARTICLE_TOKENS,
     ),
+    "maths": Published(
+        "openai/gsm8k",
+        "main/test-*.parquet",
+        lambda row: f"Question: {row['question']}\nAnswer:",
+    ),
+    "translation": Published("wmt/wmt14", "de-en/test-*.parquet", _translation),
+    "retrieval": Published("rajpurkar/squad", "plain_text/validation-*.parquet", _with_context),
 }
 
 

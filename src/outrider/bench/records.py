@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ def _fits(value: object, hint: Any) -> bool:
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return value in parts
     if kind is Sequence:
         items = cast("list[object]", value)
         return isinstance(value, list) and all(_fits(item, parts[0]) for item in items)

@@ -1,11 +1,17 @@
-"""What a K sweep measures: pairs x domains x K, cut into pieces of work and put in an order."""
+"""What a sweep measures, cut into pieces of work and put in an order; and the plan of a K sweep.
+
+A way is one engine's configuration: plain decoding is the first, and the others draft. A visit has
+one piece decoded in every way. The K sweep's ways differ in K alone; those of other sweeps
+(sweeps/scenes.py) in anything that only speculation reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from outrider.bench.config import BenchmarkConfig, Plain
 from outrider.bench.fingerprint import machine, weights_digest
@@ -13,6 +19,14 @@ from outrider.bench.sweep_results import Circumstances, ResultsFolder
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
+
+T = TypeVar("T")
+
+# Settings that a cell's configuration has a field for, and those that a sweep decides.
+_IN_CONFIG = frozenset((
+    "drafter", "k", "sampler", "dtype", "device", "batch_size", "profile",
+    "max_tokens", "temperature", "seed", "n", "logprobs", "top_logprobs",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,26 @@ class SweepPair:
         return self.engine.drafter != "none"
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a pair's prompts are decoded: plainly if `engine` drafts nothing. `own` says that the
+    draft was named for this way and not for all of the pair's."""
+
+    engine: EngineConfig
+    draft: str | None = None
+    own: bool = False
+
+    @property
+    def k(self) -> int:
+        """0 for plain decoding."""
+        return self.engine.k if self.engine.drafter != "none" else 0
+
+    @property
+    def drafter(self) -> str:
+        """As results have it."""
+        return f"{self.engine.drafter}={self.draft}" if self.own else self.engine.drafter
+
+
 class Work(NamedTuple):
     """A prompt under its name."""
 
@@ -38,11 +72,13 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Prompts that run together; one unless the batch size says otherwise."""
+    """Prompts that run together; one unless the batch size says otherwise. With a `level`, they are
+    requests to a closed loop with so many in flight; 0 is one at a time with rests."""
 
     domain: str
     name: str
     prompts: tuple[Work, ...]
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +96,14 @@ class Sweep:
 
     def ks_of(self, pair: SweepPair) -> tuple[int, ...]:
         return (0, *self.ks) if pair.speculates else (0,)
+
+    def ways_of(self, pair: SweepPair) -> list[Way]:
+        """In order of K."""
+        plain = Way(replace(pair.engine, k=0, drafter="none", profile=False))
+        drafting = [
+            Way(replace(pair.engine, k=k, profile=False), pair.draft) for k in self.ks_of(pair)[1:]
+        ]
+        return [plain, *drafting]
 
     def config(self, pair: SweepPair, domain: str, k: int) -> BenchmarkConfig:
         engine = pair.engine
@@ -81,24 +125,31 @@ class Sweep:
 
     def pieces(self, batch_size: int) -> list[Piece]:
         """The domains take turns; a domain's last piece may be smaller than a batch."""
-        by_domain = [_cut(domain, p, batch_size) for domain, p in self.prompts.items()]
-        return [piece for row in zip_longest(*by_domain) for piece in row if piece is not None]
+        return in_turns(cut(domain, p, batch_size) for domain, p in self.prompts.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One piece at one repetition, to be measured at every K; `turn` is its place in the sweep."""
+    """One piece at one repetition, to be decoded in every way; `turn` is its place in the sweep.
+    `configs` are what its samples are filed under, one for each way in order."""
 
     turn: int
     piece: Piece
     iteration: int
+    params: SamplingParams
+    configs: tuple[BenchmarkConfig, ...]
 
 
 def visits(sweep: Sweep, pair: SweepPair) -> list[Visit]:
     """All of them, in the order in which they run."""
     pieces = sweep.pieces(pair.engine.batch_size)
+    ks = sweep.ks_of(pair)
+    configs = {d: tuple(sweep.config(pair, d, k) for k in ks) for d in sweep.prompts}
     rows = [(piece, i) for i in range(sweep.iterations) for piece in pieces]
-    return [Visit(turn, piece, i) for turn, (piece, i) in enumerate(rows)]
+    return [
+        Visit(turn, piece, i, sweep.params, configs[piece.domain])
+        for turn, (piece, i) in enumerate(rows)
+    ]
 
 
 def circumstances(sweep: Sweep, pair: SweepPair) -> Circumstances:
@@ -119,28 +170,49 @@ def circumstances(sweep: Sweep, pair: SweepPair) -> Circumstances:
 
 
 def outstanding(sweep: Sweep, pair: SweepPair, folder: ResultsFolder) -> list[Visit]:
+    return missing(visits(sweep, pair), folder)
+
+
+def missing(planned: Sequence[Visit], folder: ResultsFolder) -> list[Visit]:
     """Visits of which the folder lacks a sample, or has one that failed: what it failed for may be
-    over. They are measured again at every K, because a ratio is only of samples that were measured
-    in turns."""
+    over. They are measured again in every way, because a ratio is only of samples that were
+    measured in turns."""
     done = {key for key, sample in folder.current().items() if sample.ok}
-    hashes = {
-        (domain, k): sweep.config(pair, domain, k).config_hash()
-        for domain in sweep.prompts
-        for k in sweep.ks_of(pair)
-    }
+    configs = {config for visit in planned for config in visit.configs}
+    hashes = {config: config.config_hash() for config in configs}
     return [
         visit
-        for visit in visits(sweep, pair)
+        for visit in planned
         if any(
-            (hashes[visit.piece.domain, k], visit.piece.name, visit.iteration) not in done
-            for k in sweep.ks_of(pair)
+            (hashes[config], visit.piece.name, visit.iteration) not in done
+            for config in visit.configs
         )
     ]
 
 
-def _cut(domain: str, prompts: Sequence[Work], size: int) -> list[Piece]:
+def others_of(engine: EngineConfig, params: SamplingParams) -> tuple[tuple[str, Plain], ...]:
+    """Settings away from their defaults that BenchmarkConfig has no field for, in order of names;
+    those that a sweep decides (`profile`, how many completions) are left out."""
+    found: dict[str, Plain] = {}
+    for ours, default in ((engine, EngineConfig()), (params, SamplingParams())):
+        for item in fields(ours):
+            value: object = getattr(ours, item.name)
+            if item.name not in _IN_CONFIG and value != getattr(default, item.name):
+                plain = isinstance(value, str | int | float)
+                found[item.name] = value if plain else json.dumps(value, sort_keys=True)
+    return tuple(sorted(found.items()))
+
+
+def cut(
+    domain: str, prompts: Sequence[Work], size: int, *, level: int | None = None
+) -> list[Piece]:
     groups = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-    return [Piece(domain, _name(group), group) for group in groups]
+    return [Piece(domain, _name(group), group, level) for group in groups]
+
+
+def in_turns(groups: Iterable[Sequence[T]]) -> list[T]:
+    """The first of every group, then the second of every group, and so on."""
+    return [one for row in zip_longest(*groups) for one in row if one is not None]
 
 
 def _name(group: Sequence[Work]) -> str:

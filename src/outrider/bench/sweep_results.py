@@ -25,7 +25,18 @@ from outrider.bench.records import RecordError, made, parse
 from outrider.bench.sweep_samples import Key, Sample
 from outrider.core.errors import ConfigError, MachineError
 
-SCHEMA = "outrider-bench-k/1"
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A kind of results. With `one_setting` all runs of a pair have the same settings, and say
+    which; else samples of any settings may meet, and each one's configuration says its own."""
+
+    name: str
+    one_setting: bool
+
+
+K_SWEEP = Schema("outrider-bench-k/1", one_setting=True)
+SWEEP = Schema("outrider-bench-sweep/1", one_setting=False)
 FILE_NAME = "samples.jsonl"
 
 # What every line of ours begins with.
@@ -46,13 +57,16 @@ class Circumstances:
     prompt_sets: Mapping[str, str]
 
     @classmethod
-    def of_run(cls, run: Mapping[str, Any]) -> Circumstances:
+    def of_run(cls, run: Mapping[str, Any], schema: Schema = K_SWEEP) -> Circumstances:
         """Those that a line of kind "run" states. Raises RecordError."""
         names = [item.name for item in fields(cls)]
         found = made(cls, {name: run[name] for name in names if name in run})
         if not _PAIR_NAME.fullmatch(found.pair):
             raise RecordError(f"pair is {found.pair!r:.40}")
-        made(_Settings, {item.name: found.settings.get(item.name) for item in fields(_Settings)})
+        if schema.one_setting:
+            made(
+                _Settings, {item.name: found.settings.get(item.name) for item in fields(_Settings)}
+            )
         made(_Machine, {item.name: found.machine.get(item.name) for item in fields(_Machine)})
         return found
 
@@ -104,23 +118,24 @@ class ResultsFolder:
     ends in half a line, which the next record takes the place of."""
 
     path: Path
+    schema: Schema = K_SWEEP
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     samples: list[Sample] = field(default_factory=list[Sample])
     torn: bool = False
 
     @classmethod
-    def open(cls, path: Path) -> ResultsFolder:
+    def open(cls, path: Path, schema: Schema = K_SWEEP) -> ResultsFolder:
         """Read the folder, to go on in it; it is made with the first record. Raises ConfigError if
         it holds anything else, or is of another version."""
         if not (path / FILE_NAME).exists() and path.exists() and not _is_empty_folder(path):
             raise _refusal(path, f"other files and no {FILE_NAME}")
-        return cls.read(path)
+        return cls.read(path, schema)
 
     @classmethod
-    def read(cls, path: Path) -> ResultsFolder:
+    def read(cls, path: Path, schema: Schema = K_SWEEP) -> ResultsFolder:
         """What the folder holds; nothing is made or changed. Raises ConfigError, with the number of
         the line, for one that this version did not write."""
-        folder = cls(path)
+        folder = cls(path, schema)
         lines, end = _lines(path / FILE_NAME)
         for number, line in enumerate(lines, start=1):
             try:
@@ -137,8 +152,8 @@ class ResultsFolder:
         """One line that was read."""
         kind = record.get("record")
         if kind == "run":
-            _check_version(record, self.path)
-            Circumstances.of_run(record)
+            _check_version(record, self.path, self.schema)
+            Circumstances.of_run(record, self.schema)
             if record.get("run") != len(self.runs) + 1:
                 raise RecordError(f"run is {record.get('run')!r:.40}, not {len(self.runs) + 1}")
             self.runs.append(dict(record))
@@ -174,11 +189,16 @@ class ResultsFolder:
     def add_run(self, ours: Circumstances, facts: Mapping[str, object]) -> int:
         """Append what is said of a run; its number."""
         number = len(self.runs) + 1
-        head = {"record": "run", "schema": SCHEMA, "version": __version__, "run": number}
+        head = {"record": "run", "schema": self.schema.name, "version": __version__, "run": number}
         full: dict[str, Any] = {**head, **asdict(ours), **facts}
         self._append([full])
         self.runs.append(full)
         return number
+
+    def prepare(self) -> None:
+        """Make the folder now, and see that it can be written, rather than after the first visit.
+        Raises MachineError."""
+        self._append([])
 
     def next_visit(self) -> int:
         return max((sample.visit for sample in self.samples), default=0) + 1
@@ -232,12 +252,12 @@ def _drop_end(path: Path) -> None:
         file.truncate(data.rfind(b"\n") + 1)
 
 
-def _check_version(run: Mapping[str, Any], folder: Path) -> None:
-    if run.get("schema") != SCHEMA or run.get("version") != __version__:
+def _check_version(run: Mapping[str, Any], folder: Path, schema: Schema) -> None:
+    if run.get("schema") != schema.name or run.get("version") != __version__:
         raise _refusal(
             folder,
             f"results of outrider {run.get('version')} ({run.get('schema')}); "
-            f"this is {__version__} ({SCHEMA})",
+            f"this is {__version__} ({schema.name})",
         )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.bench.config import BenchmarkConfig
+from outrider.bench.config import BenchmarkConfig, Plain
 from outrider.bench.records import RecordError, entries, made
 
 Key = tuple[str, str, int]
+# Fields that lines of before do not have.
+_LATER: Mapping[str, object] = {"request_ms": [], "first_ms": [], "cumulative_p95_ms": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,12 @@ class Numbers:
     `seconds` is the wall clock of the whole call. Of a batch, the seconds of stages are those of
     the passes that its last sequence to end took part in. `verify_ms` is the mean pass that read no
     prompt, None if there was none. `accepted_histogram[n]` counts rounds that kept n drafts.
-    `token_ms` has every token's share of its round, without the first round's. `identical` says
-    whether the ids are those of plain decoding, None where that need not be so; `digest` is theirs.
+    `token_ms` has every token's share of its round, without the first round's; `request_ms` and
+    `first_ms` how long each prompt took in all and to its first token, and `cumulative_p95_ms` is
+    the percentile 95 of every token's time since its prompt was handed in, all three empty in
+    results of before they were told. Of a closed loop no stages are told: they are 0. `identical`
+    says whether the ids are those of plain decoding, None where that need not be so; `digest` is
+    theirs.
     """
 
     num_prompt_tokens: int
@@ -39,6 +45,9 @@ class Numbers:
     token_ms: Sequence[float]
     identical: bool | None
     digest: str
+    request_ms: Sequence[float] = ()
+    first_ms: Sequence[float] = ()
+    cumulative_p95_ms: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -109,11 +118,15 @@ class Sample:
 def _config(record: object) -> BenchmarkConfig:
     given = entries("config", record)
     others = entries("others", given.get("others"))
+    for name, value in others.items():
+        if not isinstance(value, Plain):
+            raise RecordError(f"{name} is {value!r:.40}")
     return made(BenchmarkConfig, {**given, "others": tuple(sorted(others.items()))})
 
 
 def _numbers(record: object) -> Numbers:
-    numbers = made(Numbers, entries("numbers", record))
+    given = {**_LATER, **entries("numbers", record)}
+    numbers = made(Numbers, given)
     for name in ("num_tokens", "num_rounds", "seconds", "verify_ms"):
         # These are divided by.
         if getattr(numbers, name) == 0:

@@ -7,17 +7,16 @@ here is measured; the same samples give the same summary.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from io import StringIO
 from itertools import zip_longest
 
+from outrider.bench.engines.record import csv_text
 from outrider.bench.interval import Ratio, ratio_of_medians
 from outrider.bench.provenance import write_json, write_text
-from outrider.bench.sweep_results import SCHEMA, ResultsFolder
+from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_samples import Numbers, Sample
 
 STAGES = ("draft", "target", "accept", "other")
@@ -74,13 +73,13 @@ class Cell:
 def cells(folder: ResultsFolder) -> list[Cell]:
     """By pair and domain in the order in which they were first measured, then by K."""
     samples = list(folder.current().values())
-    plain = {_place(s): s for s in folder.samples if s.config.k == 0}
+    plain = plain_by_place(folder)
     groups: dict[tuple[str, str], dict[int, list[Sample]]] = {}
     for sample in samples:
         config = sample.config
         by_k = groups.setdefault((config.model_pair_name, config.prompt_domain), {})
         by_k.setdefault(config.k, []).append(sample)
-    return [_cell(by_k[k], plain) for by_k in groups.values() for k in sorted(by_k)]
+    return [cell_of(by_k[k], plain) for by_k in groups.values() for k in sorted(by_k)]
 
 
 def summary(folder: ResultsFolder) -> dict[str, object]:
@@ -90,7 +89,7 @@ def summary(folder: ResultsFolder) -> dict[str, object]:
     checked = [cell.identical for cell in found if cell.identical is not None and cell.k]
     return {
         "benchmark": "k",
-        "schema": SCHEMA,
+        "schema": folder.schema.name,
         "greedy_identical": all(checked) if checked else None,
         "num_samples": sum(cell.num_samples for cell in found),
         "num_failures": sum(cell.num_failures for cell in found),
@@ -105,12 +104,7 @@ def write_summary(folder: ResultsFolder) -> dict[str, object]:
     """Write summary.json and summary.csv into the folder; what the former holds."""
     record = summary(folder)
     write_json(folder.path / "summary.json", record)
-    rows = flat_rows(cells(folder))
-    text = StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder.path / "summary.csv", text.getvalue())
+    write_text(folder.path / "summary.csv", csv_text(flat_rows(cells(folder))))
     return record
 
 
@@ -120,7 +114,7 @@ def cell_dict(cell: Cell) -> dict[str, object]:
 
 def flat_rows(found: Sequence[Cell]) -> list[dict[str, object]]:
     """Cells as rows of a table of plain values, for CSV."""
-    return [_flat(cell) for cell in found]
+    return [flat_row(cell) for cell in found]
 
 
 def verdicts(found: Sequence[Cell]) -> list[str]:
@@ -128,27 +122,37 @@ def verdicts(found: Sequence[Cell]) -> list[str]:
     without an interval are not judged."""
     speculative = [cell for cell in found if cell.k]
     judged = [cell for cell in speculative if cell.speedup and cell.speedup.low is not None]
-    lost = [words for cell in judged if (words := _loss(cell))]
+    named = [(cell, f"{cell.pair}, {cell.domain}, K={cell.k}") for cell in judged]
+    lost = [words for cell, name in named if (words := loss(cell, name))]
     if judged and not lost:
         which = "of this sweep" if len(judged) == len(speculative) else "that has an interval"
         return [f"Speculation lost in no cell {which}."]
     return lost
 
 
-def _loss(cell: Cell) -> str | None:
+def loss(cell: Cell, name: str) -> str | None:
+    """A sentence if speculation lost, or may have."""
     ratio = cell.speedup
     if ratio is None or ratio.low is None or ratio.high is None or ratio.low > 1:
         return None
     verb = "loses" if ratio.high < 1 else "does not measurably win"
     acceptance = f", {100 * cell.acceptance.mean:.0f} % accepted" if cell.acceptance else ""
     return (
-        f"{cell.pair}, {cell.domain}, K={cell.k}: speculation {verb}: "
+        f"{name}: speculation {verb}: "
         f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f}){acceptance}, "
         f"slower on {cell.num_slower} of {ratio.num_pairs} pieces."
     )
 
 
-def _place(sample: Sample) -> tuple[object, ...]:
+Place = tuple[object, ...]
+
+
+def plain_by_place(folder: ResultsFolder) -> dict[Place, Sample]:
+    """Plain decoding of every visit, for `cell_of`."""
+    return {_place(s): s for s in folder.samples if s.config.k == 0}
+
+
+def _place(sample: Sample) -> Place:
     """Where a sample and its plain decoding meet."""
     config = sample.config
     return (
@@ -160,7 +164,8 @@ def _place(sample: Sample) -> tuple[object, ...]:
     )
 
 
-def _cell(samples: Sequence[Sample], plain: Mapping[tuple[object, ...], Sample]) -> Cell:
+def cell_of(samples: Sequence[Sample], plain: Mapping[Place, Sample]) -> Cell:
+    """What samples of one configuration came to, beside plain decoding of the same visits."""
     config = samples[0].config
     good = [s.numbers for s in samples if s.ok and s.numbers is not None]
     failures = Counter(s.reason for s in samples if s.reason is not None)
@@ -193,9 +198,7 @@ def _cell(samples: Sequence[Sample], plain: Mapping[tuple[object, ...], Sample])
     )
 
 
-def _pairs(
-    samples: Sequence[Sample], plain: Mapping[tuple[object, ...], Sample]
-) -> list[tuple[float, float]]:
+def _pairs(samples: Sequence[Sample], plain: Mapping[Place, Sample]) -> list[tuple[float, float]]:
     """Seconds a token of plain decoding and of K, a pair a piece: medians of its repetitions."""
     by_piece: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
@@ -240,7 +243,7 @@ def _rate(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def _flat(cell: Cell) -> dict[str, object]:
+def flat_row(cell: Cell) -> dict[str, object]:
     row: dict[str, object] = {
         "pair": cell.pair,
         "domain": cell.domain,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.bench import figure_style
 from outrider.bench.provenance import provenance
-from outrider.bench.sweep import Lineup, run_pair
+from outrider.bench.sweep import Lineup, run_visits
 from outrider.bench.sweep_plan import SweepPair, circumstances, outstanding, visits
 from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
 from outrider.bench.sweep_summary import cells, write_summary
@@ -75,23 +76,22 @@ def _measure_pair(setup: Setup, pair: SweepPair, folder: ResultsFolder, progress
     if not todo:
         _say(f"note: {pair.name}: {folder.path} has all samples already; --fresh measures again")
         return
-    lineup = Lineup(setup.sweep, pair)
-    for note in lineup.notes:
-        _say(f"note: {note}")
-    run = folder.add_run(
-        terms,
-        {
-            "target": pair.target,
-            "draft": pair.draft,
-            "provenance": provenance(),
-            **lineup.facts(),
-        },
-    )
-    task = progress.add_task(
-        pair.name, total=len(everything), completed=len(everything) - len(todo)
-    )
-    for _ in run_pair(setup.sweep, lineup, folder, todo, run=run):
-        progress.advance(task)
+    with closing(Lineup(pair.target, setup.sweep.ways_of(pair))) as lineup:
+        for note in lineup.notes:
+            _say(f"note: {note}")
+        run = folder.add_run(
+            terms,
+            {
+                "target": pair.target,
+                "draft": pair.draft,
+                "provenance": provenance(),
+                **lineup.facts(),
+            },
+        )
+        done = len(everything) - len(todo)
+        task = progress.add_task(pair.name, total=len(everything), completed=done)
+        for _ in run_visits(lineup, todo, folder, run=run, warmup=setup.sweep.warmup):
+            progress.advance(task)
 
 
 def _show(setup: Setup, folder: ResultsFolder) -> int:

@@ -2,46 +2,60 @@
 
 The file fills in what flags and the environment leave open, and goes before `outrider.toml`. Its
 names are those of the flags with `_` for `-`. A list may stand for an option's values between
-commas; a setting that is a list is written as one.
+commas; a setting that is a list is written as one. An option that may be given several times is a
+list, or `name: values` lines below it: `over:` with `k: [2, 4]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 
+from outrider.cli.bench_sweep_options import SweepOptions
 from outrider.cli.options import KSweepOptions
-from outrider.cli.verbs import DECIDED_BY_SWEEPS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.nearest import nearest
-from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, describe, typed
+from outrider.core.settings import (
+    DEFAULT,
+    SETTINGS,
+    Chosen,
+    Given,
+    Resolved,
+    Setting,
+    describe,
+    typed,
+)
 
-_NOT_IN_A_FILE = ("experiment", "json")
+_NOT_IN_A_FILE = ("experiment", "json", "presets")
+Options = TypeVar("Options", KSweepOptions, SweepOptions)
 
 
-def with_experiment(options: KSweepOptions, resolved: Resolved) -> tuple[KSweepOptions, Resolved]:
-    """Both with the file's values where nothing stronger was given. Raises ConfigError."""
+def with_experiment(
+    options: Options, resolved: Resolved, *, decided: Sequence[str]
+) -> tuple[Options, Resolved]:
+    """Both with the file's values where nothing stronger was given. `decided` are settings that the
+    verb does not take. Raises ConfigError."""
     if options.experiment is None:
         return options, resolved
     path = Path(options.experiment)
     data = _read(path)
     own = {
         name: item
-        for name, item in describe(KSweepOptions, group="").items()
+        for name, item in describe(type(options), group="").items()
         if name not in _NOT_IN_A_FILE
     }
-    known = [*own, *(name for name in SETTINGS if name not in DECIDED_BY_SWEEPS)]
+    known = [*own, *(name for name in SETTINGS if name not in decided)]
     for name in data:
         if name not in known:
-            hint = nearest(name, known, "`outrider bench k --help` lists options and settings.")
+            hint = nearest(name, known, "`outrider bench --help` lists options and settings.")
             raise ConfigError(f"{path}: unknown key {name!r}.", hint=hint)
     given = {
-        name: Given(_joined(value) if name in own else value, f"{path}:{name}")
+        name: Given(_as_given(own[name], value) if name in own else value, f"{path}:{name}")
         for name, value in data.items()
     }
     taken = {name: typed(own[name], item) for name, item in given.items() if name in own}
@@ -54,7 +68,7 @@ def with_experiment(options: KSweepOptions, resolved: Resolved) -> tuple[KSweepO
     return replace(options, **cast("dict[str, Any]", filled)), Resolved(chosen)
 
 
-def _is_default(options: KSweepOptions, item: Any) -> bool:
+def _is_default(options: KSweepOptions | SweepOptions, item: Any) -> bool:
     return getattr(options, item.name) == default_of(item)
 
 
@@ -76,8 +90,15 @@ def _read(path: Path) -> Mapping[str, object]:
     return {str(name): value for name, value in entries.items()}
 
 
+def _as_given(option: Setting, value: object) -> object:
+    """What flags would have said: words between commas, or several of NAME=WORDS."""
+    if option.kind is tuple and isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return [f"{name}={_joined(values)}" for name, values in entries.items()]
+    return value if option.kind is tuple else _joined(value)
+
+
 def _joined(value: object) -> object:
-    """A list of words or numbers becomes what a flag would have."""
     if isinstance(value, list):
         return ",".join(str(entry) for entry in cast("list[object]", value))
     return value

@@ -11,12 +11,16 @@ from typing import TextIO
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.dataset import PER_DOMAIN, PromptDataset
 from outrider.bench.published import PUBLISHED, published_texts
+from outrider.bench.questions import questions_of
 from outrider.bench.workloads import builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.options import PromptsOptions
 from outrider.cli.output import check_writable, json_line, table
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
 from outrider.models.loading import resolve
+
+SOURCES = ("builtin", "hub")
 
 
 def prompts(call: Call[PromptsOptions]) -> int:
@@ -46,16 +50,40 @@ def prompts(call: Call[PromptsOptions]) -> int:
 def _build(options: PromptsOptions, count: Callable[[str], int]) -> PromptDataset:
     texts: dict[str, list[str]] = {}
     sources: dict[str, str] = {}
+    own = None if options.source in SOURCES else questions_of(_file(options.source))
     for domain in dict.fromkeys(word.strip() for word in options.domains.split(",")):
-        texts[domain] = builtin_texts(domain)[:PER_DOMAIN]
-        sources[domain] = "builtin"
-        if options.source == "hub":
-            try:
-                texts[domain] = published_texts(domain, PER_DOMAIN, count)
-                sources[domain] = PUBLISHED[domain].repo
-            except MachineError as error:
-                print(f"note: {domain}: built-in prompts, since {error}", file=sys.stderr)
+        if own is None:
+            texts[domain], sources[domain] = _known(domain, options, count)
+        elif domain in own:
+            texts[domain], sources[domain] = own[domain][:PER_DOMAIN], options.source
+        else:
+            raise ConfigError(
+                f"{options.source} has no {domain}.", hint=f"--domains {','.join(own)}"
+            )
     return PromptDataset.build(texts, count, tokenizer=options.tokenizer, sources=sources)
+
+
+def _known(
+    domain: str, options: PromptsOptions, count: Callable[[str], int]
+) -> tuple[list[str], str]:
+    """The prompts of a domain, and where they are from."""
+    builtin = builtin_texts(domain)[:PER_DOMAIN]
+    if options.source == "hub":
+        try:
+            return published_texts(domain, PER_DOMAIN, count), PUBLISHED[domain].repo
+        except MachineError as error:
+            print(f"note: {domain}: built-in prompts, since {error}", file=sys.stderr)
+    return builtin, "builtin"
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(
+            f"--source: {name!r} is neither {' nor '.join(SOURCES)}, and no such file.",
+            hint=did_you_mean(name, SOURCES),
+        )
+    return path
 
 
 def _stream(options: PromptsOptions) -> TextIO:

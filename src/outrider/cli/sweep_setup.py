@@ -7,21 +7,20 @@ settings, then by a default that keeps a first run short.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.bench.config import Plain
 from outrider.bench.dataset import PromptDataset, fingerprint
 from outrider.bench.presets import PRESETS, Preset
-from outrider.bench.sweep_plan import Sweep, SweepPair, Work
+from outrider.bench.sweep_plan import Sweep, SweepPair, Work, others_of
 from outrider.bench.workloads import builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.experiment import with_experiment
 from outrider.cli.options import KSweepOptions
+from outrider.cli.verbs import DECIDED_BY_SWEEPS
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
@@ -35,24 +34,6 @@ NUM_PROMPTS = 10
 MAX_TOKENS = 64
 SINGLE = "single"
 _MODEL_DRAFTERS = ("model", "bridge")
-# Settings that a cell's configuration has a field for, and those that a sweep decides.
-_IN_CONFIG = frozenset(
-    [
-        "drafter",
-        "k",
-        "sampler",
-        "dtype",
-        "device",
-        "batch_size",
-        "profile",
-        "max_tokens",
-        "temperature",
-        "seed",
-        "n",
-        "logprobs",
-        "top_logprobs",
-    ]
-)
 
 T = TypeVar("T")
 
@@ -71,7 +52,7 @@ class Setup:
 
 def set_up(call: Call[KSweepOptions]) -> Setup:
     """Raises ConfigError for words that cannot be meant."""
-    options, resolved = with_experiment(call.options, call.resolved)
+    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_SWEEPS)
     recipe = PRESETS[options.preset] if options.preset else None
     engine = _engine(options, resolved, recipe)
     pairs = _pairs(options, resolved, recipe, engine)
@@ -84,7 +65,7 @@ def set_up(call: Call[KSweepOptions]) -> Setup:
         iterations=_first(options.iterations, recipe and recipe.iterations, 1),
         warmup=_first(options.warmup, 1),
         params=params,
-        others=_others(engine, params),
+        others=others_of(engine, params),
     )
     plain = [pair.name for pair in pairs if sweep.ks_of(pair) == (0,)]
     return Setup(
@@ -217,18 +198,6 @@ def _ks(options: KSweepOptions, recipe: Preset | None) -> tuple[int, ...]:
             hint=f"--ks {KS}",
         )
     return tuple(sorted({int(word) for word in words} - {0}))
-
-
-def _others(engine: EngineConfig, params: SamplingParams) -> tuple[tuple[str, Plain], ...]:
-    """Settings away from their defaults that a cell's configuration has no field for."""
-    found: dict[str, Plain] = {}
-    for ours, default in ((engine, EngineConfig()), (params, SamplingParams())):
-        for item in fields(ours):
-            value: object = getattr(ours, item.name)
-            if item.name not in _IN_CONFIG and value != getattr(default, item.name):
-                plain = isinstance(value, str | int | float)
-                found[item.name] = value if plain else json.dumps(value, sort_keys=True)
-    return tuple(sorted(found.items()))
 
 
 def _folder_name(pairs: Sequence[SweepPair], engine: EngineConfig) -> Path:

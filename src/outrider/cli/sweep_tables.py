@@ -10,12 +10,11 @@ from typing import Any
 from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.presets import REFERENCES
 from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweep_summary import Cell, Spread, cells
+from outrider.bench.sweep_summary import Cell, cells
+from outrider.bench.sweeps.report import BUSY_SHARE, spread_text
 from outrider.cli.output import table
 from outrider.core.config import EXACT_SAMPLERS
 
-# Neighbours slow some contestants more than others, so above this share ratios are doubtful too.
-BUSY_SHARE = 0.05
 HEADER = (
     "K",
     "samples",
@@ -83,21 +82,14 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(cell.num_samples),
         str(cell.num_failures),
         f"{100 * cell.success_rate:.0f}",
-        _spread(cell.latency_ms, 1),
-        _spread(cell.tokens_per_second, 1),
+        spread_text(cell.latency_ms, 1),
+        spread_text(cell.tokens_per_second, 1),
         speedup,
-        _spread(cell.acceptance, 1, scale=100),
-        _spread(cell.num_drafted, 1) if cell.k else "-",
-        _spread(cell.num_accepted, 1) if cell.k else "-",
+        spread_text(cell.acceptance, 1, scale=100),
+        spread_text(cell.num_drafted, 1) if cell.k else "-",
+        spread_text(cell.num_accepted, 1) if cell.k else "-",
         "-" if cell.tokens_per_round is None else f"{cell.tokens_per_round:.2f}",
     )
-
-
-def _spread(spread: Spread | None, digits: int, *, scale: float = 1) -> str:
-    if spread is None:
-        return "-"
-    std = "" if spread.std is None else f" ± {scale * spread.std:.{digits}f}"
-    return f"{scale * spread.mean:.{digits}f}{std}"
 
 
 def _sentences(found: list[Cell], record: Mapping[str, Any]) -> Iterator[str]:

@@ -22,6 +22,9 @@ ROWS: Mapping[str, list[dict[str, Any]]] = {
         {"instruction": "Name a colour.", "input": ""},
     ],
     "summarization": [{"article": "word " * 513}, {"article": "word " * 512}],
+    "maths": [{"question": "1 + 1?", "answer": "2"}],
+    "translation": [{"translation": {"de": "Guten Tag.", "en": "Good day."}}],
+    "retrieval": [{"context": "A is B.", "question": "What is A?", "answers": {}}],
 }
 
 
@@ -72,6 +75,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def test_rows_become_prompts() -> None:
     assert published_texts("code", 1, words) == ["def f():"]
     assert published_texts("conversation", 9, words) == ["Name a colour."]
+    assert published_texts("maths", 9, words) == ["Question: 1 + 1?\nAnswer:"]
+    assert published_texts("translation", 9, words) == ["Translate German to English: Guten Tag."]
+    (asked,) = published_texts("retrieval", 9, words)
+    assert asked == "A is B.\n\nQuestion: What is A?\nAnswer:"
 
 
 @pytest.mark.usefixtures("hub")
@@ -82,7 +89,10 @@ def test_articles_of_more_than_512_tokens_are_left_out() -> None:
 def test_sets_are_fetched_by_name(hub: Hub) -> None:
     for domain in PUBLISHED:
         published_texts(domain, 1, words)
-    assert hub.asked == ["openai/openai_humaneval", "tatsu-lab/alpaca", "abisee/cnn_dailymail"]
+    assert hub.asked == [
+        *("openai/openai_humaneval", "tatsu-lab/alpaca", "abisee/cnn_dailymail"),
+        *("openai/gsm8k", "wmt/wmt14", "rajpurkar/squad"),
+    ]
 
 
 def test_a_missing_reader_is_said_before_anything_is_fetched(
@@ -105,5 +115,5 @@ def test_the_hubs_reason_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_domain_without_a_published_set() -> None:
-    with pytest.raises(MachineError, match="maths"):
-        published_texts("maths", 1, words)
+    with pytest.raises(MachineError, match="echo"):
+        published_texts("echo", 1, words)

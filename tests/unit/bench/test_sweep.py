@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from doubles.sweeps import circumstances
 from outrider.api.result import GenerationResult
 from outrider.bench import sweep as sweep_module
-from outrider.bench.sweep import Lineup, run_pair
+from outrider.bench.sweep import Lineup, run_visits
 from outrider.bench.sweep_plan import Sweep, SweepPair, Work, outstanding, visits
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import cells
@@ -44,6 +45,12 @@ class ScriptedLLM:
 
     def _encode(self, prompt: str) -> bytes:
         return prompt.encode()
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def forget(self) -> None:
+        """Nothing was learnt."""
 
     def fitting_tokens(self, prompt: str, params: SamplingParams) -> int:
         self._encode(prompt)
@@ -87,12 +94,17 @@ def sweep(num: int = 2, **changes: Any) -> Sweep:
     return Sweep(**(given | changes))
 
 
+def lineup_of(plan: Sweep, pair: SweepPair = PAIR) -> Lineup:
+    return Lineup(pair.target, plan.ways_of(pair))
+
+
 def run(plan: Sweep, path: Path, pair: SweepPair = PAIR) -> ResultsFolder:
     folder = ResultsFolder.open(path)
     folder.add_run(circumstances(), {})
     todo = outstanding(plan, pair, folder)
-    for _ in run_pair(plan, Lineup(plan, pair), folder, todo, run=1):
-        pass
+    with closing(lineup_of(plan, pair)) as lineup:
+        for _ in run_visits(lineup, todo, folder, run=1, warmup=plan.warmup):
+            pass
     return folder
 
 
@@ -283,6 +295,6 @@ def test_visits_have_an_order(tmp_path: Path) -> None:
     found = visits(sweep(iterations=2), PAIR)
     assert [visit.turn for visit in found] == list(range(8))
     assert [visit.iteration for visit in found] == [0] * 4 + [1] * 4
-    assert Lineup(sweep(), PAIR).facts()["num_engines"] == 3
-    assert Lineup(sweep(), PAIR).notes == ("one note",)
+    assert lineup_of(sweep()).facts()["num_engines"] == 3
+    assert lineup_of(sweep()).notes == ("one note",)
     assert not (tmp_path / "samples.jsonl").exists()

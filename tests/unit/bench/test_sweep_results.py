@@ -184,6 +184,7 @@ def changed(path: Path, number: int, place: Sequence[str], value: object) -> Non
         (2, ["config", "k"], "2", "k is '2'"),
         (2, ["config", "drafter"], MISSING, "drafter is missing"),
         (2, ["config", "others"], 5, "others is 5"),
+        (2, ["config", "others"], {"top_p": []}, "top_p is []"),
         (2, ["prompt_ids"], [1], "prompt_ids is "),
         (2, ["numbers"], None, "neither numbers nor a reason"),
         (3, ["numbers", "seconds"], "fast", "seconds is 'fast'"),

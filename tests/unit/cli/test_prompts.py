@@ -67,6 +67,17 @@ def test_a_set_that_cannot_be_fetched_is_replaced_and_said_so(
     }
 
 
+def test_a_file_of_questions_becomes_a_set(outrider: Command) -> None:
+    Path("question.jsonl").write_text('{"category": "rag", "turns": ["Where is it?"]}\n')
+    words = ("prompts", "--source", "question.jsonl", "--output", "own.json", "--domains")
+    assert outrider(*words, "retrieval").code == 0
+    found = PromptDataset.load(Path("own.json"))
+    assert found.sources == {"retrieval": "question.jsonl"}
+    missing = outrider(*words, "retrieval,code")
+    assert missing.code == 2
+    assert "question.jsonl has no code" in missing.err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -20,10 +20,8 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.bench.records import RecordError, made, parse
-from outrider.bench.workloads import DOMAINS, builtin_texts
+from outrider.bench.workloads import DOMAINS, MIXED, builtin_texts
 from outrider.core.errors import ConfigError
-
-MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +105,7 @@ def replay(path: Path) -> list[Request]:
 
 def texts_of(source: str) -> list[str]:
     """Prompts of a domain, of all domains in turns (`mixed`), or of a file. Raises ConfigError."""
-    if source == MIXED:
-        rows = zip(*(builtin_texts(domain) for domain in DOMAINS[:3]), strict=False)
-        return [text for row in rows for text in row]
-    if source in DOMAINS:
+    if source in (MIXED, *DOMAINS):
         return builtin_texts(source)
     path = Path(source)
     if not path.exists():

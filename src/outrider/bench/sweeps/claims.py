@@ -1,0 +1,146 @@
+"""Published claims about sweeps, tested on the samples at hand and never taken over.
+
+A claim of gain says how one value of an axis compares with another; both are measured in the same
+visits here, so the ratio has an interval. It is not borne out if the published figure lies outside.
+It is borne out if the figure lies inside and the interval leaves out 1. A tie is borne out if the
+interval stays within a few per cent of 1. A wider interval decides nothing. A claim of sameness
+says that something must not depend on an axis.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from outrider.bench.config import Plain
+from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.sweep_results import ResultsFolder
+from outrider.bench.sweep_samples import Numbers, Sample
+from outrider.bench.sweeps.scenes import named
+from outrider.bench.sweeps.summary import value_of
+
+Measure = Literal["throughput", "cumulative p95"]
+_MEASURES: Mapping[Measure, Callable[[Numbers], float | None]] = {
+    "throughput": lambda numbers: numbers.tokens_per_second,
+    "cumulative p95": lambda numbers: numbers.cumulative_p95_ms,
+}
+# An interval within these says that two sides are as good as equal.
+_TIE = (0.95, 1.05)
+# Rates of the same tokens, counted in other rounds, may differ by that.
+_SAME = 1e-9
+
+
+class Claim(Protocol):
+    """What somebody published."""
+
+    def tested(self, folder: ResultsFolder) -> str | None:
+        """A sentence: what was claimed, what was found, and whether they agree. None if what it is
+        about was not measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainClaim:
+    """`ours` of `axis` over `theirs`, where the cells have the values of `where`. `low` and `high`
+    bound what was published."""
+
+    axis: str
+    ours: Plain
+    theirs: Plain
+    where: Mapping[str, Plain]
+    measure: Measure
+    low: float
+    high: float
+
+    def tested(self, folder: ResultsFolder) -> str | None:
+        printed = f"{self.low:g}×" + ("" if self.low == self.high else f" to {self.high:g}×")
+        says = (
+            f"{self.measure} of {self.axis}={self.ours} over {self.theirs} at "
+            f"{named(self.where)}: published {printed}; "
+        )
+        ratio = self._ratio(folder)
+        if ratio is None:
+            return None
+        if ratio.low is None or ratio.high is None:
+            found = f"{ratio.value:.3f}× here, without an interval"
+            return f"{says}{found} (it needs {MIN_PAIRS} pieces of work)."
+        verdict = self._verdict(ratio.low, ratio.high)
+        return f"{says}{ratio.value:.3f}× ({ratio.low:.3f} to {ratio.high:.3f}) here: {verdict}."
+
+    def _verdict(self, low: float, high: float) -> str:
+        tie = self.low <= 1 <= self.high
+        least, most = _TIE if tie else (self.low, self.high)
+        if high < least or low > most:
+            return "not borne out"
+        decided = least <= low and high <= most if tie else low > 1 or high < 1
+        return "borne out" if decided else "not decided, the interval is too wide"
+
+    def _ratio(self, folder: ResultsFolder) -> Ratio | None:
+        sides: dict[Plain, dict[tuple[str, str], list[float]]] = {self.ours: {}, self.theirs: {}}
+        for sample, value in _values(folder, self.measure):
+            side = sides.get(value_of(sample.config, self.axis))
+            if side is not None and sample.config.k and self._fits(sample):
+                side.setdefault((sample.config.model_pair_name, sample.piece), []).append(value)
+        both = [place for place in sides[self.ours] if place in sides[self.theirs]]
+        if not both:
+            return None
+        over, under = (
+            [statistics.median(sides[side][place]) for place in both]
+            for side in (self.ours, self.theirs)
+        )
+        return ratio_of_medians(over, under)
+
+    def _fits(self, sample: Sample) -> bool:
+        return all(value_of(sample.config, name) == value for name, value in self.where.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameAcceptance:
+    """Greedy acceptance cannot depend on `axis`, whatever was published."""
+
+    axis: str
+    published: str
+
+    def tested(self, folder: ResultsFolder) -> str | None:
+        says = f"greedy acceptance by {self.axis}: published {self.published}; "
+        by_value: dict[Plain, dict[tuple[object, ...], list[int]]] = {}
+        for sample in folder.current().values():
+            numbers = sample.numbers
+            if not sample.ok or numbers is None or not sample.config.k or sample.config.temperature:
+                continue
+            config = sample.config
+            place = (config.model_pair_name, config.prompt_domain, config.k, config.max_tokens)
+            rates = by_value.setdefault(value_of(config, self.axis), {})
+            sums = rates.setdefault(place, [0, 0])
+            sums[0] += numbers.num_accepted
+            sums[1] += numbers.num_drafted
+        found = _agreement(by_value)
+        return found and says + found
+
+
+def _agreement(
+    by_value: Mapping[Plain, Mapping[tuple[object, ...], Sequence[int]]],
+) -> str | None:
+    """None without two cells that differ in the axis alone."""
+    rates: dict[tuple[object, ...], list[float]] = {}
+    for found in by_value.values():
+        for place, (accepted, drafted) in found.items():
+            if drafted:
+                rates.setdefault(place, []).append(accepted / drafted)
+    apart = [max(found) - min(found) for found in rates.values() if len(found) > 1]
+    if not apart:
+        return None
+    if max(apart) <= _SAME:
+        return "the same at every value here."
+    return f"it differs by up to {100 * max(apart):.2f} points here."
+
+
+def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[Sample, float]]:
+    read = _MEASURES[measure]
+    for sample in folder.current().values():
+        if sample.ok and sample.numbers is not None:
+            value = read(sample.numbers)
+            if value is not None:
+                yield sample, value
