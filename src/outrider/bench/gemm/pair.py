@@ -1,0 +1,202 @@
+"""A target and a draft that are costs alone, at a size that a machine can hold.
+
+For engines both are sampled by the same share of their layers and divided alike, so that a draft
+pass takes the share of a target pass that it takes in whole models, as far as bytes decide that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import torch
+
+from outrider.bench.gemm.record import ModelFacts
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.nearest import did_you_mean
+from outrider.models.decoder import Decoder, Room
+from outrider.models.gemm import Costs, GemmModel, make_gemm, products
+from outrider.models.gemm_shape import (
+    FULL_VOCABULARY,
+    GEMM_SHAPES,
+    MAX_TOKENS,
+    GemmShape,
+    gemm_shape,
+)
+from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.parallel.shard import check_split
+from outrider.models.synthetic_llama import write_random
+
+# Names that pairs of known shapes have in the reference tables.
+PAIRS = {"8b/1b": ("llama-8b", "llama-1b"), "70b/1b": ("llama-70b", "llama-1b")}
+# T_SD as published, measured on V100 GPUs in half precision. For orientation: what was published
+# as theory beside it does not follow from it (docs/cost-study.md).
+PUBLISHED = {
+    "8b/1b": {2: 0.36, 4: 0.69, 6: 1.02, 8: 1.35, 10: 1.67, 12: 2.01},
+    "70b/1b": {2: 0.04, 4: 0.08, 6: 0.12, 8: 0.15, 10: 0.19, 12: 0.23},
+}
+# While a matrix is packed its source is there as well.
+_MARGIN = 1.5
+_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairShape:
+    """What a pair is; `name` is target/draft."""
+
+    name: str
+    target: GemmShape
+    draft: GemmShape
+
+    def sampled(self, share: Fraction, divisor: int) -> PairShape:
+        """With that share of the layers of each, one at least, and widths over `divisor`."""
+        return PairShape(
+            name=self.name,
+            target=_sampled(self.target, share, divisor),
+            draft=_sampled(self.draft, share, divisor),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPair:
+    """Both models in memory, on `device`. They may be any that are run for their cost."""
+
+    target: Decoder
+    draft: Decoder
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Make:
+    """How models are made. A target among several `ranks` is a Llama of random weights, which has
+    all costs; the draft model should then have them too."""
+
+    costs: Costs
+    dtype: str = "auto"
+    quantise: str = "none"
+    device: str = "auto"
+    threads: int = 0
+    ranks: int = 1
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES["bfloat16" if self.dtype == "auto" else self.dtype]
+
+    def options(self, room: Room) -> LoadOptions:
+        return LoadOptions(
+            room=room,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            quantise=self.quantise,
+        )
+
+    def model(self, shape: GemmShape, room: Room) -> GemmModel:
+        return make_gemm(self._sized(shape), self.costs, self.options(room))
+
+    def shared(self, shape: GemmShape, room: Room) -> Decoder:
+        """Among ranks, each of which reads its share of a folder that is not kept."""
+        # Imported here: few use it, and it brings PyTorch's communication along.
+        from outrider.models.parallel.sharded import load_sharded
+
+        with TemporaryDirectory(prefix="outrider-shared-") as place:
+            folder = Path(place) / "target"
+            write_random(folder, self._sized(shape), self.torch_dtype, max_tokens=MAX_TOKENS)
+            return load_sharded(folder, self.options(room), size=self.ranks, name=shape.name)
+
+    def _sized(self, shape: GemmShape) -> GemmShape:
+        return replace(shape, vocab_size=FULL_VOCABULARY) if self.costs.head else shape
+
+    def bytes_per_weight(self, role: Literal["target", "draft"]) -> float:
+        """The draft is not quantised, as in engines."""
+        plain = 4.0 if self.dtype == "float32" else 2.0
+        return _QUANTISED_BYTES.get(self.quantise, plain) if role == "target" else plain
+
+    def pair(self, shape: PairShape, target: Room, draft: Room) -> CostPair:
+        """Both models in memory."""
+        plain = replace(self, quantise="none")
+        make = self.model if self.ranks == 1 else self.shared
+        return CostPair(
+            target=make(shape.target, target),
+            draft=plain.model(shape.draft, draft),
+            device=pick_device(self.device),
+        )
+
+
+def pair_shape(name: str) -> PairShape:
+    """A known pair, or TARGET/DRAFT of shapes. Raises ConfigError."""
+    target, slash, draft = name.partition("/")
+    if name in PAIRS:
+        target, draft = PAIRS[name]
+    elif not slash or not target or not draft:
+        raise ConfigError(
+            f"no pair {name!r}.",
+            hint=f"{did_you_mean(name, PAIRS)} Or write TARGET/DRAFT with shapes such as "
+            f"{', '.join(GEMM_SHAPES)}.",
+        )
+    return PairShape(name=name, target=gemm_shape(target), draft=gemm_shape(draft))
+
+
+def num_weights(shape: GemmShape, costs: Costs) -> int:
+    sizes = products(shape, fused=costs.fused).values()
+    head = FULL_VOCABULARY * shape.hidden_size if costs.head else 0
+    return shape.num_layers * sum(num_out * num_in for num_out, num_in in sizes) + head
+
+
+def facts(shape: PairShape, make: Make, used_for: Literal["passes", "engines"]) -> list[ModelFacts]:
+    """What is said of both models of a pair."""
+    roles: tuple[tuple[Literal["target", "draft"], GemmShape], ...] = (
+        ("target", shape.target),
+        ("draft", shape.draft),
+    )
+    return [
+        ModelFacts(
+            pair=shape.name,
+            used_for=used_for,
+            role=role,
+            shape=one.name,
+            hidden_size=one.hidden_size,
+            ffn_size=one.ffn_size,
+            num_heads=one.num_heads,
+            num_kv_heads=one.num_kv_heads,
+            head_dim=one.head_dim,
+            num_layers=one.num_layers,
+            whole_layers=one.whole_layers,
+            factor=one.factor,
+            divisor=one.divisor,
+            num_parameters=num_weights(one, make.costs),
+            weight_bytes=int(num_weights(one, make.costs) * make.bytes_per_weight(role)),
+            sampled=one.sampled,
+        )
+        for role, one in roles
+    ]
+
+
+def check_fits(shape: PairShape, make: Make, free_bytes: int) -> None:
+    """Raise MachineError if the pair's weights need more than `free_bytes`, ConfigError if ranks
+    cannot share the target."""
+    if make.ranks > 1:
+        check_split(shape.target.config(), make.ranks)
+        if make.quantise != "none":
+            raise ConfigError(
+                f"tensor_parallel={make.ranks}: quantised weights are not shared out.",
+                hint="leave --quantise at none, or --tensor-parallel at 1",
+            )
+    size = 4 if make.dtype == "float32" else 2
+    needed = (
+        _MARGIN * size * sum(num_weights(one, make.costs) for one in (shape.target, shape.draft))
+    )
+    if needed > free_bytes:
+        raise MachineError(
+            f"pair {shape.name} takes {needed / 1e9:.1f} GB while it is made, and "
+            f"{free_bytes / 1e9:.1f} GB are free.",
+            hint="sample fewer layers (--layers) or divide widths (--scale)",
+        )
+
+
+def _sampled(shape: GemmShape, share: Fraction, divisor: int) -> GemmShape:
+    layers = max(round(shape.num_layers * share), 1)
+    return shape.with_layers(layers).scaled(divisor)

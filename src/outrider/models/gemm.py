@@ -1,0 +1,263 @@
+"""A decoder of matrix products alone: a real model's cost, and no text.
+
+A layer is seven products, each of the right sizes: q, k, v and out of attention, gate, up and down
+of the feed-forward network. Weights are random numbers that were really written, held and
+multiplied by the kernels that serve real models, so a pass reads the bytes and does the arithmetic
+of one. `Costs` adds what a pass does besides: attention over a real arena, norms with the residual
+and the gate, the output head. With attention or norms q, k and v are one product, and so are gate
+and up, as in real layers.
+
+What comes out means nothing; acceptance is decided by a script (synthetic.py). Without a head all
+logits are 0.
+
+Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabulary,
+         A = heads x head size, E = fused q, k and v, F = FFN size, O = outputs, I = inputs,
+         T = positions, H = half of a head, G = KV heads, S = slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.kernels.forward import Forward
+from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels, choose
+from outrider.models.decoder import Passes, Room, Scratch, num_positions
+from outrider.models.gemm_shape import GemmShape
+from outrider.models.llama_config import LlamaConfig
+from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.rope import rope_tables
+from outrider.models.weight_reader import Placement
+from outrider.state.paged_kv import PagedKV
+
+# Random numbers are drawn once and repeated: drawing gigabytes takes longer than multiplying.
+_NUM_DRAWN = (1 << 20) + 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a pass does besides its matrix products. `norms` are those of layers, with the
+    residual's additions and the gate."""
+
+    attention: bool = False
+    norms: bool = False
+    head: bool = False
+
+    @classmethod
+    def named(cls, names: Sequence[str]) -> Costs:
+        """Raises ConfigError for a name that is none."""
+        known = [item.name for item in fields(cls)]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"passes have no cost {name!r}.", hint=did_you_mean(name, known))
+        return cls(**dict.fromkeys(names, True))
+
+    @property
+    def fused(self) -> bool:
+        """Whether q, k and v, and gate and up, are one product each."""
+        return self.attention or self.norms
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(self) if getattr(self, item.name))
+
+
+def products(shape: GemmShape, *, fused: bool = False) -> Mapping[str, tuple[int, int]]:
+    """(outputs, inputs) of a layer's matrix products, by name, in the order in which they run."""
+    attended, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    hidden, ffn = shape.hidden_size, shape.ffn_size
+    last = {"out": (hidden, attended)}
+    if fused:
+        first = {"qkv": (attended + 2 * kv, hidden)}
+        return {**first, **last, "gate_up": (2 * ffn, hidden), "down": (hidden, ffn)}
+    first = {"q": (attended, hidden), "k": (kv, hidden), "v": (kv, hidden)}
+    return {**first, **last, "gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}
+
+
+class GemmModel:
+    """Decoder of `shape` over a PagedKV that it owns, which attention alone reads and writes."""
+
+    def __init__(
+        self, shape: GemmShape, costs: Costs, *, kernels: Kernels, place: Placement, room: Room
+    ) -> None:
+        self.shape, self.costs, self.kernels = shape, costs, kernels
+        self.config: LlamaConfig = shape.config()
+        random = RandomWeights(kernels, place)
+        sizes = products(shape, fused=costs.fused)
+        self._layers = [
+            {name: random.packed(*size) for name, size in sizes.items()}
+            for _ in range(shape.num_layers)
+        ]
+        head = random.packed(shape.vocab_size, shape.hidden_size) if costs.head else None
+        self._head = head
+        num_weights = sum(one.num_in * one.num_out for one in self._packed())
+        self._spec = replace(place.spec(self.config), num_parameters=num_weights)
+        self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=place.device).sin_()
+        self._norm_D = torch.ones(shape.hidden_size, device=place.device)
+        tables = rope_tables(
+            self.config.rope,
+            head_dim=shape.head_dim,
+            num_positions=num_positions(self.config, room) if costs.attention else 1,
+        )
+        self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
+        self._passes = Passes(self._spec, up_size=2 * shape.ffn_size, place=place, room=room)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> PagedKV:
+        return self._passes.kv
+
+    @property
+    def streamed(self) -> tuple[Tensor, ...]:
+        """The weights that every pass reads whole."""
+        return tuple(one.data for one in self._packed())
+
+    @property
+    def weight_bytes(self) -> int:
+        """As held, scales of quantised weights included."""
+        return sum(one.nbytes for one in self._packed())
+
+    def twin(self) -> GemmModel | None:
+        if self.kernels.twin is None:
+            return None
+        other = copy(self)
+        other.kernels = self.kernels.twin()
+        other._passes = self._passes.twin()
+        return other
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens, of which no hidden states are kept."""
+        assert not needs.hidden_layers
+        return self._passes.step(self, rows, needs)
+
+    def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
+        """The same for every token: what it is costs nothing here."""
+        del plan
+        scratch.x_ND.copy_(self._start_D)
+
+    def layer(
+        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+    ) -> None:
+        weights = self._layers[depth]
+        if self.costs.fused:
+            self._attend(weights, plan, scratch, kv)
+            self._feed(weights, scratch)
+        else:
+            self._multiply(weights, scratch)
+
+    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
+        if self._head is None:
+            logits_MV.zero_()
+            return
+        self.kernels.rms_norm(x_MD, self._norm_D, self.config.rms_norm_eps, norm_MD)
+        self.kernels.linear(norm_MD, self._head, logits_MV)
+
+    def forward(self) -> Forward | None:
+        return None
+
+    def _packed(self) -> list[PackedLinear]:
+        own = [one for weights in self._layers for one in weights.values()]
+        return own if self._head is None else [*own, self._head]
+
+    def _multiply(self, weights: Mapping[str, PackedLinear], scratch: Scratch) -> None:
+        """Seven products. What nobody reads is written where the real pass would write it."""
+        linear, x_ND = self.kernels.linear, scratch.x_ND
+        kv = weights["k"].num_out
+        ffn = weights["gate"].num_out
+        linear(x_ND, weights["q"], scratch.attended_NA)
+        for index, name in enumerate("kv"):
+            linear(x_ND, weights[name], _part(scratch.qkv_NE, index, kv))
+        linear(scratch.attended_NA, weights["out"], x_ND)
+        linear(x_ND, weights["gate"], _part(scratch.up_NU, 0, ffn))
+        linear(x_ND, weights["up"], scratch.activated_NF)
+        linear(scratch.activated_NF, weights["down"], x_ND)
+
+    def _attend(
+        self,
+        weights: Mapping[str, PackedLinear],
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:
+        kernels, qkv_NE, attended_NA = self.kernels, scratch.qkv_NE, scratch.attended_NA
+        kernels.linear(self._normed(scratch), weights["qkv"], qkv_NE)
+        if self.costs.attention:
+            k_GSD, v_GSD = kv
+            kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
+            scale = self.shape.head_dim**-0.5
+            kernels.attention(qkv_NE, k_GSD, v_GSD, plan, scale, attended_NA)
+        else:
+            attended_NA.copy_(qkv_NE[:, : attended_NA.shape[1]])
+        kernels.linear(attended_NA, weights["out"], scratch.x_ND, accumulate=self.costs.norms)
+
+    def _feed(self, weights: Mapping[str, PackedLinear], scratch: Scratch) -> None:
+        kernels, up_NU, activated_NF = self.kernels, scratch.up_NU, scratch.activated_NF
+        kernels.linear(self._normed(scratch), weights["gate_up"], up_NU)
+        if self.costs.norms:
+            kernels.silu_mul(up_NU, activated_NF)
+        else:
+            activated_NF.copy_(up_NU[:, : activated_NF.shape[1]])
+        kernels.linear(activated_NF, weights["down"], scratch.x_ND, accumulate=self.costs.norms)
+
+    def _normed(self, scratch: Scratch) -> Tensor:
+        if not self.costs.norms:
+            return scratch.x_ND
+        eps = self.config.rms_norm_eps
+        self.kernels.rms_norm(scratch.x_ND, self._norm_D, eps, scratch.norm_ND)
+        return scratch.norm_ND
+
+
+class RandomWeights:
+    """Makes matrices whose products are about as large as what is multiplied."""
+
+    def __init__(self, kernels: Kernels, place: Placement) -> None:
+        self._kernels, self._place = kernels, place
+        rng = torch.Generator().manual_seed(0)
+        self._drawn = torch.randn(_NUM_DRAWN, generator=rng)
+
+    def packed(self, num_out: int, num_in: int) -> PackedLinear:
+        """Written in full: memory that was only allocated is read faster than real memory."""
+        dtype, count = self._place.dtype, num_out * num_in
+        drawn = (self._drawn[:count] * num_in**-0.5).to(dtype)
+        weight_OI = drawn.repeat(-(-count // _NUM_DRAWN))[:count].view(num_out, num_in)
+        return self._kernels.pack(weight_OI.to(self._place.device))
+
+
+def make_gemm(shape: GemmShape, costs: Costs, options: LoadOptions) -> GemmModel:
+    """In bfloat16 where no dtype is asked for. Raises ConfigError or MachineError for a bad wish.
+
+    The room's pages and rows are those of any model's.
+    """
+    wanted = "bfloat16" if options.dtype == "auto" else options.dtype
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype: unknown value {wanted!r}.", hint=did_you_mean(wanted, DTYPES))
+    device, dtype = pick_device(options.device), DTYPES[wanted]
+    kernels = choose(
+        device=device,
+        dtype=dtype,
+        force_reference=options.force_reference,
+        threads=options.threads,
+        quantise=options.quantise,
+    )
+    place = Placement(shape.name, dtype, device, options.quantise)
+    return GemmModel(shape, costs, kernels=kernels, place=place, room=options.room)
+
+
+def _part(buffer_NX: Tensor, index: int, width: int) -> Tensor:
+    """The `index`-th contiguous piece, of shape [N, width], of a contiguous buffer's memory."""
+    num_rows = buffer_NX.shape[0]
+    start = index * num_rows * width
+    return buffer_NX.view(-1)[start : start + num_rows * width].view(num_rows, width)

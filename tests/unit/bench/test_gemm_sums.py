@@ -1,0 +1,298 @@
+"""What a cost study makes of its samples: cells, theory, T_SD, windows, the roofline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.bench.gemm.cells import Measured
+from outrider.bench.gemm.pair import PAIRS, Make, facts, num_weights, pair_shape
+from outrider.bench.gemm.passes import PassTimer, draft_shares, windows
+from outrider.bench.gemm.plan import (
+    QUICK,
+    Contestant,
+    Grid,
+    Text,
+    grid_of,
+    rooms,
+    visits,
+)
+from outrider.bench.gemm.record import Ceilings, Cell
+from outrider.bench.gemm.roof import product_rows
+from outrider.bench.gemm.samples import Sample, SamplesFile
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.expected import expected_tokens
+from outrider.models.gemm import Costs, products
+from outrider.models.gemm_shape import GEMM_SHAPES
+
+AR = Contestant(study="hits", method="ar")
+SD = Contestant(study="hits", method="sd", k=4, alpha=0.9)
+SSD = Contestant(study="hits", method="ssd", k=4, alpha=0.9, p_hit=1.0, fan_out=8)
+
+
+def numbers(
+    *, seconds: float, tokens: int, rounds: int, draft: float, verify: float
+) -> dict[str, Any]:
+    """Of rounds that each take `draft` and `verify` seconds."""
+    return {
+        "seconds": seconds,
+        "num_tokens": tokens,
+        "num_rounds": rounds,
+        "num_passes": rounds,
+        "num_drafted": 4 * rounds,
+        "num_accepted": tokens - rounds,
+        "num_refused": rounds // 2,
+        "num_hits": 0,
+        "num_looks": 0,
+        "draft_seconds": draft * rounds,
+        "verify_seconds": verify * rounds,
+        "accept_seconds": 0.0,
+        "token_ms_p95": 1.0,
+        "ahead_over_verify": None,
+        "num_ahead": None,
+    }
+
+
+def measured(num: int = 5) -> dict[Contestant, Sequence[dict[str, Any]]]:
+    """A plain pass takes 10 ms, a draft of four 7, a verification 12."""
+    plain = numbers(seconds=1.0, tokens=100, rounds=100, draft=0.0, verify=0.010)
+    turns = numbers(seconds=0.5, tokens=100, rounds=25, draft=0.007, verify=0.012)
+    ahead = numbers(seconds=0.4, tokens=100, rounds=25, draft=0.0, verify=0.012)
+    ahead |= {"num_hits": 24, "num_looks": 24, "ahead_over_verify": 1.5, "num_ahead": 32.0}
+    return {AR: [plain] * num, SD: [turns] * num, SSD: [ahead] * num}
+
+
+def cell(method: str, **given: Any) -> Cell:
+    found = Measured("8b/1b", measured(**given), {}).cells()
+    return next(one for one in found if one.method == method)
+
+
+def test_speed_ups_are_over_plain_decoding_of_the_same_visits() -> None:
+    assert cell("ar").speed_up == 1
+    assert cell("sd").speed_up == 2
+    assert cell("ssd").speed_up == pytest.approx(2.5)
+    assert (cell("sd").low, cell("sd").high) == (2, 2)
+    assert cell("sd", num=3).low is None
+
+
+def test_a_round_has_its_parts() -> None:
+    found = cell("sd")
+    assert (found.draft_ms, found.verify_ms) == (pytest.approx(7), pytest.approx(12))
+    assert found.rest_ms == pytest.approx(1.0)
+    assert found.tokens_per_round == 4
+    assert found.alpha_seen == pytest.approx(75 / 87)
+    assert cell("ar").alpha_seen is None
+    assert cell("ssd").p_hit_seen == 1
+
+
+def test_theory_is_made_of_the_runs_own_times() -> None:
+    tokens = expected_tokens(0.9, 4)
+    theory = cell("sd").theory
+    assert theory is not None
+    assert theory.tokens == tokens
+    assert theory.over_plain == pytest.approx(tokens / 1.7)
+    assert theory.over_verify == pytest.approx(tokens * 10 / 19)
+    hidden = cell("ssd").theory
+    assert hidden is not None
+    # Ahead takes 5 / 4 of 7 ms, less than the 12 of a verification.
+    assert hidden.over_verify == pytest.approx(tokens * 10 / 12)
+    assert hidden.over_plain == pytest.approx(tokens)
+    assert cell("ar").theory is None
+
+
+def test_without_hits_theory_of_ssd_is_that_of_sd() -> None:
+    runs = measured()
+    missed = replace(SSD, p_hit=0.0)
+    found = Measured("8b/1b", {**runs, missed: runs[SSD]}, {}).cells()
+    by_hit = {(one.method, one.p_hit): one.theory for one in found}
+    ahead, turns = by_hit["ssd", 0.0], by_hit["sd", None]
+    assert ahead is not None
+    assert turns is not None
+    assert astuple(ahead) == pytest.approx(astuple(turns))
+
+
+def test_nothing_is_said_of_visits_without_plain_decoding() -> None:
+    runs = measured()
+    assert not Measured("8b/1b", {SD: runs[SD]}, {}).cells()
+    ahead_only = Measured("8b/1b", {AR: runs[AR], SSD: runs[SSD]}, {}).cells()
+    assert [one.theory for one in ahead_only] == [None, None]
+
+
+def test_published_shares_stand_beside_ours() -> None:
+    seconds = {
+        "draft chain=2": [0.004] * 5,
+        "target rows=1": [0.010] * 5,
+        "target rows=3": [0.011] * 5,
+    }
+    (row,) = draft_shares("8b/1b", [2, 4], seconds)
+    assert (row.k, row.over_plain, row.published) == (2, 0.4, 0.36)
+    assert row.over_verify == pytest.approx(4 / 11)
+    assert (row.low, row.high, row.num_repeats) == (0.4, 0.4, 5)
+    assert draft_shares("my/own", [2], seconds)[0].published is None
+
+
+def test_a_window_holds_a_trunk_and_k_passes_over_all_branches() -> None:
+    seconds = {
+        "target rows=5": [0.012],
+        "draft rows=5": [0.002],
+        "draft rows=1": [0.002],
+        "draft rows=8": [0.0025],
+        "draft rows=32": [0.004],
+    }
+    found = windows("8b/1b", [4], [1, 8, 16, 32], seconds)
+    assert [(one.branches, one.fits) for one in found] == [(1, True), (8, True), (32, False)]
+    assert {one.largest_fan_out for one in found} == {8}
+    assert found[0].num_passes == pytest.approx(6)
+
+
+def test_a_product_is_held_against_the_lower_roof() -> None:
+    shape = GEMM_SHAPES["llama-1b"]
+    roof = Ceilings(gigabytes_per_second=10.0, gigaflops_per_second=100.0, threads=2)
+    times: dict[str, float] = dict.fromkeys(products(shape), 0.01)
+    assert roof.ridge == 10
+    low = product_rows(shape, 1, [times], roof, 2.0)[0]
+    assert low.num_bytes == 2 * 2048 * 2048 + 4 * (2048 + 2048)
+    assert low.num_flops == 2 * 2048 * 2048
+    assert low.roof == pytest.approx(10 * low.intensity)
+    assert low.share == pytest.approx(low.gigaflops_per_second / low.roof)
+    high = product_rows(shape, 64, [times], roof, 2.0)[0]
+    assert high.roof == 100
+    assert product_rows(shape, 1, [times], None, 2.0)[0].roof == 0
+
+
+def test_names_of_passes_are_those_that_are_summed_up() -> None:
+    names = PassTimer.names([2], [1, 8])
+    assert names == [
+        "target rows=1",
+        "target rows=3",
+        "draft rows=1",
+        "draft rows=3",
+        "draft rows=8",
+        "draft chain=2",
+    ]
+
+
+@given(
+    ks=st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+    batches=st.lists(st.integers(1, 16), min_size=1, max_size=3, unique=True),
+)
+def test_every_contestant_has_room_and_one_visit_a_repeat(
+    ks: list[int], batches: list[int]
+) -> None:
+    grid = Grid(ks=tuple(ks), batches=tuple(batches), alphas=(0.5,), hits=(0.5,), fan_outs=(3,))
+    everybody, text = grid.contestants(), Text(max_tokens=8)
+    assert len({one.name for one in everybody}) == len(everybody)
+    target, draft = rooms(everybody, text)
+    for one in everybody:
+        assert target.num_slots >= one.batch * (text.most_tokens(one.k) + one.k + 1)
+        assert target.max_logits >= one.batch * (one.k + 1)
+        assert draft.max_rows >= one.batch * max(one.fan_out, 2)
+    made = visits(everybody, 2)
+    assert sorted(one.name for visit in made for one in visit.order) == sorted(
+        one.name for one in everybody * 2
+    )
+    assert all(any(one.method == "ar" for one in visit.contestants) for visit in made)
+
+
+def test_a_grid_is_what_words_ask_for() -> None:
+    grid = grid_of(["hits"], [2, 6], [0.7], quick=False)
+    assert {one.study for one in grid.contestants()} == {"hits"}
+    assert (grid.ks, grid.alpha, grid.k) == ((2, 6), 0.7, 2)
+    assert grid_of([], [], [], quick=True) == QUICK
+    for words, ks, alphas in ((["hitz"], [], []), ([], [0], []), ([], [], [1.5])):
+        with pytest.raises(ConfigError):
+            grid_of(words, ks, alphas, quick=False)
+
+
+def test_pairs_are_known_or_written() -> None:
+    for name in PAIRS:
+        shape = pair_shape(name)
+        assert shape.target.is_whole
+        assert shape.draft.name == "llama-1b"
+    own = pair_shape("llama-8b/512x1024x8x8x4")
+    assert own.draft.hidden_size == 512
+    for wrong in ("8b", "llama-8b/", "/llama-1b", "8b/2b"):
+        with pytest.raises(ConfigError):
+            pair_shape(wrong)
+
+
+def test_facts_say_what_is_missing() -> None:
+    make = Make(costs=Costs(), quantise="int8")
+    shape = pair_shape("8b/1b").sampled(Fraction(1, 16), 4)
+    target, draft = facts(shape, make, "engines")
+    assert (target.num_layers, draft.num_layers) == (2, 1)
+    assert (target.factor, draft.factor) == (16, 16)
+    assert target.sampled == "layer-sampled: 2 of 32 layers; scaled: widths over 4"
+    assert target.weight_bytes == target.num_parameters == num_weights(shape.target, make.costs)
+    assert draft.weight_bytes == 2 * draft.num_parameters
+
+
+CIRCUMSTANCES = {"seed": 0, "machine": {"cpu": "toy"}}
+
+
+def sample(repeat: int = 0, **given: Any) -> Sample:
+    values = given.pop("values", {"seconds": 1.0})
+    return Sample(part="passes", name="a", repeat=repeat, values=values, **given)
+
+
+def test_samples_are_found_again_and_failures_taken_anew(tmp_path: Path) -> None:
+    file = SamplesFile.open(tmp_path / "run", CIRCUMSTANCES)
+    file.add([sample(0), sample(1, values=None, reason="broke")], CIRCUMSTANCES)
+    again = SamplesFile.open(tmp_path / "run", CIRCUMSTANCES)
+    assert again.done(("passes", "a", 0))
+    assert not again.done(("passes", "a", 1))
+    assert again.num_failures("passes", "a") == 1
+    again.add([sample(1, values={"seconds": 2.0})], CIRCUMSTANCES)
+    last = SamplesFile.open(tmp_path / "run", CIRCUMSTANCES)
+    assert last.values("passes") == {"a": [{"seconds": 1.0}, {"seconds": 2.0}]}
+    assert last.num_failures("passes", "a") == 0
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_half_a_line_is_dropped_and_nothing_else(tmp_path: Path, cut: int) -> None:
+    file = SamplesFile.open(tmp_path, CIRCUMSTANCES)
+    file.add([sample(0)], CIRCUMSTANCES)
+    file.add([sample(1)], CIRCUMSTANCES)
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = SamplesFile.open(tmp_path, CIRCUMSTANCES)
+    assert [key[2] for key in again.samples] == [0]
+    again.add([sample(1)], CIRCUMSTANCES)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["record"] for line in lines] == ["study", "sample", "sample"]
+
+
+def test_results_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    file = SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
+    file.add([sample()], CIRCUMSTANCES)
+    with pytest.raises(ConfigError, match="seed 0, not 1"):
+        SamplesFile.open(tmp_path / "mine", {**CIRCUMSTANCES, "seed": 1})
+    path = tmp_path / "mine" / "samples.jsonl"
+    path.write_text(path.read_text().replace("ssd/1", "ssd/0"))
+    with pytest.raises(ConfigError, match="ssd/0"):
+        SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "note.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"other files and no samples\.jsonl"):
+        SamplesFile.open(tmp_path / "other", CIRCUMSTANCES)
+    path.write_text('{"record": "sample"}\n')
+    with pytest.raises(ConfigError, match="line 1"):
+        SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
+    (tmp_path / "file").write_text("")
+    with pytest.raises((ConfigError, MachineError)):
+        SamplesFile.open(tmp_path / "file" / "below", CIRCUMSTANCES).add([sample()], CIRCUMSTANCES)
+
+
+def test_a_line_is_what_was_measured(tmp_path: Path) -> None:
+    file = SamplesFile.open(tmp_path, CIRCUMSTANCES)
+    file.add([sample(foreign_cpu_share=0.25)], CIRCUMSTANCES)
+    line = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[1])
+    assert line == {"record": "sample", **asdict(sample(foreign_cpu_share=0.25))}
