@@ -29,6 +29,12 @@ def _sections(report: Report) -> Iterator[str]:
     yield f"Kernels, first willing wins:\n{_kernels(report)}"
     if report.ceilings:
         yield f"Read ceilings, GB/s (what decoding cannot exceed):\n{_ceilings(report)}"
+    if report.compute:
+        found = report.compute
+        yield (
+            "Compute ceiling (what verifying many rows cannot exceed): "
+            f"{found.gflops:.1f} GFLOP/s in {found.dtype}, {found.threads} threads"
+        )
     yield f"Memory:\n{_memory(report)}"
     yield from (f"problem: {problem}" for problem in report.problems)
 

@@ -1,6 +1,7 @@
 """The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1.
 
-Ceilings are read bandwidths, by one thread and by all: what decoding cannot exceed.
+Ceilings are read bandwidths, by one thread and by all: what decoding cannot exceed; and the
+operations a second that verifying many rows cannot exceed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from outrider import __version__
+from outrider.bench.calibrate.compute import ComputeCeiling, compute_ceiling
+from outrider.bench.calibrate.store import FOLDER, all_of
 from outrider.cli.fit import memory_fit, read_spec
 from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
@@ -33,13 +36,14 @@ from outrider.state.capacity import free_bytes, total_bytes
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name, the kernels chosen and their threads (None for the reference), ceilings,
-    memory by model, and what is wrong."""
+    """Facts by name, the kernels chosen and their threads (None for the reference), ceilings of
+    reading and of arithmetic (None without native kernels), memory by model, and what is wrong."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]
     threads: Choice | None
     ceilings: Sequence[Ceiling]
+    compute: ComputeCeiling | None
     fits: Sequence[Mapping[str, Any]]
     problems: Sequence[str]
 
@@ -49,6 +53,7 @@ class Report:
             "kernels": [asdict(choice) for choice in self.kernels],
             "threads": self.threads and asdict(self.threads),
             "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
+            "compute": self.compute and asdict(self.compute),
             "memory": [dict(fit) for fit in self.fits],
             "problems": list(self.problems),
         }
@@ -79,7 +84,13 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
         except OutriderError as error:
             problems.append(str(error))
     return Report(
-        _facts(device), kernels.choices, kernels.threads, _ceilings(kernels), fits, problems
+        facts=_facts(device),
+        kernels=kernels.choices,
+        threads=kernels.threads,
+        ceilings=_ceilings(kernels),
+        compute=None if kernels.threads is None else compute_ceiling(engine),
+        fits=fits,
+        problems=problems,
     )
 
 
@@ -104,10 +115,20 @@ def _facts(device: torch.device) -> dict[str, str]:
         "memory": f"{size(free_bytes(device))} free of {size(total_bytes(device))}",
         "compiler": wanted or "none: the reference kernels run instead",
         "cache": str(cache_folder() or "none"),
+        "calibrations": _calibrations(),
     }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def _calibrations() -> str:
+    """Where those of `outrider plan` are kept."""
+    cache = cache_folder()
+    kept = all_of(cache)
+    if cache is None or not kept:
+        return "none yet: `outrider plan` measures one"
+    return f"{len(kept)} in {cache / FOLDER}"
 
 
 def _embedded_problems() -> list[str]:

@@ -1,0 +1,158 @@
+"""The planner against measurement: cells drawn by a seed, predicted, then measured.
+
+    python benchmarks/plan_cells.py [--tier a|b] [--cells 150] [--minutes M] [--rows-of-k N]
+                                    [--model FOLDER] [--output FILE] [--quick]
+
+The cells and what is done with each are in `outrider.bench.plan_cells`; what costs are, is measured
+before and anew in every run. FILE has a line for everything that became known, and a study that was
+stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a draft of 16 and
+the new tokens still fit; a batch holds fewer tokens in all where rows are slow. After the cells,
+some rows of K are measured as a whole, to see what the chosen K costs against the best one.
+`outrider report FILE` draws it. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from common import DRAFT, TARGET, options_of, tier_folders
+
+from outrider import EngineConfig
+from outrider.bench.calibrate.costs import Wanted
+from outrider.bench.calibrate.stands import Stands, open_stands
+from outrider.bench.calibrate.whole import calibrated
+from outrider.bench.drafters.lineup import Drafts
+from outrider.bench.drafters.table import contestants_named
+from outrider.bench.engines.record import new_run_id
+from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Limits, draw
+from outrider.bench.plan_cells.record import Study
+from outrider.bench.plan_cells.report import record_of, sections
+from outrider.bench.plan_cells.study import Setup, run_rows_of_k, run_study
+from outrider.bench.provenance import provenance
+from outrider.cli.output import table
+
+# Drawn anew with every digit of it; committed before anything was measured.
+SEED = 20261122
+KS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`most_tokens` of a batch's prompts together, `most_rows` of a pass."""
+
+    drafters: str
+    num_tokens: int
+    most_tokens: int
+    most_rows: int
+    repeats: int
+    seconds: float
+
+
+SIZES = {
+    "a": Size("model,ngram,suffix,mtp,eagle", 48, 8192, 272, 5, 20.0),
+    "b": Size("model,ngram,suffix", 24, 1600, 48, 5, 40.0),
+}
+QUICK = Size("model,ngram", 12, 256, 32, 1, 1.0)
+
+
+def main() -> None:
+    parser = options_of(__doc__, tiers=True)
+    parser.add_argument("--tier", choices=("a", "b"), default="a")
+    parser.add_argument("--cells", type=int, default=150)
+    parser.add_argument("--rows-of-k", type=int, default=12)
+    parser.add_argument("--minutes", type=float, default=None, help="start no cell after that")
+    options = parser.parse_args()
+    size = QUICK if options.quick else SIZES[options.tier]
+    count = 2 if options.quick else options.cells
+    study = Study.open(options.output or Path(f"plan_cells-{options.tier}.jsonl"))
+    until = None if options.minutes is None else perf_counter() + 60 * options.minutes
+    with target_of(options) as target:
+        drafts = Drafts.of(target, None if target == TARGET else DRAFT)
+        with closing(stands_of(size, target, drafts)) as stands:
+            run(study, size, stands, target, (options.tier, count, options.rows_of_k), until)
+    for section in sections(study):
+        print("\n".join(section.text), table(section.rows, header=section.header), sep="\n")
+    print(json.dumps({"benchmark": "plan_cells", "file": study.path.name, **record_of(study)}))
+
+
+@contextmanager
+def target_of(options: object) -> Generator[str]:
+    if getattr(options, "tier", "a") == "a":
+        yield TARGET
+        return
+    with tier_folders(options) as folders:  # pyright: ignore[reportArgumentType]
+        yield str(folders["b"])
+
+
+def stands_of(size: Size, target: str, drafts: Drafts) -> Stands:
+    config = EngineConfig(
+        batch_size=MOST_BATCH,
+        # The rule that ties sampled text to the seed, so that both sides write the same.
+        sampler="match",
+        watchdog="off",
+        # All prompts of a batch are read in one or two passes once their pages are known.
+        prefill_chunk=1024,
+        arena_tokens=MOST_BATCH * 64 + 2 * size.most_tokens + 4096,
+    )
+    contestants = contestants_named(size.drafters)
+    return open_stands(contestants, target, drafts, config, most_k=MOST_K)
+
+
+def run(
+    study: Study,
+    size: Size,
+    stands: Stands,
+    target: str,
+    what: tuple[str, int, int],
+    until: float | None,
+) -> None:
+    tier, count, rows_of_k = what
+    window = stands.plain.llm.spec.max_tokens
+    limits = Limits(
+        most_context=window - size.num_tokens - MOST_K - 4,
+        most_tokens=size.most_tokens,
+        most_rows=size.most_rows,
+    )
+    cells = draw(count, size.drafters.split(","), limits, seed=SEED)
+    facts = {"seed": SEED, "tier": tier, "limits": asdict(limits), "size": asdict(size)}
+    study.cells_drawn(cells, facts)
+    say(f"{len(study.by_cell('measured'))} of {count} cells are measured; calibrating")
+    whole = calibrated(stands, target, Wanted(seconds=size.seconds), cache=None)
+    record = json.loads(whole.calibration.to_json())
+    origin = {"run_id": new_run_id(), "provenance": provenance(), "calibration": record}
+    study.add("run", {**origin, "notes": [*stands.notes, *whole.notes]})
+    setup = Setup(
+        stands=stands,
+        calibration=whole.calibration,
+        num_tokens=size.num_tokens,
+        repeats=size.repeats,
+        most_rows=size.most_rows,
+    )
+    started, before = perf_counter(), len(study.by_cell("measured"))
+
+    def go_on() -> bool:
+        return until is None or perf_counter() < until
+
+    for cell, prediction, found in run_study(setup, cells, study, go_on=go_on):
+        done = len(study.by_cell("measured"))
+        left = (perf_counter() - started) / (done - before) * (count - done)
+        say(
+            f"{done}/{count}, {left / 60:.0f} minutes left: {cell.name}: "
+            f"{prediction.speed_up:.2f} predicted, {found.speed_up:.2f} measured"
+        )
+    for line in run_rows_of_k(setup, cells[:rows_of_k], study, KS, go_on=go_on):
+        say(f"row of K of cell {line['cell']}: measured {line['measured']}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

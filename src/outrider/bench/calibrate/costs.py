@@ -1,0 +1,165 @@
+"""Calibrates: what rounds of a target and its drafters cost here, in at most so many seconds.
+
+Rounds of the engine that users run are timed, in phases (turns.py): small and large batches of
+short texts, then one or two long ones. Where passes are slow, less is measured: shallower drafts
+for large batches, and shorter long texts, for both are read at what a row costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, scatter, shared_costs
+from outrider.bench.calibrate.points import Point, points_of
+from outrider.bench.calibrate.stands import Stand, Stands
+from outrider.bench.calibrate.texts import prompts_of, repetition
+from outrider.bench.calibrate.turns import Phase, Timed, run_phase
+from outrider.core.params import SamplingParams
+
+SECONDS = 20.0
+# So chosen that batches share numbers of rows, 4 x (7 + 1) = 16 x (1 + 1): only then can what a
+# sequence costs be told from what a row does.
+KS = (1, 2, 3, 5, 7, 8, 11, 12, 15, 16)
+# K of four sequences at which a pass has a row more than whole row tiles of 8, 12 or 16 rows: 17,
+# 25, 33, 37 and 49. Alone they are 9, 13 and 17 rows at a K above.
+EDGES = (3.25, 5.25, 7.25, 8.25, 11.25)
+# Larger batches are tried with every other K: between many rows time goes straight on.
+_FEW = 4
+BATCHES = (1, 4, 16)
+# Two whole pages, which sequences that begin alike share, and little more.
+_SHORT = 66
+# Of the time, what long texts may take to be read.
+_READING_SHARE = 0.3
+# A point with fewer passes is noise.
+_LEAST_PASSES = 3
+# Long texts shorter than this say nothing of contexts.
+_LEAST_LONG = 256
+# Tokens of the window that rounds of a phase may emit.
+_ROUNDS_ROOM = 400
+_PILOT_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which points; `seconds` is how long all of it may take."""
+
+    batches: Sequence[int] = BATCHES
+    ks: Sequence[int] = KS
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Seconds of a plain round of one sequence, and of a row among many, roughly."""
+
+    plain: float
+    row: float
+
+    @classmethod
+    def of(cls, stand: Stand, piece: Sequence[int], clock: Callable[[], float]) -> _Pace:
+        """From reading a prompt and going on from it."""
+        (prompt,) = prompts_of(piece, length=_PILOT_TOKENS, count=1)
+        params = SamplingParams(max_tokens=9, ignore_eos=True)
+        started = clock()
+        (result,) = stand.llm.generate([prompt], params)
+        seconds, first = clock() - started, result.token_seconds[0]
+        return cls((seconds - first) / 8, first / _PILOT_TOKENS)
+
+    def turn(self, batch: int, ks: Sequence[float]) -> float:
+        """Seconds of a round at each K, and one more."""
+        rows = [batch * (k + 1) for k in (max(ks), *ks)]
+        return sum(self.plain + self.row * (count - 1) for count in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A phase to come: `batch` sequences of `context` tokens, on `stands`, with drafts of up to
+    `ks` tokens."""
+
+    batch: int
+    context: int
+    stands: Sequence[Stand]
+    ks: Sequence[float]
+    alike: bool
+
+    def phase(self, piece: Sequence[int]) -> Phase:
+        count = 1 if self.alike else self.batch
+        prompts = prompts_of(piece, length=self.context, count=count)
+        if self.alike:
+            prompts *= self.batch
+        ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
+        return Phase(prompts, ks, self.alike)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured, and in how many seconds."""
+
+    shared: SharedCosts
+    drafts: dict[str, DraftCosts]
+    points: tuple[Point, ...]
+    scatter: float
+    seconds: float
+
+
+def measure_costs(
+    stands: Stands,
+    wanted: Wanted,
+    *,
+    tell: Callable[[str, float], None] = lambda _what, _share: None,
+    clock: Callable[[], float] = perf_counter,
+) -> Costs:
+    """`tell` hears what is being measured, and which share of the time has gone."""
+    started = clock()
+    timed: list[Timed] = []
+    piece = repetition(stands.plain.llm)
+    pace = _Pace.of(stands.plain, piece, clock)
+    plans = _plans(stands, wanted, pace)
+    for number, plan in enumerate(plans):
+        gone = clock() - started
+        tell(f"{plan.batch} x {plan.context} tokens", min(gone / wanted.seconds, 1.0))
+        until = started + gone + (wanted.seconds - gone) / (len(plans) - number)
+        phase = plan.phase(piece)
+        timed += run_phase(plan.stands, phase, number=number, until=until, clock=clock)
+    points = [point for point in points_of(timed) if point.count >= _LEAST_PASSES]
+    shared = shared_costs(points)
+    drafts = {
+        stand.name: found
+        for stand in stands.drafting
+        if (found := draft_costs([p for p in points if p.name == stand.name], shared)) is not None
+    }
+    return Costs(shared, drafts, tuple(points), scatter(points), clock() - started)
+
+
+def _plans(stands: Stands, wanted: Wanted, pace: _Pace) -> list[_Plan]:
+    """Long texts come first: what they take to be read is known best before."""
+    every = stands.present
+    reading = _READING_SHARE * wanted.seconds / pace.row
+    window = stands.plain.llm.spec.max_tokens - _ROUNDS_ROOM - max(wanted.ks)
+    # Where not all engines can read a long text, one that drafts tells what contexts cost.
+    readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
+    found: list[_Plan] = []
+    num_phases = 1 + len(wanted.batches)
+    long = min(window, int(reading / len(readers)))
+    if long >= _LEAST_LONG:
+        ks = _affordable(wanted, pace, 1, len(readers), num_phases)
+        found.append(_Plan(1, long, readers, ks, alike=False))
+    for batch in wanted.batches:
+        ks = _affordable(wanted, pace, batch, len(every), num_phases)
+        found.append(_Plan(batch, _SHORT, every, ks, alike=True))
+    return found
+
+
+def _affordable(
+    wanted: Wanted, pace: _Pace, batch: int, num_stands: int, num_phases: int
+) -> tuple[float, ...]:
+    """Those of `ks`, the smallest first, at which some turns fit into a phase's time."""
+    share = wanted.seconds / num_phases / num_stands / (_LEAST_PASSES + 1)
+    ks: tuple[float, ...] = tuple(wanted.ks) if batch <= _FEW else tuple(wanted.ks[::2])
+    if batch == _FEW:
+        ks = tuple(sorted((*ks, *EDGES)))
+    while len(ks) > 1 and pace.turn(batch, (0, *ks)) > share:
+        ks = ks[:-1]
+    return ks

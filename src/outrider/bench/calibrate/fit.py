@@ -1,0 +1,140 @@
+"""From medians of timed rounds to the costs of a calibration.
+
+A target's pass takes rows(R) + c sum S_i + r sum R_i S_i + v b. Within one number of rows only
+contexts and the number of sequences differ, so the slopes are fitted to what is left when every R
+has a level of its own, and the levels follow. What a round takes beside drafting and the pass is
+overhead + h b + u R; since both terms in b are of every round, h + v is `host`.
+
+A drafter is charged with its own seconds and with what its rounds take more than others, which is
+what it makes the target's pass and the host do besides (states that it reads, memory that it
+empties, rounds that are not one call). That is fitted as e0 + e1 R, of either sign, over all of its
+rounds: times of passes scatter more than such differences. Own seconds go by depth and number of
+sequences, as curves, after a slope in depth times context is taken out.
+
+All fits are relative: a deviation counts as a share of the time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.bench.calibrate.fitting import group_means, nonnegative, within_groups
+from outrider.bench.calibrate.points import Point
+from outrider.core.calibration import PassCosts
+from outrider.core.cost import Curve
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCosts:
+    """What all rounds have in common, whoever drafts."""
+
+    target: PassCosts
+    overhead: float
+    host: float
+    rule: float
+
+    def seconds(self, point: Point) -> float:
+        """Of a round of `point` without its drafting."""
+        target = self.target.seconds(point.rows, point.context, point.reads)
+        return target + self.overhead + self.host * point.batch + self.rule * point.rows
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """As in `DrafterCosts`."""
+
+    draft: tuple[tuple[int, Curve], ...]
+    per_context: float
+
+
+def shared_costs(points: Sequence[Point]) -> SharedCosts:
+    """From rounds that drafted nothing, or whose drafter does nothing to the target's pass."""
+    weights = [point.count / point.host**2 for point in points]
+    columns = [
+        [1.0] * len(points),
+        [float(point.batch) for point in points],
+        [float(point.rows) for point in points],
+    ]
+    overhead, host, rule = nonnegative(columns, [point.host for point in points], weights)
+    target, a_sequence = _pass_costs(points)
+    return SharedCosts(target, overhead, host + a_sequence, rule)
+
+
+def _pass_costs(points: Sequence[Point]) -> tuple[PassCosts, float]:
+    """And what a sequence of the batch costs in a pass."""
+    rows = [point.rows for point in points]
+    seconds = [point.verify for point in points]
+    weights = [point.count / point.verify**2 for point in points]
+    known = [
+        [point.context for point in points],
+        [point.reads for point in points],
+        [float(point.batch) for point in points],
+    ]
+    columns = [within_groups(rows, column, weights) for column in known]
+    slopes = nonnegative(columns, within_groups(rows, seconds, weights), weights)
+    slopes[2] = min(slopes[2], _most_a_sequence(points))
+    left = [
+        own - sum(slope * column[i] for slope, column in zip(slopes, known, strict=True))
+        for i, own in enumerate(seconds)
+    ]
+    levels = [(r, max(own, 0.0), w) for r, own, w in zip(rows, left, weights, strict=True)]
+    per_context, per_read, a_sequence = slopes
+    return PassCosts(_curve(levels), per_context, per_read), a_sequence
+
+
+def _most_a_sequence(points: Sequence[Point]) -> float:
+    """What a sequence more costs where it brings a row as well, in rounds without drafts: noise
+    must not charge sequences with all that a pass takes."""
+    plain = {point.batch: point.verify for point in points if not point.depth}
+    if len(plain) < 2:
+        return 0.0
+    few, many = min(plain), max(plain)
+    return max(plain[many] - plain[few], 0.0) / (many - few)
+
+
+def draft_costs(points: Sequence[Point], shared: SharedCosts) -> DraftCosts | None:
+    """From the rounds of one drafter in which all sequences drafted alike; None if there are
+    none."""
+    drafting = [p for p in points if p.depth and p.rows == p.batch * (p.depth + 1)]
+    if not drafting:
+        return None
+    own = [point.draft for point in drafting]
+    weights = [point.count / point.seconds**2 for point in drafting]
+    groups = [(point.batch, point.depth) for point in drafting]
+    reach = within_groups(groups, [p.depth * p.context for p in drafting], weights)
+    (per_context,) = nonnegative([reach], within_groups(groups, own, weights), weights)
+    fixed, a_row = _extra(drafting, weights, shared)
+    by_count: dict[int, list[tuple[float, float, float]]] = {}
+    for point, seconds, weight in zip(drafting, own, weights, strict=True):
+        more = fixed + a_row * point.rows - per_context * point.depth * point.context
+        curve = by_count.setdefault(point.batch, [])
+        curve.append((point.depth, max(seconds + more, 0.0), weight))
+    curves = tuple((count, _curve(by_count[count])) for count in sorted(by_count))
+    return DraftCosts(curves, per_context)
+
+
+def _extra(
+    points: Sequence[Point], weights: Sequence[float], shared: SharedCosts
+) -> tuple[float, float]:
+    """e0 and e1: what these rounds take beside drafting, more than others do."""
+    left = [point.verify + point.host - shared.seconds(point) for point in points]
+    root = np.sqrt(np.asarray(weights, dtype=np.float64))
+    rows = np.asarray([[1.0, point.rows] for point in points]) * root[:, None]
+    (fixed, a_row), _, _, _ = np.linalg.lstsq(rows, np.asarray(left) * root, rcond=1e-9)
+    return float(fixed), float(a_row)
+
+
+def scatter(points: Sequence[Point]) -> float:
+    return statistics.median(point.scatter for point in points)
+
+
+def _curve(samples: Sequence[tuple[float, float, float]]) -> Curve:
+    """Through the weighted mean of each x."""
+    xs, seconds, weights = ([sample[i] for sample in samples] for i in range(3))
+    means = group_means(xs, seconds, weights)
+    mass = group_means(xs, weights, [1.0] * len(xs))
+    return Curve.through((x, means[x], mass[x]) for x in dict.fromkeys(xs))

@@ -1,0 +1,127 @@
+"""Engines run some rounds each, in turns, while their K goes through its values.
+
+A phase is a number of sequences and a context. All engines hold their sequences at once and take
+turns; in its turn an engine runs one round that does not count, for what others left in the caches,
+and then one at each K, in an order that is drawn anew each turn. So drift falls on all points
+alike, and a turn's rounds without a draft say what the drift is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from time import perf_counter
+
+from outrider.api.ticket import Ticket
+from outrider.bench.calibrate.passes import Pass, Request, passes_of
+from outrider.bench.calibrate.stands import Stand
+from outrider.core.params import SamplingParams
+
+# So many tokens that no request ends by itself; the window cuts it.
+_NO_END = 1 << 20
+LEAST_TURNS, MOST_TURNS = 3, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A sequence for each of `prompts`. Each stand runs at its `ks`, of which 0 is one. `alike` are
+    prompts that begin alike, up to their last page: it is read once, by the first of them."""
+
+    prompts: Sequence[Sequence[int]]
+    ks: Mapping[str, Sequence[float]]
+    alike: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A pass of stand `name` in its `turn` of `phase`."""
+
+    name: str
+    phase: int
+    turn: int
+    one: Pass
+
+
+@dataclass(slots=True)
+class _Run:
+    """A stand with its requests in flight. `turns` says which turn a pass belongs to."""
+
+    stand: Stand
+    tickets: list[Ticket]
+    turns: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def is_over(self) -> bool:
+        return any(ticket.done for ticket in self.tickets)
+
+    @property
+    def has_read(self) -> bool:
+        """Whether all prompts are in memory."""
+        return all(ticket.reader.seq.num_emitted for ticket in self.tickets)
+
+    def begin(self, phase: Phase) -> None:
+        """Read all prompts. A draft model reads its own when a draft is first asked for."""
+        self.stand.dial.set((0,))
+        params = SamplingParams(max_tokens=_NO_END, ignore_eos=True)
+        at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
+        for prompts in at_once:
+            self.tickets += [self.stand.llm.submit(prompt, params) for prompt in prompts]
+            while not self.has_read and not self.is_over:
+                self.stand.llm.advance()
+
+    def turn(self, ks: Sequence[float], number: int) -> None:
+        """A round that does not count, and one at each of `ks`."""
+        self.stand.dial.set([ks[-1], *ks])
+        for place in range(len(ks) + 1):
+            if self.is_over:
+                return
+            self.stand.llm.advance()
+            if place:
+                self.turns[self.tickets[0].reader.traces[-1].pass_index] = number
+
+    def passes(self, phase: int) -> list[Timed]:
+        requests = [
+            Request(ticket.reader.seq.prompt_length, ticket.reader.traces)
+            for ticket in self.tickets
+        ]
+        return [
+            Timed(self.stand.name, phase, self.turns[one.index], one)
+            for one in passes_of(requests)
+            if one.index in self.turns
+        ]
+
+    def end(self) -> None:
+        for ticket in self.tickets:
+            self.stand.llm.cancel(ticket)
+
+
+def run_phase(
+    stands: Sequence[Stand],
+    phase: Phase,
+    *,
+    number: int,
+    until: float,
+    clock: Callable[[], float] = perf_counter,
+) -> list[Timed]:
+    """What was timed until about `until`, in LEAST_TURNS at least and MOST_TURNS at most; fewer
+    where the window ends before."""
+    runs = [_Run(stand, []) for stand in stands]
+    try:
+        for run in runs:
+            run.begin(phase)
+        started = clock()
+        for turn in range(MOST_TURNS):
+            for place in range(len(runs)):
+                run = runs[(turn + place) % len(runs)]
+                ks = list(phase.ks[run.stand.name])
+                Random(turn).shuffle(ks)
+                run.turn(ks, turn)
+            now = clock()
+            late = turn + 1 >= LEAST_TURNS and now + (now - started) / (turn + 1) > until
+            if late or any(run.is_over for run in runs):
+                break
+        return [timed for run in runs for timed in run.passes(number)]
+    finally:
+        for run in runs:
+            run.end()

@@ -1,0 +1,95 @@
+"""Which cells a study of predictions measures: drawn by a seed, before anything is measured.
+
+A cell is a drafter, K, a batch, a context and a domain of prompts, no two of them alike. K goes
+from 1 to 16, the batch from 1 to 16 and the context from 100 tokens to what fits the window, each
+alike in their ratios, so that small ones are as frequent as large ones. A batch of long contexts
+that would take too long to read is drawn again.
+
+Strata see to it that speculation loses in a good part of the cells: a third of them are hard, which
+is text that nothing foretells (adversarial prompts, sampled at temperature 1), or long drafts for
+large batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from outrider.bench.workloads import ADVERSARIAL, DOMAINS, ECHO
+
+MOST_K = 16
+MOST_BATCH = 16
+LEAST_CONTEXT = 100
+MOST_CONTEXT = 2000
+_EASY = (*DOMAINS, ECHO)
+_HARD = ("text", "size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """`stratum` is easy, text or size. `number` is its place in the draw."""
+
+    number: int
+    stratum: str
+    drafter: str
+    k: int
+    batch: int
+    context: int
+    domain: str
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.number:03d} {self.drafter} K={self.k} b={self.batch} "
+            f"S={self.context} {self.domain}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """`most_context` tokens fit the window; a batch holds at most `most_tokens` in all, and a pass
+    at most `most_rows` rows."""
+
+    most_context: int
+    most_tokens: int
+    most_rows: int = MOST_BATCH * (MOST_K + 1)
+
+
+def draw(count: int, drafters: Sequence[str], limits: Limits, *, seed: int) -> list[Cell]:
+    """`count` different cells. Every third one is hard, half of these by their text; drafters take
+    turns, so that all have as many."""
+    rng = Random(seed)
+    found: list[Cell] = []
+    seen: set[tuple[object, ...]] = set()
+    while len(found) < count:
+        number = len(found)
+        hard = number % 3 == 2
+        stratum = _HARD[number // 3 % 2] if hard else "easy"
+        cell = _cell(number, stratum, drafters[number % len(drafters)], rng)
+        key = (cell.drafter, cell.k, cell.batch, cell.context, cell.domain)
+        rows = cell.batch * (cell.k + 1)
+        fits = cell.batch * cell.context <= limits.most_tokens and rows <= limits.most_rows
+        if fits and cell.context <= limits.most_context and key not in seen:
+            seen.add(key)
+            found.append(cell)
+    return found
+
+
+def _cell(number: int, stratum: str, drafter: str, rng: Random) -> Cell:
+    large = stratum == "size"
+    return Cell(
+        number=number,
+        stratum=stratum,
+        drafter=drafter,
+        k=_between(rng, 8 if large else 1, MOST_K),
+        batch=_between(rng, 6 if large else 1, MOST_BATCH),
+        context=_between(rng, LEAST_CONTEXT, MOST_CONTEXT),
+        domain=ADVERSARIAL if stratum == "text" else rng.choice(_EASY),
+    )
+
+
+def _between(rng: Random, low: int, high: int) -> int:
+    """A whole number, its logarithm drawn evenly."""
+    return min(high, math.floor(low * ((high + 1) / low) ** rng.random()))

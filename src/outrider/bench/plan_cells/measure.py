@@ -1,0 +1,117 @@
+"""A cell as it runs: plain decoding and the drafter on the same prompts, in turns.
+
+A run is timed from when all prompts are read, by the draft model too, until the last text is done,
+ends of the batch included. So its seconds a token are those of decoding, and their ratio is the
+speed-up that a prediction has to meet.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from outrider.bench.calibrate.stands import Stand
+from outrider.bench.quiet import Neighbours
+from outrider.core.params import SamplingParams
+
+Prompts = Sequence[Sequence[int]]
+# Drafts of the rounds in which prompts are read.
+OPENING_K = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`seconds` in which `num_tokens` were emitted in `num_rounds` passes; `texts` are whole."""
+
+    seconds: float
+    num_tokens: int
+    num_rounds: int
+    texts: tuple[tuple[int, ...], ...]
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / max(self.num_tokens, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds a token of every repeat, the two sides of one at one place. `same` says whether all
+    texts were those of plain decoding."""
+
+    plain: tuple[float, ...]
+    drafted: tuple[float, ...]
+    num_tokens: int
+    num_rounds: int
+    same: bool
+    foreign_cpu_share: float | None
+
+    @property
+    def speed_up(self) -> float:
+        return statistics.median(self.plain) / statistics.median(self.drafted)
+
+
+def run_once(
+    stand: Stand,
+    prompts: Prompts,
+    params: SamplingParams,
+    k: int,
+    *,
+    clock: Callable[[], float] = perf_counter,
+) -> Run:
+    """Nothing is left in flight, whatever happens, and no text is remembered from before: a lookup
+    that knows what it wrote would be right always."""
+    llm, dial = stand.llm, stand.dial
+    llm.forget()
+    # A draft model reads its prompts when it is first asked for a draft.
+    dial.set((min(k, OPENING_K),))
+    tickets = [llm.submit(prompt, params) for prompt in prompts]
+    try:
+        while not all(ticket.reader.seq.num_emitted for ticket in tickets):
+            llm.advance()
+        before = [ticket.reader.seq.num_emitted for ticket in tickets]
+        first = max(len(ticket.reader.traces) for ticket in tickets)
+        dial.set((k,))
+        started = clock()
+        while not all(ticket.done for ticket in tickets):
+            llm.advance()
+        seconds = clock() - started
+    finally:
+        for ticket in tickets:
+            llm.cancel(ticket)
+    after = [ticket.reader.seq.num_emitted for ticket in tickets]
+    return Run(
+        seconds=seconds,
+        num_tokens=sum(after) - sum(before),
+        num_rounds=max(len(ticket.reader.traces) for ticket in tickets) - first,
+        texts=tuple(ticket.result().token_ids for ticket in tickets),
+    )
+
+
+def measure(
+    plain: Stand,
+    drafting: Stand,
+    prompts: Prompts,
+    params: SamplingParams,
+    *,
+    k: int,
+    repeats: int,
+) -> Measured:
+    """`repeats` of each side; which goes first changes every time."""
+    sides = ((plain, 0), (drafting, k))
+    runs: dict[int, list[Run]] = {0: [], k: []}
+    with Neighbours() as neighbours:
+        for repeat in range(repeats):
+            for place in range(2):
+                stand, depth = sides[(repeat + place) % 2]
+                runs[depth].append(run_once(stand, prompts, params, depth))
+    texts = runs[0][0].texts
+    return Measured(
+        plain=tuple(run.seconds_per_token for run in runs[0]),
+        drafted=tuple(run.seconds_per_token for run in runs[k]),
+        num_tokens=runs[k][0].num_tokens,
+        num_rounds=runs[k][0].num_rounds,
+        same=all(run.texts == texts for run in (*runs[0], *runs[k])),
+        foreign_cpu_share=neighbours.share,
+    )

@@ -1,0 +1,131 @@
+"""How good predictions were: errors, signs, and what the chosen K cost against the best one.
+
+The error of a cell is |predicted / measured - 1| of the speed-up. A sign is right where predicted
+and measured speed-up are on the same side of 1; it is surely known where the interval of the
+measured one, from its repeats, leaves out 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.bench.interval import ratio_of_medians
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A cell with both of its lines. `low` and `high` bound the measured speed-up."""
+
+    number: int
+    drafter: str
+    k: int
+    batch: int
+    context: int
+    stratum: str
+    predicted: float
+    measured: float
+    low: float | None
+    high: float | None
+    same: bool | None
+
+    @property
+    def error(self) -> float:
+        """Signed: above 0 where too much was promised."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def sign_is_right(self) -> bool:
+        return (self.predicted > 1) == (self.measured > 1)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the measured interval leaves out 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Over `count` cells; `bias` is the median of signed errors. Shares of right signs are None
+    where there is no cell to count."""
+
+    count: int
+    median: float
+    percentile_95: float
+    bias: float
+    right_signs: float
+    sure: int
+    right_of_sure: float | None
+    losing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Of one row of K: the one that the plan chose, the fastest, and the speed lost, as a share."""
+
+    chosen: int
+    best: int
+    lost: float
+
+
+def results_of(
+    cells: Mapping[int, Mapping[str, Any]],
+    predictions: Mapping[int, Mapping[str, Any]],
+    measured: Mapping[int, Mapping[str, Any]],
+) -> list[Result]:
+    """Those cells that have been predicted and measured, in the order of the draw."""
+    found: list[Result] = []
+    for number in sorted(cells.keys() & predictions.keys() & measured.keys()):
+        cell, line = cells[number], measured[number]
+        ratio = ratio_of_medians(line["plain"], line["drafted"])
+        found.append(
+            Result(
+                number=number,
+                drafter=cell["drafter"],
+                k=cell["k"],
+                batch=cell["batch"],
+                context=cell["context"],
+                stratum=cell["stratum"],
+                predicted=predictions[number]["speed_up"],
+                measured=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                same=line["same"],
+            )
+        )
+    return found
+
+
+def accuracy(results: Sequence[Result]) -> Accuracy:
+    """Of at least one cell."""
+    errors = [abs(result.error) for result in results]
+    sure = [result for result in results if result.is_sure]
+    return Accuracy(
+        count=len(results),
+        median=statistics.median(errors),
+        percentile_95=float(np.percentile(errors, 95)),
+        bias=statistics.median(result.error for result in results),
+        right_signs=statistics.fmean(result.sign_is_right for result in results),
+        sure=len(sure),
+        right_of_sure=statistics.fmean(r.sign_is_right for r in sure) if sure else None,
+        losing=sum(result.measured < 1 for result in results),
+    )
+
+
+def by_kind(results: Sequence[Result], kind: Callable[[Result], str]) -> list[tuple[str, Accuracy]]:
+    """Accuracy of each kind of cells, by name."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(kind(result), []).append(result)
+    return [(name, accuracy(groups[name])) for name in sorted(groups)]
+
+
+def choice_of(predicted: Mapping[int, float], measured: Mapping[int, float]) -> Choice:
+    """Speed-ups by K; K = 0 is plain decoding, with 1. Of equal predictions the smallest K."""
+    chosen = max(predicted, key=lambda k: (predicted[k], -k))
+    best = max(measured, key=lambda k: (measured[k], -k))
+    return Choice(chosen=chosen, best=best, lost=1 - measured[chosen] / measured[best])

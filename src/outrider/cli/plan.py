@@ -1,0 +1,169 @@
+"""`outrider plan`: whether speculation pays here, with which drafter and K, by how much."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from outrider.bench.calibrate.session import (
+    AUTO,
+    COUNTED_TOKENS,
+    Asked,
+    Found,
+    counted,
+    measured,
+    opened,
+)
+from outrider.bench.load.requests import texts_of
+from outrider.bench.workloads import builtin_texts
+from outrider.cli.call import Call
+from outrider.cli.fit import read_spec
+from outrider.cli.logs import start_logging
+from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.plan_elsewhere import calibration_elsewhere, is_sheet
+from outrider.cli.plan_options import PlanOptions
+from outrider.cli.plan_page import page_of, record_of
+from outrider.core.calibration import Calibration, PassCosts
+from outrider.core.config import EngineConfig
+from outrider.core.cost import Curve
+from outrider.core.env import cache_folder
+from outrider.core.errors import ConfigError
+from outrider.core.settings import ProgramConfig
+from outrider.models.loading import pick_device
+from outrider.planner.advise import Question, advise
+from outrider.planner.candidates import Job
+from outrider.state.capacity import free_bytes
+
+# Prompts of a domain, or of a file, that are written to count what is kept.
+_MOST_PROMPTS = 8
+
+
+def plan(call: Call[PlanOptions]) -> int:
+    start_logging(call.resolved.program())
+    options = call.options
+    output = None if options.save is None else Path(options.save)
+    if output is not None:
+        check_writable(output)
+    program = _program(call)
+    engine = _engine(call)
+    with _Bar() as bar:
+        if is_sheet(options.device):
+            calibration, memory = calibration_elsewhere(options, program, engine)
+            found, context = None, options.context or 0
+        else:
+            memory = free_bytes(pick_device(engine.device))
+            found = _here(call, program, engine, memory, bar)
+            calibration, context = found.calibration, options.context or found.context
+    job = Job(batch=options.batch, context=context, new_tokens=options.max_tokens)
+    made = advise(calibration, Question(job=job, memory_limit=memory))
+    record = record_of(made, calibration, program, found)
+    if output is not None:
+        write_whole(output, json_line(record) + "\n")
+    print(json_line(record) if options.json else page_of(made, calibration, program, found))
+    return 0 if found is None or False not in found.same.values() else 1
+
+
+def _here(
+    call: Call[PlanOptions], program: ProgramConfig, engine: EngineConfig, memory: int, bar: _Bar
+) -> Found:
+    """Measure and count on this machine. Raises CapacityError before anything is loaded if the
+    target does not fit."""
+    options = call.options
+    texts = _texts(options)
+    spec = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
+    job = Job(batch=options.batch, context=options.context or 0, new_tokens=options.max_tokens)
+    _check_fits(program.target, spec.weight_bytes, spec.kv_bytes_per_token, job, memory)
+    asked = Asked(
+        target=program.target,
+        draft=None if program.draft in (AUTO, "none") else program.draft,
+        drafters=options.drafters,
+        engine=engine,
+        batch=options.batch,
+        target_bytes=spec.weight_bytes,
+        memory=memory,
+        seconds=options.seconds,
+    )
+    params = call.resolved.sampling()
+    limit = min(options.max_tokens, COUNTED_TOKENS)
+    params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
+    with opened(asked, bar.tell) as (stands, notes):
+        whole = measured(stands, asked, cache=cache_folder(), fresh=options.fresh, tell=bar.tell)
+        return counted(stands, whole, texts, params, notes=notes, tell=bar.tell)
+
+
+def _check_fits(target: str, weights: int, kept: int, job: Job, memory: int) -> None:
+    """Raises CapacityError, with sizes and what to try."""
+    unknown = PassCosts(Curve(((1.0, 1.0),)))
+    sizes = Calibration(
+        machine="",
+        target_name=target,
+        target=unknown,
+        drafters=(),
+        memory_bytes=weights,
+        kv_bytes_per_token=kept,
+    )
+    advise(sizes, Question(job=job, memory_limit=memory))
+
+
+def _texts(options: PlanOptions) -> Sequence[str]:
+    if options.prompts is not None:
+        return texts_of(options.prompts)[: 2 * _MOST_PROMPTS]
+    names = list(dict.fromkeys(word.strip() for word in options.domains.split(",") if word.strip()))
+    if not names:
+        raise ConfigError("--domains names nothing.", hint="--domains code,maths")
+    return [text for name in names for text in builtin_texts(name)[:_MOST_PROMPTS]]
+
+
+def _program(call: Call[PlanOptions]) -> ProgramConfig:
+    """With the target that the words name. Raises ConfigError if it is named twice."""
+    program, word = call.resolved.program(), call.argument
+    if word is None:
+        return program
+    if call.resolved.chosen["target"].origin == "--target":
+        raise ConfigError(f"two models: {word!r} and --target {program.target!r}.", hint="drop one")
+    return replace(program, target=word)
+
+
+def _engine(call: Call[PlanOptions]) -> EngineConfig:
+    engine = call.resolved.engine()
+    here = call.options.device
+    return engine if is_sheet(here) else replace(engine, device=here)
+
+
+class _Bar:
+    """A line on stderr with what is being done; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        columns: list[Any] = [
+            TextColumn("{task.description:32}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+        ]
+        hidden = not sys.stderr.isatty()
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def tell(self, what: str, share: float) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(what, total=1.0)
+        self._progress.update(self._task, description=what, completed=share)

@@ -1,0 +1,152 @@
+"""A plan as it is printed: a verdict, its reasons, all candidates, and the command to run."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from shlex import quote
+from typing import Any
+
+from outrider.bench.calibrate.session import Found
+from outrider.cli.output import size, table
+from outrider.core.calibration import Calibration
+from outrider.core.settings import ProgramConfig
+from outrider.pairs.catalog import draft_of
+from outrider.planner.advise import Plan
+from outrider.planner.candidates import Option
+
+_WIDTH = 100
+_HEADER = (
+    *("drafter", "K", "speed-up", "95 %", "tokens a round"),
+    *("draft ms", "verify ms", "rest ms", "tok/s"),
+)
+# Share of the CPU that others may use without a word about it.
+_BUSY = 0.1
+# Rows of the table; --json has all.
+_MOST_ROWS = 24
+
+
+def page_of(
+    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
+) -> str:
+    return "\n\n".join(_parts(plan, calibration, program, found))
+
+
+def record_of(
+    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
+) -> dict[str, Any]:
+    """For programs to read."""
+    return {
+        "target": program.target,
+        "plan": plan.as_record(),
+        "command": command_of(plan, program, found),
+        "calibration": json.loads(calibration.to_json()),
+        "stored": None if found is None else str(found.calibrated.path),
+        "measured_before": None if found is None else found.calibrated.is_old,
+        "same_texts": None if found is None else found.same,
+        "notes": [] if found is None else list(found.notes),
+    }
+
+
+def command_of(plan: Plan, program: ProgramConfig, found: Found | None) -> str:
+    """What runs as planned."""
+    words = ["outrider", "generate", '"..."', "--target", quote(program.target)]
+    best = plan.best
+    if best is None or not plan.speculate:
+        return " ".join([*words, "--drafter", "none"])
+    drafter, _, named = best.drafter.partition("=")
+    draft = named or _draft_of(best, program, found)
+    if draft is not None:
+        words += ["--draft", quote(draft)]
+    words += ["--drafter", drafter, "--k", str(best.k)]
+    if best.num_nodes:
+        words += ["--tree-nodes", str(best.num_nodes)]
+    if best.engine != "single":
+        words += ["--schedule", best.engine]
+    return " ".join([*words, "--batch-size", str(plan.job.batch)])
+
+
+def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str | None:
+    if found is not None:
+        return found.drafts.get(best.drafter)
+    if best.drafter != "model":
+        return None
+    return draft_of(program.target) if program.draft in ("auto", "none") else program.draft
+
+
+def _parts(
+    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
+) -> Iterator[str]:
+    job = plan.job
+    yield (
+        f"{program.target} on {calibration.machine}: {job.batch} at once, prompts of {job.context} "
+        f"tokens, {job.new_tokens} new ones. Plain decoding writes "
+        f"{plan.plain_tokens_per_second:.4g} tokens a second."
+    )
+    yield textwrap.fill(plan.verdict, _WIDTH)
+    if plan.reasons:
+        yield "\n".join(textwrap.fill(reason, _WIDTH) for reason in plan.reasons)
+    if plan.memory_bytes is not None:
+        yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
+    if plan.options:
+        shown = plan.options[:_MOST_ROWS]
+        yield table([_row(option) for option in shown], header=_HEADER)
+    yield from plan.left_out
+    yield f"Run it:\n    {command_of(plan, program, found)}"
+    yield "\n".join(_origin(calibration, found))
+
+
+def _row(option: Option) -> tuple[str, ...]:
+    tree = f"+{option.num_nodes}" if option.num_nodes > option.k else ""
+    return (
+        option.drafter,
+        f"{option.k}{tree}",
+        f"{option.speed_up:.2f}",
+        f"{option.low:.2f} to {option.high:.2f}",
+        f"{option.tokens:.2f}",
+        f"{1e3 * option.draft_seconds:.3g}",
+        f"{1e3 * option.verify_seconds:.3g}",
+        f"{1e3 * option.host_seconds:.3g}",
+        f"{option.tokens_per_second:.4g}",
+    )
+
+
+def _origin(calibration: Calibration, found: Found | None) -> Iterator[str]:
+    if found is None:
+        yield "Costs follow from a data sheet and the models' sizes; nothing was measured."
+        return
+    whole = found.calibrated
+    when = "measured before" if whole.is_old else "measured now"
+    kept = f", kept in {whole.path}" if whole.path else ""
+    yield (
+        f"Costs: {when} in {calibration.seconds:.1f} s{kept}. Times scatter by "
+        f"{100 * calibration.scatter:.1f} %."
+    )
+    yield f"Measured on: {_machine_words(calibration)}"
+    others = calibration.provenance.get("foreign_cpu_share") or 0.0
+    if others > _BUSY:
+        yield (
+            f"note: others used {100 * others:.0f} % of the CPU while costs were measured, which "
+            "makes them doubtful: measure anew when the machine is quiet, with --fresh"
+        )
+    wrong = [name for name, same in found.same.items() if same is False]
+    if wrong:
+        yield f"PROBLEM: other text than plain decoding: {', '.join(wrong)}"
+    elif any(found.same.values()):
+        yield "Every drafter wrote the text of plain decoding."
+    yield from (f"note: {note}" for note in dict.fromkeys(found.notes))
+
+
+def _machine_words(calibration: Calibration) -> str:
+    """Device, precision, threads, clocks and limits, as far as they can be read."""
+    facts = calibration.provenance
+    clocks = {name: value for name, value in facts.get("clocks", {}).items() if value is not None}
+    told = ", ".join(f"{name} {value:.6g}" for name, value in clocks.items())
+    parts = [
+        str(facts.get("device", {}).get("device", "")),
+        f"dtype {facts.get('dtype')}",
+        f"threads {facts.get('threads') or facts.get('torch_threads')}",
+        told,
+    ]
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,254 @@
+"""Calibration: counts by replay, slopes never below 0, drift, and files that may break."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.bench.calibrate import store
+from outrider.bench.calibrate.dial import Dial
+from outrider.bench.calibrate.fit import draft_costs, shared_costs
+from outrider.bench.calibrate.fitting import nonnegative
+from outrider.bench.calibrate.passes import Pass, Request, passes_of
+from outrider.bench.calibrate.points import Point, levels, points_of
+from outrider.bench.calibrate.replay import Round, ahead_of, rounds_at
+from outrider.bench.calibrate.texts import prompts_of
+from outrider.bench.calibrate.turns import Timed
+from outrider.core.budget import RoundTrace
+from outrider.core.calibration import Calibration, PassCosts
+from outrider.core.cost import Curve
+
+DEEPEST = 12
+
+
+def trace(drafted: int, kept: int, *, index: int = 0, batch: int = 1, seq: int = 0) -> RoundTrace:
+    return RoundTrace(
+        seq_id=seq,
+        pass_index=index,
+        drafter="scripted",
+        batch_size=batch,
+        num_target_passes=1,
+        num_prompt_tokens=0,
+        num_drafted=drafted,
+        num_accepted=kept,
+        num_emitted=kept + 1,
+        num_rows_copied=0,
+        draft_seconds=0.5,
+        verify_seconds=2.0,
+        accept_seconds=0.25,
+        gap_seconds=0.125,
+    )
+
+
+def rounds_over(agrees: Sequence[bool], k: int) -> list[Round]:
+    """A model that agrees with its target at some positions of a text, at depth `k`."""
+    rounds: list[Round] = []
+    start = 0
+    while start < len(agrees):
+        room = min(k, len(agrees) - start - 1)
+        run = next((i for i in range(room) if not agrees[start + i]), room)
+        rounds.append(Round(start, room, room, run))
+        start += run + 1
+    return rounds
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, DEEPEST))
+def test_rounds_at_any_k_follow_from_deep_ones(agrees: list[bool], k: int) -> None:
+    # A draft that is kept as a whole hides the token after it: here none is as long as that.
+    for start in range(0, len(agrees), DEEPEST):
+        agrees[start] = False
+    deep = [trace(one.drafted, one.kept) for one in rounds_over(agrees, DEEPEST)]
+    ahead = ahead_of(deep, deepest=DEEPEST)
+    assert len(ahead) == len(agrees)
+    assert rounds_at(ahead, k) == rounds_over(agrees, k)
+
+
+def test_a_drafter_that_ends_its_draft_offers_nothing_there() -> None:
+    # 3 tokens of 12 were drafted and kept: the fourth position had no draft.
+    ahead = ahead_of([trace(3, 3), trace(0, 0), trace(0, 0)], deepest=DEEPEST)
+    # After the last position nothing can be drafted anyway.
+    found = [(one.drafted, one.kept) for one in ahead[:-1]]
+    assert found == [(3, 3), (2, 2), (1, 1), (0, 0), (0, 0)]
+    assert [one.kept for one in rounds_at(ahead, 2)] == [2, 0, 0, 0]
+
+
+def test_the_dial_gives_each_round_its_next_k() -> None:
+    dial = Dial()
+    assert [budget.depth for budget in dial.budgets([1, 2])] == [0, 0]
+    dial.set([4, 0])
+    assert [dial.budgets([1])[0].depth for _ in range(3)] == [4, 0, 4]
+    dial.set([5.25])
+    assert [budget.depth for budget in dial.budgets([1, 2, 3, 4])] == [6, 5, 5, 5]
+
+
+def test_passes_are_put_together_and_know_what_they_read() -> None:
+    first = [trace(2, 1, index=5, batch=2, seq=0), trace(0, 0, index=6, seq=0)]
+    second = [trace(3, 3, index=5, batch=2, seq=1)]
+    found = passes_of([Request(11, first), Request(21, second)])
+    assert [(one.index, one.batch, one.rows, one.depth) for one in found] == [
+        (5, 2, 7, 3),
+        (6, 1, 1, 0),
+    ]
+    # The pending token is not in memory: 10 and 20 tokens are; after two were emitted, 12.
+    assert [one.context for one in found] == [30, 12]
+    assert found[0].reads == 3 * 10 + 4 * 20
+    assert found[0].seconds == 2.875
+    assert passes_of([Request(11, first)])[0].index == 6
+
+
+@given(
+    st.lists(st.floats(0, 5), min_size=2, max_size=2),
+    st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=2, max_size=2).filter(
+        lambda rows: abs(rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]) > 0.1
+    ),
+)
+def test_exact_sums_are_found_again(wanted: list[float], columns: list[list[float]]) -> None:
+    values = [
+        sum(c * column[i] for c, column in zip(wanted, columns, strict=True)) for i in range(3)
+    ]
+    found = nonnegative(columns, values, [1.0, 2.0, 1.0])
+    again = [sum(c * column[i] for c, column in zip(found, columns, strict=True)) for i in range(3)]
+    assert again == pytest.approx(values, abs=1e-5)
+
+
+def test_a_slope_that_would_be_negative_is_0() -> None:
+    assert nonnegative([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0]], [3.0, 2.0, 1.0], [1.0] * 3) == [
+        pytest.approx(2.0),
+        0.0,
+    ]
+
+
+def point(name: str, batch: int, k: int, context: float, seconds: Sequence[float]) -> Point:
+    rows = batch * (k + 1)
+    draft, verify, host = seconds
+    return Point(
+        name=name,
+        batch=batch,
+        rows=rows,
+        depth=k,
+        drafting=batch if k else 0,
+        context=batch * context,
+        reads=rows * context,
+        draft=draft,
+        verify=verify,
+        host=host,
+        count=10,
+        scatter=0.01,
+    )
+
+
+def made_of(name: str, batch: int, k: int, context: float, step: float) -> Point:
+    """A machine of which all costs are known."""
+    rows = batch * (k + 1)
+    verify = 1.0 + 0.05 * rows + 0.02 * batch + 1e-4 * batch * context + 2e-5 * rows * context
+    host = 0.2 + 0.03 * batch + 0.001 * rows
+    draft = step * k * (1 + 0.1 * batch) + 1e-6 * k * batch * context
+    return point(name, batch, k, context, (draft, verify, host))
+
+
+def test_costs_are_found_again() -> None:
+    places = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
+    points = [made_of("model", *place, 0.1) for place in places]
+    shared = shared_costs(points)
+    assert shared.overhead == pytest.approx(0.2, rel=1e-3)
+    # What a sequence costs in the pass is charged with what it costs the host.
+    assert shared.host == pytest.approx(0.05, rel=1e-3)
+    assert shared.rule == pytest.approx(0.001, rel=1e-2)
+    assert shared.target.per_context == pytest.approx(1e-4, rel=1e-3)
+    assert shared.target.per_read == pytest.approx(2e-5, rel=1e-3)
+    assert shared.target.rows.at(12) == pytest.approx(1.6, rel=1e-3)
+    found = draft_costs(points, shared)
+    assert found is not None
+    assert found.per_context == pytest.approx(1e-6, rel=1e-2)
+    assert [count for count, _ in found.draft] == [1, 4]
+    assert found.draft[1][1].at(7) == pytest.approx(0.98, rel=1e-3)
+    assert draft_costs([one for one in points if not one.depth], shared) is None
+
+
+def timed(turn: int, k: int, pace: float) -> Timed:
+    one = Pass(
+        index=turn,
+        batch=1,
+        rows=1 + k,
+        context=50,
+        reads=50 * (1 + k),
+        depth=k,
+        drafting=min(k, 1),
+        emitted=1,
+        draft=0.1 * k * pace,
+        verify=1.0 * pace,
+        accept=0.1 * pace,
+        gap=0.1 * pace,
+    )
+    return Timed("model", 0, turn, one)
+
+
+def test_drift_is_taken_out_by_rounds_without_a_draft() -> None:
+    paces = [1.0] * 9 + [2.0] * 8
+    found = [timed(turn, k, pace) for turn, pace in enumerate(paces) for k in (0, 4)]
+    level = levels(found)
+    assert level[0, 0] == pytest.approx(1.0)
+    assert level[0, 16] == pytest.approx(2.0)
+    by_depth = {one.depth: one for one in points_of(found)}
+    assert by_depth[0].verify == pytest.approx(1.0)
+    assert by_depth[4].draft == pytest.approx(0.4)
+    assert by_depth[4].scatter < 0.01
+
+
+def test_prompts_end_alike_and_begin_differently() -> None:
+    prompts = prompts_of([7, 8, 9], length=10, count=3)
+    assert [len(prompt) for prompt in prompts] == [10, 10, 10]
+    assert all(prompt[1:] == prompts[0][1:] and prompt[-3:] == [7, 8, 9] for prompt in prompts)
+    assert all(a[0] != b[0] for a, b in pairwise(prompts))
+
+
+QUESTION = {"machine": {"cpu": "a", "cores": 2}, "weights": {"target": "0123"}, "ks": [1, 2]}
+FOUND = Calibration(
+    machine="a", target_name="t", target=PassCosts(Curve(((1.0, 0.5),))), drafters=()
+)
+
+
+def test_a_calibration_is_kept_for_its_question(tmp_path: Path) -> None:
+    assert store.load(tmp_path, QUESTION).calibration is None
+    kept = store.keep(tmp_path, QUESTION, FOUND)
+    assert kept.note is None
+    assert store.load(tmp_path, QUESTION).calibration == FOUND
+    assert store.load(tmp_path, {**QUESTION, "ks": [1]}).calibration is None
+    assert store.all_of(tmp_path) == [kept.path]
+    assert store.all_of(None) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99, "question": 0}'])
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    path = store.path_of(tmp_path, QUESTION)
+    assert path is not None
+    path.parent.mkdir()
+    path.write_text(text)
+    found = store.load(tmp_path, QUESTION)
+    assert found.calibration is None
+    assert "measuring anew" in (found.note or "")
+
+
+def test_a_calibration_of_another_schema_is_measured_anew(tmp_path: Path) -> None:
+    path = store.keep(tmp_path, QUESTION, FOUND).path
+    assert path is not None
+    record = json.loads(path.read_text())
+    record["calibration"]["schema"] = "outrider-calibration/0"
+    path.write_text(json.dumps(record))
+    found = store.load(tmp_path, QUESTION)
+    assert found.calibration is None
+    assert "measuring anew" in (found.note or "")
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = store.keep(tmp_path / "file", QUESTION, FOUND)
+    assert kept.calibration == FOUND
+    assert "not kept" in (kept.note or "")
+    assert "no cache folder" in (store.keep(None, QUESTION, FOUND).note or "")

@@ -1,0 +1,165 @@
+"""The study of predictions: a draw that stays, prompts that differ, a file that goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.calibrate.replay import Ahead
+from outrider.bench.plan_cells.draw import Limits, draw
+from outrider.bench.plan_cells.foretell import foretold
+from outrider.bench.plan_cells.record import Study
+from outrider.bench.plan_cells.report import choices_in, record_of, results_in, sections
+from outrider.bench.plan_cells.summary import accuracy, choice_of
+from outrider.bench.plan_cells.texts import prompts_of
+from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.core.cost import Curve
+from outrider.core.errors import ConfigError, MachineError
+from outrider.models.loading import resolve
+
+DRAFTERS = ("model", "ngram", "suffix", "mtp", "eagle")
+LIMITS = Limits(most_context=1900, most_tokens=8192)
+
+
+def test_the_draw_is_its_seed_and_covers_what_it_should() -> None:
+    cells = draw(150, DRAFTERS, LIMITS, seed=7)
+    assert cells == draw(150, DRAFTERS, LIMITS, seed=7)
+    assert cells[:20] == draw(20, DRAFTERS, LIMITS, seed=7)
+    assert cells != draw(150, DRAFTERS, LIMITS, seed=8)
+    assert set(Counter(cell.drafter for cell in cells).values()) == {30}
+    assert Counter(cell.stratum for cell in cells) == {"easy": 100, "text": 25, "size": 25}
+    assert all(1 <= cell.k <= 16 and 1 <= cell.batch <= 16 for cell in cells)
+    assert all(100 <= cell.context <= 1900 for cell in cells)
+    assert all(cell.batch * cell.context <= 8192 for cell in cells)
+    assert all(cell.k >= 8 and cell.batch >= 6 for cell in cells if cell.stratum == "size")
+    places = {(c.drafter, c.k, c.batch, c.context, c.domain) for c in cells}
+    assert len(places) == 150
+    assert {cell.k for cell in cells} >= {1, 2, 4, 8, 16}
+
+
+def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "study.jsonl"
+    cells = draw(3, DRAFTERS, LIMITS, seed=0)
+    study = Study.open(path)
+    study.cells_drawn(cells, {"seed": 0, "tier": "a"})
+    study.add("measured", {"cell": 0, "speed_up": 1.5})
+    with path.open("a") as stream:
+        stream.write('{"record": "measured", "ce')
+    again = Study.open(path)
+    again.cells_drawn(cells, {"seed": 0, "tier": "a"})
+    assert again.by_cell("measured") == {0: {"record": "measured", "cell": 0, "speed_up": 1.5}}
+    again.add("measured", {"cell": 1, "speed_up": 0.5})
+    assert sorted(Study.open(path).by_cell("measured")) == [0, 1]
+    with pytest.raises(ConfigError, match="other cells"):
+        again.cells_drawn(draw(3, DRAFTERS, LIMITS, seed=1), {"seed": 1, "tier": "a"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shopping list",
+        "eggs\nmilk\n",
+        '{"record": "draw"}\n',
+        '{"record": "draw", "schema": "x"}\n',
+    ],
+)
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="nothing was changed"):
+        Study.open(path)
+    assert path.read_text() == text
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    study = Study(tmp_path / "file" / "study.jsonl")
+    with pytest.raises(MachineError, match="cannot be used"):
+        study.add("run", {})
+
+
+def test_a_batch_of_known_texts_is_reckoned_round_by_round() -> None:
+    # A pass takes 1 and 0.1 a row, a draft 0.5, a sequence 0.01; contexts cost nothing.
+    calibration = Calibration(
+        machine="",
+        target_name="",
+        target=PassCosts(Curve(((1.0, 1.1), (101.0, 11.1)))),
+        drafters=(),
+        host=0.01,
+    )
+    drafter = DrafterCosts("model", ((1, Curve(((1.0, 0.5), (8.0, 0.5)))),))
+    all_kept = [Ahead(9 - i, 9 - i) for i in range(9)]
+    none_kept = [Ahead(9 - i, 0) for i in range(9)]
+    plain = foretold(calibration, drafter, [all_kept, none_kept], k=0, context=100, opening=0)
+    assert (plain.num_rounds, plain.num_tokens) == (8, 16)
+    assert plain.seconds == pytest.approx(8 * (1.2 + 0.02))
+    own = foretold(calibration, drafter, [all_kept, none_kept], k=2, context=100, opening=1)
+    # The first text goes 2, 5, 8, 9 after the round that reads its prompt, the second 1 by 1.
+    assert (own.num_rounds, own.num_tokens) == (8, 7 + 8)
+    both = [(6, 2), (6, 2), (4, 2), (3, 1), (3, 1), (3, 1), (2, 1), (1, 1)]
+    # The last round of a text has no room for a draft.
+    seconds = sum(1 + 0.1 * rows + 0.01 * live for rows, live in both) + 7 * 0.5
+    assert own.seconds == pytest.approx(seconds)
+
+
+def measured_line(cell: int, plain: float, drafted: float) -> dict[str, object]:
+    repeats = [1.0, 1.01, 0.99, 1.0, 1.0]
+    sides = {"plain": plain, "drafted": drafted}
+    times = {side: [value * by for by in repeats] for side, value in sides.items()}
+    return {"cell": cell, "speed_up": plain / drafted, "same": True, **times}
+
+
+def study_of(tmp_path: Path, predicted: list[float], measured: list[float]) -> Study:
+    study = Study.open(tmp_path / "study.jsonl")
+    study.cells_drawn(draw(len(predicted), DRAFTERS, LIMITS, seed=0), {"seed": 0})
+    for cell, (foreseen, found) in enumerate(zip(predicted, measured, strict=True)):
+        study.add("prediction", {"cell": cell, "speed_up": foreseen})
+        study.add("measured", measured_line(cell, found, 1.0))
+    return study
+
+
+def test_errors_and_signs_are_counted(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [1.1, 2.0, 0.9, 1.05], [1.0, 2.0, 1.0, 0.5])
+    study.add("ladder", {"cell": 0, "predicted": {"0": 1, "2": 1.5}, "measured": {"0": 1, "2": 2}})
+    study.add("ladder", {"cell": 1, "predicted": {"0": 1, "2": 0.5}, "measured": {"0": 1, "2": 2}})
+    found = accuracy(results_in(study))
+    assert found.count == 4
+    assert found.losing == 1
+    assert found.median == pytest.approx(0.1)
+    # Both at exactly 1 are no gain: one was foreseen as such. Only two intervals leave out 1.
+    assert found.right_signs == 0.5
+    assert (found.sure, found.right_of_sure) == (2, 0.5)
+    assert [choice.lost for choice in choices_in(study)] == [0.0, 0.5]
+    record = record_of(study)
+    assert record["worst_choice_lost"] == 0.5
+    assert record["bars"]["median_error"] is False
+    (section,) = sections(study)
+    assert section.rows[0][:2] == ("all", "4")
+    assert "median error of 10.0 %" in section.text[0]
+
+
+def test_of_equal_choices_the_smallest_k_counts() -> None:
+    chosen = choice_of({0: 1.0, 2: 1.2, 4: 1.2}, {0: 1.0, 2: 1.1, 4: 1.3})
+    assert (chosen.chosen, chosen.best) == (2, 4)
+    assert chosen.lost == pytest.approx(1 - 1.1 / 1.3)
+
+
+def test_nothing_is_said_of_nothing(tmp_path: Path) -> None:
+    study = Study.open(tmp_path / "study.jsonl")
+    assert sections(study) == []
+    assert record_of(study) == {"cells": 0}
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("domain", ["code", "adversarial"])
+def test_prompts_have_the_length_of_the_cell_and_differ(domain: str) -> None:
+    tokenizer = Tokenizer.load(resolve("outrider/embedded"))
+    cell = replace(draw(1, DRAFTERS, LIMITS, seed=0)[0], domain=domain, batch=5, context=300)
+    prompts = prompts_of(cell, tokenizer, 8192)
+    assert [len(prompt) for prompt in prompts] == [300] * 5
+    assert len({tuple(prompt[:32]) for prompt in prompts}) == 5
+    assert prompts == prompts_of(cell, tokenizer, 8192)
