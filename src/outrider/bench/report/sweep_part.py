@@ -1,0 +1,192 @@
+"""The parts of sweeps (bench/sweep*.py, bench/sweeps/), from their samples.
+
+A sweep over K has a table and figures for each pair; one over other axes has the tables of its own
+report, and the figures that it drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from outrider.bench.engines.findings import spoken
+from outrider.bench.figure_panels import PairData, gather
+from outrider.bench.figures import FIGURES
+from outrider.bench.records import RecordError
+from outrider.bench.report.pieces import own_words, stored, tables_of
+from outrider.bench.report.reading import doubts, origin_of
+from outrider.bench.report.sources import Source
+from outrider.bench.report.values import Claim, Figure, Part, Table
+from outrider.bench.sweep_results import K_SWEEP, SWEEP, ResultsFolder, Schema
+from outrider.bench.sweep_summary import Cell, Spread, cells, summary
+from outrider.bench.sweeps.report import sections
+from outrider.bench.sweeps.summary import axes_in, points
+from outrider.bench.sweeps.summary import summary as grid_summary
+
+_HEADER = (
+    "domain",
+    "K",
+    "samples",
+    "failed",
+    "tok/s",
+    "speed-up",
+    "verdict",
+    "accepted %",
+    "tok/round",
+    "latency ms",
+)
+_NOTE = (
+    "± is the standard deviation of samples. A speed-up is median seconds a token of plain "
+    "decoding over those of this K, over the same pieces, with its 95 % bootstrap interval."
+)
+# What each figure shows, for those who cannot see it; its numbers are in the table.
+_ALT: Mapping[str, tuple[str, str]] = {
+    "throughput_vs_k": ("Throughput by K", "Tokens a second by K, a panel a domain; plain dashed."),
+    "acceptance_vs_k": ("Acceptance by K", "Share of drafted tokens kept, by K, a line a domain."),
+    "speedup_map": ("Speed-up by domain and K", "A map of speed-ups with their intervals."),
+    "accepted_per_round": ("Drafts kept in a round", "Share of rounds that kept 0, 1, 2 drafts."),
+    "latency_cdf": ("Time of a token", "How many tokens took at most so long, a line a K."),
+    "time_breakdown": ("Where time goes", "Milliseconds a token of draft, target, accept, other."),
+    "verify_time_vs_k": (
+        "A verifying pass",
+        "Time of a verifying pass over that of a plain one, beside constant and linear cost.",
+    ),
+}
+# What says something of plain decoding alone.
+_OF_PLAIN = ("throughput_vs_k", "latency_cdf", "time_breakdown")
+
+
+def by_k(source: Source) -> list[Part]:
+    """Raises RecordError for a folder without samples, and ConfigError for a damaged one."""
+    folder = _read(source, K_SWEEP)
+    found = cells(folder)
+    record = summary(folder)
+    claims = [claim for cell in found if (claim := _claim(cell)) is not None]
+    origins = [origin_of(run) for run in folder.runs]
+    warnings = doubts(record, claims, origins)
+    if folder.torn:
+        warnings.append(
+            "The file ends in half a line: its last sample was cut off and is left out."
+        )
+    pairs = gather(folder)
+    return [
+        Part(
+            kind="K sweep",
+            title=f"K sweep: {', '.join(pair.name for pair in pairs)}",
+            place=source.place,
+            about=[f"{pair.caption}: {len(folder.samples):,} samples" for pair in pairs],
+            findings=list(_findings(found, record)),
+            claims=claims,
+            figures=[figure for pair in pairs for figure in _figures(pair, several=len(pairs) > 1)],
+            tables=[_table(pair.name, found) for pair in pairs],
+            warnings=[*doubts(record, claims, origins), *_torn(folder)],
+            origins=origins,
+        )
+    ]
+
+
+def grid(source: Source) -> list[Part]:
+    """The same errors as `by_k`."""
+    folder = _read(source, SWEEP)
+    found = points(folder)
+    claims = [
+        Claim(kind="speculation", where=point.name, against="plain decoding", ratio=point.ratio)
+        for point in found
+        if point.ratio is not None and not point.is_plain
+    ]
+    own = list(sections(folder))
+    axes = axes_in(folder)
+    origins = [origin_of(run) for run in folder.runs]
+    pairs = ", ".join(dict.fromkeys(str(run["pair"]) for run in folder.runs))
+    return [
+        Part(
+            kind="sweep",
+            title=f"Sweep of {', '.join(axes)}: {pairs}",
+            place=source.place,
+            about=[f"{len(found)} cells, {len(folder.samples):,} samples."],
+            findings=own_words([point for section in own for point in section.points]),
+            claims=claims,
+            pictures=stored(source.path.parent, "by_", "By"),
+            tables=tables_of(own),
+            warnings=[*doubts(grid_summary(folder), claims, origins), *_torn(folder)],
+            origins=origins,
+        )
+    ]
+
+
+def _read(source: Source, schema: Schema) -> ResultsFolder:
+    folder = ResultsFolder.read(source.path.parent, schema)
+    if not folder.samples:
+        raise RecordError("no sample was written yet; the run was stopped before its first visit")
+    return folder
+
+
+def _torn(folder: ResultsFolder) -> list[str]:
+    if not folder.torn:
+        return []
+    return ["The file ends in half a line: its last sample was cut off and is left out."]
+
+
+def _claim(cell: Cell) -> Claim | None:
+    if not cell.k or cell.speedup is None:
+        return None
+    where = f"{cell.pair}, {cell.domain}, K={cell.k}"
+    return Claim(kind="speculation", where=where, against="plain decoding", ratio=cell.speedup)
+
+
+def _findings(found: Sequence[Cell], record: Mapping[str, Any]) -> Iterator[str]:
+    same = record["greedy_identical"]
+    if same is not None:
+        verb = "are" if same else "are NOT"
+        yield f"Greedy tokens at every K {verb} those of plain decoding, in this same run."
+    for pair, domain in dict.fromkeys((cell.pair, cell.domain) for cell in found):
+        own = [c for c in found if (c.pair, c.domain) == (pair, domain) and c.k and c.speedup]
+        if own:
+            best = max(own, key=lambda cell: cell.speedup.value if cell.speedup else 0.0)
+            assert best.speedup is not None
+            yield f"{pair}, {domain}: K={best.k} is best, {spoken(best.speedup)} plain decoding."
+    yield from record["verdicts"]
+    for cell in found:
+        for reason, num in cell.failures.items():
+            yield f"{cell.pair}, {cell.domain}, K={cell.k}: {num} failed: {reason}"
+
+
+def _figures(pair: PairData, *, several: bool) -> Iterator[Figure]:
+    for name, draw in FIGURES.items():
+        if any(pair.ks) or name in _OF_PLAIN:
+            title, alt = _ALT.get(name, (name.replace("_", " "), name.replace("_", " ")))
+            yield Figure(
+                name=f"{name}-{pair.name}" if several else name,
+                title=f"{title}, {pair.name}",
+                alt=f"{pair.name}: {alt} Numbers are in the table below.",
+                draw=partial(draw, pair),
+            )
+
+
+def _table(pair: str, found: Sequence[Cell]) -> Table:
+    rows = [_row(cell) for cell in found if cell.pair == pair]
+    return Table(title=f"{pair} by domain and K", header=_HEADER, rows=rows, note=_NOTE)
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    claim = _claim(cell)
+    return (
+        cell.domain,
+        str(cell.k) if cell.k else "plain",
+        str(cell.num_samples),
+        str(cell.num_failures),
+        _spread(cell.tokens_per_second, 1),
+        "1" if cell.k == 0 else "-" if cell.speedup is None else spoken(cell.speedup),
+        "" if claim is None else claim.verdict,
+        _spread(cell.acceptance, 1, scale=100),
+        "-" if cell.tokens_per_round is None else f"{cell.tokens_per_round:.2f}",
+        _spread(cell.latency_ms, 1),
+    )
+
+
+def _spread(spread: Spread | None, digits: int, *, scale: float = 1) -> str:
+    if spread is None:
+        return "-"
+    std = "" if spread.std is None else f" ± {scale * spread.std:.{digits}f}"
+    return f"{scale * spread.mean:.{digits}f}{std}"

@@ -1,0 +1,320 @@
+"""What a report finds in folders, what it makes of each kind, and what it says of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from doubles import report_results
+from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
+from outrider.bench.interval import Ratio
+from outrider.bench.report import sources
+from outrider.bench.report.build import build
+from outrider.bench.report.figure_scatter import Pair
+from outrider.bench.report.prediction_part import said
+from outrider.bench.report.sources import find
+from outrider.bench.report.summary import summarise
+from outrider.bench.report.values import Claim, Part, Report
+from outrider.bench.sweep_results import SWEEP, ResultsFolder
+from outrider.core.errors import ConfigError
+
+COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return build([report_results.everything(tmp_path_factory.mktemp("results"))])
+
+
+def part_of(report: Report, kind: str) -> Part:
+    return next(part for part in report.parts if part.kind == kind)
+
+
+def why(path: Path) -> dict[str, str]:
+    return {item.place.rpartition("/")[2]: item.why for item in find([path])[1]}
+
+
+def test_a_folder_has_a_part_for_every_kind_of_results(report: Report) -> None:
+    assert report.skipped == []
+    kinds = sorted(part.kind for part in report.parts)
+    assert kinds[:7] == ["K sweep", "certificate", "cost study", *["costs"] * 3, "drafters"]
+    assert kinds[7:11] == ["engines", "equal tokens", "load", "peers"]
+    assert kinds[11:] == ["prediction", "prediction", "quality"]
+    for part in report.parts:
+        assert part.title
+        assert part.about
+        assert part.tables
+        assert all(len(row) == len(t.header) for t in part.tables for row in t.rows), part.kind
+
+
+def test_everything_that_is_committed_can_be_shown() -> None:
+    found = build([COMMITTED])
+    assert found.skipped == []
+    assert len(found.parts) >= len(list(COMMITTED.glob("*.json")))
+
+
+def test_what_cannot_be_read_is_skipped_by_name_and_reason(tmp_path: Path) -> None:
+    small_sweep(tmp_path / "good")
+    files = {
+        "empty.json": "",
+        "cut.json": '{"benchmark": "limits", "cel',
+        "list.json": "[1]",
+        "nameless.json": "{}",
+        "nan.json": '{"benchmark": "limits", "bar": NaN}',
+        "other.json": '{"benchmark": "<script>"}',
+        "hollow.json": '{"benchmark": "limits"}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "link.json").symlink_to(tmp_path / "empty.json")
+    found = build([tmp_path])
+    assert [part.kind for part in found.parts] == ["K sweep"]
+    reasons = {item.place.rpartition("/")[2]: item.why for item in found.skipped}
+    assert reasons.keys() == {*files, "binary.json"}
+    assert reasons["empty.json"] == "it is empty"
+    assert reasons["cut.json"] == "not JSON"
+    assert "does not say which benchmark" in reasons["nameless.json"]
+    assert "no benchmark that a report knows" in reasons["other.json"]
+    assert reasons["hollow.json"] == "it has no cells"
+
+
+def test_a_folder_without_results_says_which_command_makes_some(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results in") as refusal:
+        build([tmp_path])
+    assert "outrider bench k" in str(refusal.value.hint)
+    with pytest.raises(ConfigError, match="does not exist"):
+        build([tmp_path / "nowhere"])
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"a\.json: not JSON"):
+        build([tmp_path])
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_BYTES", 10)
+    (tmp_path / "big.json").write_text('{"benchmark": "limits"}')
+    assert "are more than a results file has" in why(tmp_path)["big.json"]
+
+
+def test_files_made_from_others_and_files_named_twice_count_once(tmp_path: Path) -> None:
+    small_sweep(tmp_path)
+    (tmp_path / "summary.json").write_text('{"schema": "outrider-bench-k/1"}')
+    found, skipped = find([tmp_path, tmp_path / "samples.jsonl", tmp_path])
+    assert [source.path.name for source in found] == ["samples.jsonl"]
+    assert skipped == []
+
+
+def test_a_run_that_was_cut_off_is_shown_as_far_as_it_went(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "cut")
+    with (folder.path / "samples.jsonl").open("a") as file:
+        file.write('{"record": "sam')
+    folder_of(tmp_path / "begun")
+    found = build([tmp_path])
+    (part,) = found.parts
+    assert any("half a line" in warning for warning in part.warnings)
+    (skipped,) = found.skipped
+    assert "no sample was written yet" in skipped.why
+    interrupted = {**report_results.drafters(), "complete": False}
+    report_results.write(tmp_path, "drafters", interrupted)
+    assert any("interrupted" in w for w in part_of(build([tmp_path]), "drafters").warnings)
+
+
+def test_parts_warn_of_what_makes_their_numbers_doubtful(tmp_path: Path) -> None:
+    record = report_results.limits()
+    record["provenance"] = {**record["provenance"], "dirty": True}
+    record |= {"quick": True, "foreign_cpu_share": 0.4}
+    report_results.write(tmp_path, "limits", record)
+    warnings = "\n".join(build([tmp_path]).parts[0].warnings)
+    for words in ("quick run", "40.0 % of the CPUs", "Files had been changed"):
+        assert words in warnings
+    del record["provenance"]
+    report_results.write(tmp_path, "limits", record)
+    assert any("No commit is named" in w for w in build([tmp_path]).parts[0].warnings)
+
+
+def test_claims_are_judged_by_their_intervals_alone(report: Report) -> None:
+    sweep = {claim.where: claim.verdict for claim in part_of(report, "K sweep").claims}
+    assert sweep["toy, code, K=2"] == "gain"
+    assert sweep["toy, maths, K=4"] == "loss"
+    drafters = {claim.where: claim.verdict for claim in part_of(report, "drafters").claims}
+    assert (drafters["code, good"], drafters["maths, bad"]) == ("gain", "loss")
+    engines = part_of(report, "engines").claims
+    kinds = {claim.where.partition(", ")[0]: claim.kind for claim in engines}
+    assert kinds["pd"] == "speculation"
+    assert kinds["pdv over pd"] == kinds["auto over best fixed"] == "arrangement"
+    peers = [(claim.kind, claim.verdict) for claim in part_of(report, "peers").claims]
+    assert peers == [("peer", "gain"), ("peer", "not judged"), ("speculation", "gain")]
+
+
+def test_the_summary_is_made_of_claims(report: Report) -> None:
+    summary = summarise(report)
+    text = " ".join(summary.sentences)
+    claims = [c for part in report.parts for c in part.claims if c.kind == "speculation"]
+    gains = [claim for claim in claims if claim.verdict == "gain"]
+    assert f"gains in {len(gains)} of {len(claims)} cells" in text
+    best = max(gains, key=lambda claim: claim.ratio.value)
+    assert f"plain decoding, at {best.where}." in text
+    assert "Measured on abacus, 2 cores. All numbers are of commit fea27747ffc0." in text
+    assert any(gain.startswith("K sweep: toy: in 2 of 4 cells; 2.000×") for gain in summary.gains)
+    assert any(loss.startswith("Drafters: toy: in 2 of 4 cells; 0.5") for loss in summary.losses)
+    losing = [p.title for p in report.parts if any(c.verdict == "loss" for c in p.claims)]
+    assert {line.partition(": in ")[0] for line in summary.losses} <= set(losing)
+    assert summary.table is not None
+    assert {row[0] for row in summary.table.rows} == {p.title for p in report.parts if p.claims}
+
+
+def test_a_summary_of_nothing_says_so() -> None:
+    quiet = Part(kind="costs", title="Costs", place="x", about=["y"])
+    text = " ".join(summarise(Report([quiet], [])).sentences)
+    assert "Nothing here compares speculation with plain decoding." in text
+    claim = Claim(kind="speculation", where="w", against="plain", ratio=Ratio(3.0, None, None, 2))
+    one = Part(kind="k", title="t", place="x", about=["y"], claims=[claim])
+    text = " ".join(summarise(Report([one], [])).sentences)
+    assert "measurably gains in none of 1 cells" in text
+    assert "1 have no interval and are not judged" in text
+
+
+def test_parts_of_one_title_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        report_results.write(tmp_path, name, report_results.drafters())
+    (tmp_path / "alone.json").write_text(json.dumps(report_results.limits()))
+    titles = [part.title for part in build([tmp_path]).parts]
+    assert titles == ["Limits", "Drafters: toy (one)", "Drafters: toy (two)"]
+
+
+def test_committed_results_have_a_part_for_each_tier(tmp_path: Path) -> None:
+    tier = report_results.drafters()
+    head = {name: tier.pop(name) for name in ("benchmark", "provenance")}
+    del tier["schema"], tier["pair"]
+    tiers = [{"tier": name, **tier} for name in "ab"]
+    report_results.write(tmp_path, "drafters", {**head, "tiers": tiers})
+    found = build([tmp_path])
+    assert [part.title for part in found.parts] == ["Drafters: tier A", "Drafters: tier B"]
+    assert all(part.claims and part.origins[0].commit for part in found.parts)
+
+
+def test_a_new_benchmark_of_ours_is_a_table(tmp_path: Path) -> None:
+    record = {**report_results.limits(), "benchmark": "brand_new"}
+    report_results.write(tmp_path, "new", record)
+    (part,) = build([tmp_path]).parts
+    assert (part.title, part.tables[0].rows) == ("brand new", [["a", "1.25"]])
+
+
+def test_several_machines_and_commits_are_told(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        record = report_results.limits()
+        record["provenance"] = {**record["provenance"], "cpu": name, "commit": name * 8}
+        report_results.write(tmp_path, name, record)
+    warnings = "\n".join(summarise(build([tmp_path])).warnings)
+    assert "results of 2 machines (one, 2 cores; two, 2 cores)" in warnings
+    assert "results of 2 commits" in warnings
+
+
+def test_the_eight_figures_of_a_cost_study_are_there(report: Report) -> None:
+    names = [figure.name for figure in part_of(report, "cost study").figures]
+    assert sorted(name[:4] for name in names) == [f"fig{i}" for i in range(1, 9)]
+
+
+def test_closed_loops_are_drawn_by_requests_in_flight(tmp_path: Path, report: Report) -> None:
+    assert [f.name for f in part_of(report, "load").figures] == ["load_by_case"]
+    report_results.write(tmp_path, "load", report_results.load(closed=True))
+    names = [figure.name for figure in build([tmp_path]).parts[0].figures]
+    assert {"itl_p95_vs_concurrency", "throughput_vs_concurrency", "pareto"} <= set(names)
+
+
+def test_a_failed_check_is_the_first_thing_said(tmp_path: Path) -> None:
+    bad = report_results.certificate()
+    bad["holds"] = bad["checks"][0]["holds"] = False
+    report_results.write(tmp_path, "a", bad)
+    report_results.write(tmp_path, "b", {**report_results.parity(), "num_equal": 7})
+    parted = report_results.quality()
+    parted["rules"][0]["num_same"] = 5
+    report_results.write(tmp_path, "c", parted)
+    first, second, third = build([tmp_path]).parts
+    assert third.warnings == ["block broke its promise."]
+    assert first.warnings == ["Checks that failed: algebra."]
+    assert "1 tokens differ." in second.warnings
+    assert "is NOT the same" in second.findings[0]
+
+
+def test_a_sweep_in_which_everything_failed_is_a_part_without_claims(tmp_path: Path) -> None:
+    failed = [sample(k, 0, None, reason="<b>broke</b>") for k in (0, 2)]
+    folder_of(tmp_path, *failed, sample(0, 1, numbers(0, 1.0)))
+    (part,) = build([tmp_path]).parts
+    assert part.claims == []
+    assert any("<b>broke</b>" in text for text in part.findings)
+
+
+def test_errors_of_predictions_are_said() -> None:
+    pairs = [
+        Pair(series="a", predicted=1.1, measured=1.0),
+        Pair(series="b", predicted=0.5, measured=1.0),
+    ]
+    median, worst = said(pairs, "speed-ups")
+    assert "30.0 % in the median of 2 cells" in median
+    assert worst == "The largest miss is -50 %, at b."
+
+
+def test_a_study_of_predictions_is_shown_as_far_as_it_went(report: Report) -> None:
+    part = next(part for part in report.parts if part.title == "The planner's promises")
+    assert part.about == [
+        "2 of 3 drawn cells were predicted, then measured; in 1 of them speculation was slower."
+    ]
+    text = " ".join(part.findings)
+    assert "off by 9.4 % in the median of 2 cells" in text
+    assert "foreseen in 100 % of the cells, and in 100 % of 2 that are sure" in text
+    assert part.warnings == ["In 1 cells the text was not that of plain decoding."]
+    assert part.claims == ()
+    assert [figure.name for figure in part.figures] == ["planned_and_measured"]
+
+
+def test_a_sweep_over_other_axes_has_its_own_tables(tmp_path: Path) -> None:
+    made = small_sweep(tmp_path / "old")
+    folder = ResultsFolder.open(tmp_path / "new", SWEEP)
+    folder.add_run(circumstances(), {"notes": [], "axes": {"k": [2, 4], "domain": ["code"]}})
+    folder.add(made.samples)
+    (tmp_path / "new" / "figures").mkdir()
+    (tmp_path / "new" / "figures" / "by_k.svg").write_text("<svg onload='alert(1)'/>")
+    (part,) = build([tmp_path / "new"]).parts
+    assert part.kind == "sweep"
+    assert {claim.verdict for claim in part.claims} >= {"gain", "loss"}
+    assert [picture.title for picture in part.pictures] == ["By k"]
+    assert any("2" in row for table in part.tables for row in table.rows)
+
+
+JUNK: Sequence[Any] = (
+    *(None, True, -1, 0, 1e308, "x", "<script>"),
+    *([], {}, [None], {"a": 1}, [{}]),
+)
+
+
+def keys_of(value: Any) -> Sequence[Any]:
+    """What leads further into a JSON value."""
+    if isinstance(value, dict):
+        return sorted(cast("dict[str, Any]", value))
+    return range(len(cast("list[Any]", value))) if isinstance(value, list) else ()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(name=st.sampled_from(sorted(report_results.EVERY)), data=st.data())
+def test_whatever_was_edited_a_file_is_shown_or_skipped(
+    tmp_path: Path, name: str, data: st.DataObject
+) -> None:
+    record = json.loads(report_results.stored(name))
+    place: Any = record
+    key: Any = data.draw(st.sampled_from(sorted(record)))
+    while keys_of(place[key]) and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(keys_of(place)))
+    place[key] = data.draw(st.sampled_from(JUNK))
+    report_results.write(tmp_path, "edited", record)
+    report_results.write(tmp_path, "whole", report_results.limits())
+    found = build([tmp_path])
+    assert len(found.parts) + len(found.skipped) >= 2
+    summarise(found)
