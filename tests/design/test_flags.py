@@ -45,6 +45,15 @@ K_SWEEP = " ".join(
         "--preset --prompt-set --prompts --reference --single-prompt --warmup",
     ]
 )
+# A grid decides these for all its cells.
+NOT_OF_GRIDS = NOT_IN_SWEEPS - {"--k"}
+OF_GRIDS = " ".join(
+    [
+        *(flag for flag in ALL.split() if flag not in NOT_OF_GRIDS),
+        "--at-once --experiment --fresh --iterations --json --no-plots --output-dir --over --pair",
+        "--preset --presets --prompt-set --prompts --requests --warmup",
+    ]
+)
 # A comparison of engines sets these for each of them; --max-tokens is an option of its own.
 NOT_OF_ENGINES = {"--schedule", "--n", "--top-logprobs"} | {
     f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
@@ -55,6 +64,17 @@ NOT_OF_DRAFTERS = {"--drafter", "--tree-nodes", "--n", "--top-logprobs"} | {
     f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
 }
 OF_DRAFTERS = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_DRAFTERS)
+# A check of quality takes every rule in turn; --max-tokens is an option of its own.
+NOT_OF_QUALITY = {"--sampler", "--n", "--top-logprobs"} | {
+    f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")
+}
+OF_QUALITY = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_QUALITY)
+# A plan tries these, or has an option of its own for them.
+NOT_OF_PLANS = {
+    *("--drafter", "--k", "--tree-nodes", "--controller", "--schedule", "--watchdog"),
+    *("--batch-size", "--context", "--device", "--max-tokens", "--n", "--top-logprobs"),
+} | {f"--{side}{name}" for side in ("", "no-") for name in ("profile", "logprobs")}
+OF_PLANS = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_PLANS)
 OF_TRACES = " ".join(
     flag for flag in ALL.split() if flag == "--schedule" or flag not in NOT_OF_ENGINES
 )
@@ -79,13 +99,29 @@ FLAGS: dict[tuple[str, ...], str] = {
     ("draft", "check"): "--json --k --max-tokens --measure --prompts",
     ("verify",): f"{ALL} --deep --json --output",
     ("bench", "k"): f"{K_SWEEP} --json",
+    ("bench", "sweep"): OF_GRIDS,
     ("bench", "comm"): "--device --json --largest-mb --model --output --ranks",
     ("bench", "drafters"): f"{OF_DRAFTERS} --csv --domains --drafters --json --no-plots "
     "--output-dir --prompts --repeats",
+    ("bench", "peers"): f"{PROGRAM} --drafters --formats --json --max-tokens --minutes "
+    "--output-dir --peers --peers-folder --prompts --quick --seldom --servers --temperatures "
+    "--threads --tier --trials",
+    ("bench", "quality"): f"{OF_QUALITY} --domains --formats --json --output --prompts --rules "
+    "--text --text-tokens",
     ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
     "--output-dir --pairs --prompts --repeats --requests --warmup",
+    ("bench", "ssd"): "--alphas --costs --device --dtype --json --ks --layer-share --max-tokens "
+    "--output-dir --pairs --pass-scale --quantise --quick --repeats --scale --seed --studies "
+    "--tensor-parallel --threads",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
+    ("plan",): f"{OF_PLANS} --alpha --batch --context --device --domains --drafters --fresh "
+    "--json --max-tokens --prompts --save --seconds",
+    ("simulate",): "--alpha --arrivals --batch --calibration --contention --context "
+    "--decode-batch --device --draft --draft-device --drafter --engines --fan-out --figure "
+    "--hybrid-threshold --json --k --max-tokens --p-hit --places --prefill-chunk --requests "
+    "--seed --spread --sweep --sync-us --target --trace --verify-batch",
+    ("report",): "--figures --json --output",
     ("trace",): f"{OF_TRACES} --figure --figure-seconds --json --output",
     ("train", "draft"): f"{OF_DRAFTERS_TRAINING} --dtype --hidden --layers --on-policy --reverse "
     "--start --temperature",
@@ -99,6 +135,8 @@ FLAGS: dict[tuple[str, ...], str] = {
     ): f"{OF_TRAINING} --dtype --family --hidden --layers --teacher --tokenizer",
     ("train", "tokenizer"): "--field --json --size --tokens",
     ("prompts",): "--domains --json --output --source --tiny-output --tokenizer",
+    ("explain",): "--alpha --bandwidth --batch --branches --c --context --json --k --p-hit "
+    "--parameters --tflops --verify --watts",
     ("doctor",): f"{PROGRAM} {ENGINE} --json --measure",
     ("config",): f"{ALL} --json",
     ("completion",): "",

@@ -116,11 +116,12 @@ PAIRS = (
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_races", [200_000, pytest.param(1_000_000, marks=pytest.mark.deep)])
 @pytest.mark.parametrize(("place", "pair"), list(enumerate(PAIRS)))
-def test_a_million_shipped_races(place: int, pair: tuple[Weights, Weights]) -> None:
-    """Both winners of races at a million positions, against their joint law (chi-square)."""
+def test_many_shipped_races(place: int, pair: tuple[Weights, Weights], num_races: int) -> None:
+    """Both winners of races at as many positions, against their joint law (chi-square)."""
     p_V, q_V = normal(pair[0]), normal(pair[1])
-    counts_VV = race_counts(p_V, q_V, seed=place, num_races=1_000_000)
+    counts_VV = race_counts(p_V, q_V, seed=place, num_races=num_races)
     law_VV = torch.tensor(joint(p_V, q_V), dtype=torch.float64)
     value = float(p_values(counts_VV.reshape(1, -1), law_VV.flatten())[0])
     assert value > 1e-6 / len(PAIRS), f"p = {value:.3g}"

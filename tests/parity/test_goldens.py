@@ -38,19 +38,21 @@ class Golden:
     stride: int
 
 
-@pytest.fixture(params=[True, False], ids=["reference", "chosen"])
+@pytest.fixture(scope="module", params=[True, False], ids=["reference", "chosen"])
 def force_reference(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
-@pytest.fixture(params=NAMES)
-def golden(request: pytest.FixtureRequest, force_reference: bool, tmp_path: Path) -> Golden:
+@pytest.fixture(scope="module", params=NAMES)
+def golden(
+    request: pytest.FixtureRequest, force_reference: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Golden:
     name: str = request.param
     opener: Any = safe_open
     with opener(GOLDENS / f"{name}.safetensors", framework="pt") as stored:
         metadata: dict[str, str] = stored.metadata()
         tensors: dict[str, Tensor] = {key: stored.get_tensor(key) for key in list(stored.keys())}
-    folder = _folder(name, metadata, tmp_path)
+    folder = _folder(name, metadata, tmp_path_factory.mktemp("golden"))
     room = Room(num_slots=256, page_size=16, max_rows=64, max_logits=64)
     options = LoadOptions(room=room, dtype="float32", device="cpu", force_reference=force_reference)
     return Golden(
@@ -82,6 +84,7 @@ def test_hidden_states(golden: Golden) -> None:
     golden.model.state.open(1, ())
     row = StepRow.chain(1, golden.tokens, logits_from=len(golden.tokens))
     hidden_NKD = golden.model.step([row], DraftNeeds(hidden_layers=layers)).hidden_NKD
+    golden.model.state.close(1)
     assert hidden_NKD is not None
     _close(hidden_NKD[-1], golden.hidden_KD)
 

@@ -1,72 +1,42 @@
-"""docs/theory.md computed again: its walk-through by the shipped rule, the rest by its formulas."""
+"""docs/theory.md computed again, sections 1 to 4: its walk-through by the shipped rule, the rest by
+its formulas. test_theory_costs.py has the other sections."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import outrider.core.expected as closed_form
+from checks.documents import Document
 from doubles.rig import Request, Rig, model_drafter
+from doubles.written_noise import Written
 from outrider.core.draft import Draft
 from outrider.core.expected import expected_tokens
 from outrider.core.host import host_ints
 from outrider.core.laws import Laws
-from outrider.core.noise import Role, inverse_cdf
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import JudgeRow
 from outrider.models.fake import Script, ScriptedLM
 from outrider.verify.token import TokenRule, residual
 
-PAGE = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
-# Lines are wrapped anywhere; phrases are looked for as if they were not.
-PROSE = " ".join(PAGE.split())
+PAGE = Document.named("theory.md").between("# Theory", "## 5.")
+PROSE = PAGE.prose
 WORDS = ("the", "cat", "sat", "on", "mat")
 PARAMETERS, FLOPS, BANDWIDTH = 7e9, 300e12, 900e9
 RIDGE = FLOPS / BANDWIDTH
 
 
-def rows_under(header: str) -> list[list[str]]:
-    """The cells of the table whose header line begins so."""
-    lines = PAGE[PAGE.index(header) :].splitlines()[2:]
-    table = lines[: next((i for i, line in enumerate(lines) if not line), len(lines))]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-
-
 def laws_under(header: str) -> Tensor:
     return torch.tensor(
-        [[float(cell) for cell in row[1:]] for row in rows_under(header)], dtype=torch.float64
+        [[float(cell) for cell in row[1:]] for row in PAGE.rows_under(header)], dtype=torch.float64
     )
 
 
 def speed_up(beta: float, k: int, c: float) -> float:
     return closed_form.speed_up(expected_tokens(beta, k), c * k)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The uniform numbers that the page gives: one a drafted word, one for the residual."""
-
-    coins: tuple[float, ...]
-    last: float
-
-    def coin(self, probability: float, node: int, role: Role) -> bool:
-        assert role is Role.ACCEPT
-        return self.coins[node] < probability
-
-    def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
-        assert (node, role) == (1, Role.NEXT)
-        return inverse_cdf(weights_V, self.last)
-
-    def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        raise AssertionError(weights_V, depth)
-
-    def race_at(self, weights_V: Tensor, depth: int) -> int:
-        raise AssertionError(weights_V, depth)
 
 
 Q = laws_under("| after | q(the)")
@@ -76,7 +46,7 @@ DRAFT = [WORDS.index(word) for word in ("cat", "sat", "mat", "on")]
 
 def test_the_numbers_of_a_pass() -> None:
     reading, computing = 2 * PARAMETERS / BANDWIDTH, 2 * PARAMETERS / FLOPS
-    found = {row[0]: row[1] for row in rows_under("| quantity | value |")}
+    found = {row[0]: row[1] for row in PAGE.rows_under("| quantity | value |")}
     assert list(found.values()) == [
         f"{2 * PARAMETERS / 1e9:.0f} GFLOP",
         f"{2 * PARAMETERS / 1e9:.0f} GB",
@@ -107,7 +77,7 @@ def test_the_laws_are_laws() -> None:
 
 
 def test_the_decisions_are_those_of_the_shipped_rule() -> None:
-    table = rows_under("| place | word |")
+    table = PAGE.rows_under("| place | word |")
     for place, (row, word) in enumerate(zip(table, DRAFT, strict=True)):
         p, q = float(P[place, word]), float(Q[place, word])
         assert row[:5] == [str(place + 1), WORDS[word], f"{p:.2f}", f"{q:.2f}", f"{p / q:.3f}"]
@@ -130,7 +100,7 @@ def test_the_residual_is_that_of_the_shipped_rule() -> None:
     left_V = residual(P[2], Q[2])
     assert isinstance(left_V, Tensor)
     difference_V = P[2] - Q[2]
-    for word, row in enumerate(rows_under("| word | p - q |")):
+    for word, row in enumerate(PAGE.rows_under("| word | p - q |")):
         above = max(0.0, float(difference_V[word]))
         wanted = (WORDS[word], float(difference_V[word]), above, float(left_V[word]))
         assert row == [wanted[0], f"{wanted[1]:.2f}", f"{wanted[2]:.2f}", f"{wanted[3]:.3f}"]
@@ -156,7 +126,9 @@ def test_both_cases_of_the_proof_in_numbers() -> None:
     assert float(left_V[mat]) == 0
 
 
-@pytest.mark.parametrize("row", rows_under("| beta | E | S |"), ids=lambda row: f"beta {row[0]}")
+@pytest.mark.parametrize(
+    "row", PAGE.rows_under("| beta | E | S |"), ids=lambda row: f"beta {row[0]}"
+)
 def test_the_speed_up_at_k_4(row: list[str]) -> None:
     beta = float(row[0])
     assert row[1] == f"{expected_tokens(beta, 4):.3f}"
@@ -169,7 +141,7 @@ def test_when_it_hurts() -> None:
     batch = expected / (0.4 + 5)
     normal = speed_up(0.8, 4, 0.1)
     short = (20 + 8) / (20 + 0.1 * 20 + 8 / normal)
-    found = [row[2] for row in rows_under("| cause | example | S |")]
+    found = [row[2] for row in PAGE.rows_under("| cause | example | S |")]
     numbers = [speed_up(0.3, 8, 0.1), speed_up(0.8, 4, 0.7), speed_up(0.8, 32, 0.1), batch, short]
     assert found == [f"{number:.3f}" for number in numbers]
     assert f"{4 * 0.7:.1f} times as long as a target pass" in PROSE
@@ -178,7 +150,7 @@ def test_when_it_hurts() -> None:
     assert f"the best K is {best}, with S = {speed_up(0.8, best, 0.1):.3f}" in PROSE
 
 
-@pytest.mark.parametrize("row", rows_under("| beta | c | best K |"), ids=lambda row: row[:2])
+@pytest.mark.parametrize("row", PAGE.rows_under("| beta | c | best K |"), ids=lambda row: row[:2])
 def test_the_usual_claim(row: list[str]) -> None:
     beta, c = float(row[0]), float(row[1])
     best = max(range(1, 65), key=lambda k: speed_up(beta, k, c))
@@ -214,13 +186,8 @@ def test_the_engine_counts_what_the_formula_says() -> None:
 
 def test_every_number_of_the_page_is_computed_or_given() -> None:
     """A number that is new in the prose belongs in one of these sets, if computed in a test too."""
-    tables = [line for line in PAGE.splitlines() if line.startswith("|")]
-    text = "\n".join(line for line in PAGE.splitlines() if not line.startswith("|"))
-    text = text[: text.index("## Sources")]
     given = {"14", "300", "900", "100", "1024", "333", "0.60", "70", "80", "10", "20", "32"}
     computed = {"15.6", "47.8", "0.31", "0.69", "0.20", "0.25", "0.45", "2.8", "2.470", "3.362"}
     computed |= {"0.623", "59"}
     named = {"0.7", "0.8", "0.1", "0.4", "0.10", "0.05"}
-    numbers = set(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d\d+", text))
-    assert numbers <= given | computed | named, numbers - given - computed - named
-    assert len(tables) > 40
+    assert PAGE.numbers <= given | computed | named, PAGE.numbers - given - computed - named

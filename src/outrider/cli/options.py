@@ -104,7 +104,8 @@ class KSweepOptions(JsonOption):
     )
     domains: str | None = setting(
         None,
-        "Between commas: code, maths, conversation, summarization; by default the first three.",
+        "Between commas: code, maths, conversation (these by default), summarization, translation, "
+        "retrieval.",
     )
     prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
     prompt_set: str | None = setting(
@@ -245,10 +246,13 @@ class PromptsOptions(JsonOption):
     tokenizer: str = setting("outrider/embedded", "Model whose tokenizer counts.")
     source: str = setting(
         "builtin",
-        "builtin, or hub to fetch HumanEval, Alpaca and CNN/DailyMail; what fails is built in.",
-        choices=("builtin", "hub"),
+        "builtin; hub fetches HumanEval, Alpaca, CNN/DailyMail and others by name, and what fails "
+        "is built in; or a question.jsonl as of Spec-Bench.",
     )
-    domains: str = setting("code,conversation,summarization", "Between commas; also maths.")
+    domains: str = setting(
+        "code,conversation,summarization",
+        "Between commas; also maths, translation, retrieval.",
+    )
     output: str | None = setting(None, "Save 50 prompts a domain to this file.")
     tiny_output: str | None = setting(None, "Save 5 prompts a domain to this file.")
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.cli.bench_peers_options import BENCH_PEERS
+from outrider.cli.bench_quality_options import BENCH_QUALITY
+from outrider.cli.bench_ssd_options import BENCH_SSD
+from outrider.cli.bench_sweep_options import BENCH_SWEEP
 from outrider.cli.drafter_verbs import BENCH_DRAFTERS, DRAFT
+from outrider.cli.explain_verb import EXPLAIN
 from outrider.cli.options import (
     ChatOptions,
     CommOptions,
@@ -27,6 +32,9 @@ from outrider.cli.options import (
     TraceOptions,
     VerifyOptions,
 )
+from outrider.cli.plan_options import PLAN
+from outrider.cli.report_verb import REPORT
+from outrider.cli.simulate_options import SimulateOptions
 from outrider.cli.train_verbs import TRAIN
 from outrider.cli.verb import Argument, Verb
 
@@ -165,6 +173,7 @@ VERBS = (
                 settings=ALL_SETTINGS,
                 without=DECIDED_BY_SWEEPS,
             ),
+            BENCH_SWEEP,
             Verb(
                 name="comm",
                 target="outrider.cli.bench_comm:comm",
@@ -173,6 +182,9 @@ VERBS = (
                 options=CommOptions,
             ),
             BENCH_DRAFTERS,
+            BENCH_PEERS,
+            BENCH_QUALITY,
+            BENCH_SSD,
             Verb(
                 name="engines",
                 target="outrider.cli.bench_engines:engines",
@@ -196,6 +208,15 @@ VERBS = (
             ),
         ),
     ),
+    PLAN,
+    Verb(
+        name="simulate",
+        target="outrider.cli.simulate:simulate",
+        text="Run engines on an invented clock: machines that one does not have, and what-ifs.",
+        example="outrider simulate --target llama-8b --draft llama-1b --device h100 --alpha .8",
+        options=SimulateOptions,
+    ),
+    REPORT,
     Verb(
         name="trace",
         target="outrider.cli.trace:trace",
@@ -233,6 +254,7 @@ VERBS = (
         options=VerifyOptions,
         settings=ALL_SETTINGS,
     ),
+    EXPLAIN,
     Verb(
         name="doctor",
         target="outrider.cli.doctor:doctor",

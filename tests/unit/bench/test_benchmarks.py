@@ -20,6 +20,7 @@ SAYS = {
     "verify_cost": ("kernels", "cells"),
     "drafter_cost": ("kernels", "cells"),
     "predicted": ("cells", "bar"),
+    "tiers": ("kernels", "cells", "bar", "met"),
     "batch": ("kernels", "cells", "ratio_at_16", "bar"),
     "memory_cost": ("append_us", "append_ratio", "rollback_ratio", "bars"),
     "overhead": ("cells",),

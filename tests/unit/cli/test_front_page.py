@@ -112,24 +112,66 @@ def test_help_of_a_verb_names_every_option_and_an_example(
         assert re.search(rf"(?<!\S){flag}(?![\w-])", shown_flags)
 
 
-# Without a server at the usual address these say that there is none.
-OTHER_SERVERS = {("models", "ollama"), ("models", "ping")}
+# Without a server at the usual address, or a folder of results, these say that there is none.
+ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
+    ("models", "ollama"): (0, 3),
+    ("models", "ping"): (0, 3),
+    ("report",): (2,),
+}
 
 
 # A verb with parts may show the example of one of them.
 EXAMPLES = {verb.example: words for words, verb in PATHS.items()}
 
 
+# One with a pipe and one without. The others take a process each, which imports torch anew.
+IN_A_SHELL = [("chat",), ("generate",)]
+# What makes an example do less in a test, by the first words of its verb.
+LESS: dict[tuple[str, ...], str] = {
+    ("train",): "--batch 2 --window 64",
+    ("train", "tokenizer"): "",
+    ("bench", "k"): "--max-tokens 8 --no-plots",
+    ("bench", "drafters"): "--no-plots",
+    ("bench", "engines"): "--no-plots",
+}
+
+
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.parametrize("words", EXAMPLES.values(), ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=() if words in IN_A_SHELL else pytest.mark.deep)
+        for words in EXAMPLES.values()
+    ],
+    ids=" ".join,
+)
 def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-m", "outrider"])
     line = PATHS[words].example.replace("outrider ", f"{command} ", 1)
     done = subprocess.run(
         ["sh", "-c", line], check=False, capture_output=True, cwd=tmp_path, timeout=400
     )
-    assert done.returncode in ((0, 3) if words in OTHER_SERVERS else (0,)), done.stderr
+    assert done.returncode in ENDS.get(words, (0,)), done.stderr
+
+
+# Whole certificates take more than a minute; test_verify.py has small ones, and test_plan.py plans.
+# Other engines are processes that import torch anew; those of test_bench_peers.py pretend. The same
+# holds for test_bench_ssd.py and test_bench_sweep.py.
+LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "sweep"))]
+ELSEWHERE = [*IN_A_SHELL, *LONG]
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [words for words in EXAMPLES.values() if words not in ELSEWHERE], ids=" ".join
+)
+def test_examples_work(outrider: Command, words: tuple[str, ...]) -> None:
+    """In this process, and with less to do where that is known."""
+    less = LESS.get(words, LESS.get(words[:1], ""))
+    shown = outrider(*shlex.split(f"{PATHS[words].example} {less}")[1:])
+    assert shown.code in ENDS.get(words, (0,)), shown.err
 
 
 def test_a_reader_who_leaves_early_causes_no_noise() -> None:

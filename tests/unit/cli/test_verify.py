@@ -1,7 +1,7 @@
 """`outrider verify` as a user meets it: what is printed, written, refused, and with which code.
 
 Most tests put scripted parts in place of the real ones, which tests/unit/proof covers. Two run all
-four for real with little to do. The full certificate runs in test_front_page.py.
+four for real with little to do. The full certificate is deep, in test_front_page.py.
 """
 
 from __future__ import annotations

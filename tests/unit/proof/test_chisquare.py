@@ -49,13 +49,10 @@ def test_runs_are_tested_one_by_one() -> None:
     assert together[2] < threshold(60) < FAMILY_LEVEL
 
 
-def test_the_ensemble_raises_no_alarm_on_a_few_seeds() -> None:
-    assert false_alarms(range(20), 1_000) == 0
-
-
 @pytest.mark.slow
-def test_the_ensemble_raises_no_alarm_on_a_thousand_seeds() -> None:
-    assert false_alarms(range(1_000), 10_000) == 0
+@pytest.mark.parametrize("num_seeds", [50, pytest.param(1_000, marks=pytest.mark.deep)])
+def test_the_ensemble_raises_no_alarm(num_seeds: int) -> None:
+    assert false_alarms(range(num_seeds), 10_000) == 0
 
 
 def test_p_values_of_a_right_rule_are_uniform() -> None:

@@ -1,0 +1,127 @@
+"""Topics about one round: how much of a draft is kept, what that brings, how long to draft."""
+
+from __future__ import annotations
+
+from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
+from outrider.core.expected import (
+    acceptance_rate,
+    expected_tokens,
+    measured_speed_up,
+)
+from outrider.core.fan_out import chances
+
+_MOST_K = 64
+_EXPECTED = "E = 1 + alpha + ... + alpha^K = (1 - alpha^(K+1)) / (1 - alpha)"
+
+
+def acceptance(numbers: Numbers) -> Explanation:
+    alpha, k = numbers.alpha, numbers.k
+    likely = chances(alpha, k)
+    expected = expected_tokens(alpha, k)
+    rate = acceptance_rate(alpha, k)
+    return Explanation(
+        title="How much of a draft is kept",
+        idea="A round keeps the draft up to the first token that the target refuses, and adds one "
+        "token of the target's own: the recovered one after a refusal, the bonus one after none. "
+        "So a round of K drafted tokens emits 1 to K + 1.",
+        formula=(
+            "P(n) = alpha^n (1 - alpha) for n < K,   P(K) = alpha^K",
+            _EXPECTED,
+            "accepted / drafted = (E - 1) / K",
+        ),
+        steps=(
+            Step("E", _sum_of(alpha, k), expected, "tokens a round"),
+            Step("accepted / drafted", f"({expected:.3f} - 1) / {k}", rate),
+        ),
+        header=("accepted n", "emitted", "P(n)"),
+        rows=tuple((str(n), str(n + 1), f"{chance:.4f}") for n, chance in enumerate(likely)),
+        result="Accepted / drafted, which a run counts, is lower than alpha: tokens behind a "
+        "refusal are drafted and never looked at. Where alpha differs from request to request, E "
+        "is higher than the mean alpha says.",
+        more=(
+            "docs/theory.md, sections 4 and 6",
+            "outrider explain round",
+            "outrider draft check TARGET DRAFT --measure: alpha of a pair",
+        ),
+    )
+
+
+def speed_up(numbers: Numbers) -> Explanation:
+    alpha, k, c, verify = numbers.alpha, numbers.k, numbers.c, numbers.verify
+    expected = expected_tokens(alpha, k)
+    gain = _gain(numbers, k)
+    return Explanation(
+        title="Speed-up of a round",
+        idea="A round of K drafted tokens takes K passes of the drafter, one after the other, and "
+        "one pass of the target over K + 1 tokens. Plain decoding takes a pass of the target for "
+        "every token.",
+        formula=(
+            _EXPECTED,
+            "S = E / (K c + v)",
+            "from measured times: S = E T_plain / (T_draft(K) + T_verify(K+1))",
+        ),
+        steps=(
+            Step("E", _sum_of(alpha, k), expected, "tokens a round"),
+            Step("T", f"{k} x {c:g} + {verify:g}", k * c + verify, "plain passes a round"),
+            Step("S", f"{expected:.3f} / {k * c + verify:.3f}", gain, "times plain decoding"),
+        ),
+        result=_verdict(gain),
+        more=(
+            "docs/theory.md, section 4",
+            "outrider explain best-k; outrider explain batch",
+            "outrider generate PROMPT --compare: the same, measured",
+        ),
+    )
+
+
+def longest(numbers: Numbers) -> Explanation:
+    alpha = numbers.alpha
+    best = max(range(_MOST_K + 1), key=lambda k: _gain(numbers, k))
+    rows: list[tuple[str, ...]] = []
+    stride = 1 + best // 12
+    for k in sorted({best, *range(0, min(best + 3 * stride, _MOST_K) + 1, stride)}):
+        rate = expected_tokens(alpha, k) / _round(numbers, k)
+        price = _round(numbers, k + 1) - _round(numbers, k)
+        gain = f"{alpha ** (k + 1) / price:.3f}" if price > 0 else "free"
+        rows.append((str(k), *fixed(expected_tokens(alpha, k), _round(numbers, k), rate), gain))
+    return Explanation(
+        title="How long to draft",
+        idea="One more drafted token is reached with probability alpha^(K+1) and costs its time in "
+        "any case. It pays as long as it brings tokens faster than the round does without it.",
+        formula=(
+            _EXPECTED,
+            "S(K) = E(K) / T(K),   T(K) = K c + v,   T(0) = 1",
+            "draft one more while alpha^(K+1) / (T(K+1) - T(K)) > E(K) / T(K)",
+        ),
+        steps=(Step("S", f"E({best}) / T({best})", _gain(numbers, best), "times plain decoding"),),
+        header=("K", "E(K)", "T(K)", "S(K)", "one more brings"),
+        rows=tuple(rows),
+        result=f"The best K is {best}. "
+        + ("So do not speculate." if not best else _verdict(_gain(numbers, best))),
+        more=(
+            "docs/theory.md, sections 4 and 5",
+            "docs/algorithms/controllers.md: the engine chooses K by this rule in every round",
+        ),
+    )
+
+
+def _round(numbers: Numbers, k: int) -> float:
+    """The time of a round in plain passes; without a draft nothing is verified."""
+    return k * numbers.c + numbers.verify if k else 1.0
+
+
+def _gain(numbers: Numbers, k: int) -> float:
+    times = {"draft": k * numbers.c, "verify": numbers.verify if k else 1.0}
+    return measured_speed_up(expected_tokens(numbers.alpha, k), plain=1.0, **times)
+
+
+def _sum_of(alpha: float, k: int) -> str:
+    if alpha == 1:
+        return f"{k} + 1"
+    return f"(1 - {alpha:g}^{k + 1}) / (1 - {alpha:g})"
+
+
+def _verdict(gain: float) -> str:
+    if gain > 1:
+        return f"{gain:.2f} times as fast as plain decoding."
+    return f"{gain:.2f} times the speed of plain decoding: speculation loses here."

@@ -1,0 +1,212 @@
+"""docs/theory.md computed again, sections 5 to 13: costs, batches, drafting ahead, trees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from checks.documents import Document
+from outrider.cli.explain_energy import BYTE, OPERATION, joules
+from outrider.cli.explain_energy import gain as gain_of
+from outrider.cli.explain_machine import KV_SHARE, Device, break_even
+from outrider.cli.explain_page import Numbers
+from outrider.core.ahead import AheadTimes, steady_hits
+from outrider.core.expected import (
+    beta_rates,
+    expected_by_place,
+    expected_tokens,
+    measured_speed_up,
+    speed_up,
+)
+from outrider.core.fan_out import Misses, chances, geometric, hit_rate, optimal, uniform
+from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.core.spec import ModelSpec
+from outrider.core.tree_shape import best_shape, chain_shape
+from outrider.planner.ahead import crossover_batch
+from outrider.planner.energy import Energy, joules_a_token
+from outrider.planner.roofline import Mixture, PassWork, critical_context
+from outrider.planner.rounds import Load
+from outrider.planner.sheets import Power
+
+PAGE = Document.named("theory.md").between("## 5.", "## Sources")
+PROSE = PAGE.prose
+NUMBERS = Numbers()
+CARD = ModelSpec(
+    name="7B",
+    family="llama",
+    vocab_size=32_000,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_size=11_008,
+    max_tokens=4096,
+    num_parameters=7_000_000_000,
+    bytes_per_weight=2,
+    bytes_per_kv=2,
+)
+
+
+def digits(*values: float, num: int = 3) -> list[str]:
+    return [f"{value:.{num}f}" for value in values]
+
+
+def test_k_lies_at_the_edge_of_a_tile() -> None:
+    beta, c, batch, ridge, tile = 0.8, 0.05, 4, 24, 8
+
+    def tiles(k: int) -> int:
+        return -(-batch * (k + 1) // tile)
+
+    def time(k: int) -> float:
+        return c * k + max(1.0, tiles(k) * tile / ridge)
+
+    def gain(k: int) -> float:
+        verify = max(1.0, tiles(k) * tile / ridge)
+        return measured_speed_up(expected_tokens(beta, k), plain=1, draft=c * k, verify=verify)
+
+    table = PAGE.rows_under("| K | rows | tiles |")
+    for k, row in enumerate(table):
+        more = beta ** (k + 1) / (time(k + 1) - time(k))
+        wanted = digits(time(k) - c * k, expected_tokens(beta, k), gain(k), more)
+        assert row == [str(k), str(batch * (k + 1)), str(tiles(k)), *wanted]
+    assert len(table) == 9
+    best = max(range(65), key=gain)
+    assert f"The best K is {best}, where the third tile is full" in PROSE
+    assert tiles(best) * tile == batch * (best + 1) == ridge
+
+
+@pytest.mark.parametrize("row", PAGE.rows_under("| K | E, beta"), ids=lambda row: f"K {row[0]}")
+def test_acceptance_that_differs_is_worth_more(row: list[str]) -> None:
+    k = int(row[0])
+    found = expected_tokens(0.8, k), expected_by_place(beta_rates(4, 1, k))
+    assert row[1:] == digits(*found)
+    assert found[0] < found[1]
+
+
+def test_batches() -> None:
+    device = Device.of(NUMBERS)
+    for row in PAGE.rows_under("| sequences | rows verified |"):
+        size = int(row[0])
+        ratio = device.seconds(5 * size) / device.seconds(size)
+        assert row[1:] == [str(5 * size), *digits(ratio, device.gain(NUMBERS, size))]
+    assert f"Speculation loses from {break_even(NUMBERS)} sequences on." in PROSE
+    assert f"rows are free up to {device.ridge:.0f} only" in PROSE
+
+
+def test_a_long_context_brings_the_room_back() -> None:
+    kept = CARD.kv_bytes_per_token
+    assert pytest.approx(kept / CARD.weight_bytes) == KV_SHARE
+    assert f"keeps {kept} bytes a token" in PROSE
+    for row in PAGE.rows_under("| sequences | no context |"):
+        found = [
+            Device.of(NUMBERS).gain(replace(NUMBERS, context=context), int(row[0]))
+            for context in (0, 1000, 8000)
+        ]
+        assert row[1:] == digits(*found)
+    alone, together = (round(critical_context(CARD, batch)) for batch in (1, 32))
+    assert f"{alone} tokens of one sequence, {together} of each of 32" in PROSE
+
+
+def drafting(p_hit: float, batch: float = 1.0) -> tuple[AheadTimes, AheadTimes]:
+    """With a draft after a miss, and without."""
+    expected = expected_tokens(0.8, 4)
+    times = AheadTimes(p_hit, expected, expected, ahead=0.4, fallback=0.4, batch=batch)
+    return times, replace(times, tokens_miss=1.0, fallback=0.0)
+
+
+def test_drafting_ahead() -> None:
+    in_turns = speed_up(expected_tokens(0.8, 4), 0.4)
+    for row in PAGE.rows_under("| p | S | S, plain"):
+        times, plain = drafting(float(row[0]))
+        assert row[1:] == digits(times.speed, plain.speed, times.speed / in_turns)
+        # Corollary 9, with as many tokens after a hit as after a miss.
+        assert times.speed / in_turns <= (1 + 0.4) * (1 + 1e-12)
+    assert f"0.9 and 0.6 give {steady_hits(0.9, 0.6):.3f}" in PROSE
+
+
+def test_a_batch_waits_for_its_slowest_row() -> None:
+    for row in PAGE.rows_under("| sequences | p^b"):
+        size = int(row[0])
+        times, plain = drafting(0.9, size)
+        assert row[1:] == digits(0.9**size, 0.8**size, times.speed, plain.speed)
+    times, plain = drafting(0.9)
+    limit = math.ceil(crossover_batch(0.9, times.tokens, plain.tokens, times.fallback))
+    assert f"From {limit} sequences on" in PROSE
+    for batch in (limit - 1, limit):
+        times, plain = drafting(0.9, batch)
+        assert (plain.speed > times.speed) == (batch == limit)
+
+
+def test_which_verdicts_are_drafted_for() -> None:
+    likely = chances(0.8, 5)
+    exact, whole = geometric(24, likely, 1.0), optimal(24, likely, Misses())
+    rows = PAGE.rows_under("| n | P(n) | best F |")
+    for n, row in enumerate(rows):
+        assert row == [str(n), f"{likely[n]:.4f}", f"{exact[n]:.3f}", str(whole[n])]
+    rates = [hit_rate(counts, likely, Misses()) for counts in (whole, uniform(24, 6))]
+    assert (
+        "They foresee {} of the verdicts, equal shares {}".format(*digits(*rates, num=4)) in PROSE
+    )
+
+
+def test_one_device() -> None:
+    bounds = [f"{1 / eta:.2f} for" for eta in (0.5, 0.85)]
+    assert f"{bounds[0]} an engine that reaches 0.5, {bounds[1]} one that reaches 0.85" in PROSE
+
+
+@pytest.mark.parametrize("row", PAGE.rows_under("| nodes |"), ids=lambda row: f"{row[0]} nodes")
+def test_trees(row: list[str]) -> None:
+    num_nodes, likely = int(row[0]), [(0.6, 0.2, 0.1)] * 16
+    tree = best_shape(likely, num_nodes)
+    chain = expected_by_place([place[0] for place in likely[:num_nodes]])
+    assert len(chain_shape(num_nodes)) == len(tree) == num_nodes
+    assert row[1:] == [*digits(chain, 1 + tree.expected), str(max(tree.depths) + 1)]
+
+
+def test_mixtures_of_experts() -> None:
+    # Nine tenths of what one row reads are experts; all of them are sixteen times as much.
+    mixture = Mixture(num_experts=128, num_active=8, expert_share=14.4 / 14.5)
+    for row in PAGE.rows_under("| rows | experts read |"):
+        num_rows = int(row[0])
+        read = 128 * (1 - (1 - 8 / 128) ** num_rows)
+        weights = mixture.read_share(num_rows) / mixture.read_share(1)
+        expected = expected_tokens(0.8, num_rows - 1)
+        times = {"plain": 1.0, "draft": 0.1 * (num_rows - 1), "verify": weights}
+        assert row[1] == f"{read:.1f}"
+        assert row[2:] == digits(weights, measured_speed_up(expected, **times))
+
+
+def planned_joules(k: int) -> float:
+    """What the planner says of the card, and of a draft with a tenth of the parameters."""
+    draft = replace(CARD, num_parameters=CARD.num_parameters // 10)
+    energy = Energy(Power(100, BYTE, OPERATION), PassWork(CARD), PassWork(draft))
+    law = RoundLaw(tuple(0.8**j for j in range(1, k + 1)), 1.0, k) if k else PLAIN
+    seconds = Device.of(NUMBERS).reading * (1 + 0.1 * k)
+    return joules_a_token(energy, Load(), law, seconds, depth=k)
+
+
+def test_energy() -> None:
+    assert (NUMBERS.watts, BYTE, OPERATION) == (100, 30e-12, 0.75e-12)
+    plain = joules(NUMBERS, 0)
+    # 100 W for 15.6 ms, 14 GB, 14 GFLOP.
+    assert plain == pytest.approx(100 * 14 / 900 + 14e9 * (30e-12 + 0.75e-12))
+    for row in PAGE.rows_under("| K | J a token |"):
+        k = int(row[0])
+        spent = joules(NUMBERS, k)
+        assert row[1:] == digits(spent, plain / spent, gain_of(NUMBERS, k))
+        assert spent == pytest.approx(planned_joules(k))
+    # Two hundred times slower arithmetic, and refused tokens cost time as well as energy.
+    slow = replace(NUMBERS, tflops=1.5)
+    least = min(range(20), key=lambda k: joules(slow, k))
+    assert least <= max(range(20), key=lambda k: gain_of(slow, k))
+
+
+def test_every_number_of_these_sections_is_computed_or_given() -> None:
+    """A number that is new in the prose belongs in one of these sets, if computed in a test too."""
+    given = {"24", "0.05", "0.8", "0.1", "0.4", "0.9", "0.6", "0.2", "0.5", "0.85", "0.7", "0.75"}
+    given |= {"32", "128", "90", "100", "30", "80", "12", "2408.11049"}
+    computed = {"333", "198", "524288", "26703", "834", "0.857", "0.9048", "0.9000", "2.00", "1.18"}
+    assert PAGE.numbers <= given | computed, PAGE.numbers - given - computed
