@@ -33,9 +33,10 @@ from outrider.bench.engines.record import new_run_id
 from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Limits, draw
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import record_of, sections
-from outrider.bench.plan_cells.study import Setup, run_rows_of_k, run_study
+from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
 from outrider.bench.provenance import provenance
 from outrider.cli.output import table
+from outrider.core.params import SamplingParams
 
 # Drawn anew with every digit of it; committed before anything was measured.
 SEED = 20261122
@@ -123,13 +124,20 @@ def run(
     facts = {"seed": SEED, "tier": tier, "limits": asdict(limits), "size": asdict(size)}
     study.cells_drawn(cells, facts)
     say(f"{len(study.by_cell('measured'))} of {count} cells are measured; calibrating")
-    whole = calibrated(stands, target, Wanted(seconds=size.seconds), cache=None)
-    record = json.loads(whole.calibration.to_json())
-    origin = {"run_id": new_run_id(), "provenance": provenance(), "calibration": record}
-    study.add("run", {**origin, "notes": [*stands.notes, *whole.notes]})
+    greedy, sampled = (
+        calibrated(stands, target, Wanted(seconds=size.seconds, params=params), cache=None)
+        for params in (SamplingParams(), HOT)
+    )
+    origin = {"run_id": new_run_id(), "provenance": provenance()}
+    costs = {
+        name: json.loads(whole.calibration.to_json())
+        for name, whole in (("calibration", greedy), ("sampled", sampled))
+    }
+    study.add("run", {**origin, **costs, "notes": list(stands.notes)})
     setup = Setup(
         stands=stands,
-        calibration=whole.calibration,
+        calibration=greedy.calibration,
+        sampled=sampled.calibration,
         num_tokens=size.num_tokens,
         repeats=size.repeats,
         most_rows=size.most_rows,

@@ -4,9 +4,10 @@
 
 Tier B is the embedded target inflated to 0.4 billion weights, with its draft model: real text, real
 acceptance. Tier C is a Llama of the same sizes whose weights are all random, and the same draft
-model; a script says the words (models/synthetic.py), and drafts are kept at the rate at which tier
-B's were. Both run rounds by stages: the one call that runs a whole round does not know scripts.
-Prompts are of HumanEval, greedy. For plain decoding and each K the tiers take turns.
+model; a script says the words (models/synthetic.py), and drafts are kept at the rate that brings as
+many tokens a round as tier B's. Both run rounds by stages: the one call that runs a whole round
+knows no scripts. Prompts are of HumanEval, greedy. For plain decoding and each K the tiers take
+turns.
 
 `round_ratio` is tier C's median time of a round over tier B's, with its interval; the bar is 0.03
 from 1. Below stand its parts and tokens a round. The last line is one JSON object.
@@ -15,6 +16,7 @@ from 1. Below stand its parts and tokens a round. The last line is one JSON obje
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from outrider.bench.gemm.pair import CostPair
 from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.bench.interval import ratio_of_medians
 from outrider.bench.workloads import load_prompts
+from outrider.core.expected import expected_tokens
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gemm_shape import GemmShape
 from outrider.models.inflate import shape_called
@@ -128,12 +131,16 @@ def compared(real: Bed, scripted_bed: Bed, one: Contestant, num_prompts: int) ->
 
 
 def rates_of(real: Bed, one: Contestant, num_prompts: int) -> tuple[float, ...]:
-    """How often tier B's drafts are kept, from runs before: of the tokens that were judged."""
+    """The rate at which scripted drafts bring as many tokens a round as tier B's, from runs before.
+
+    It is not the share of judged tokens that tier B keeps: real drafts fail in runs."""
     if not one.k:
         return (1.0,)
     runs = [real.run(one, repeat=repeat).numbers for repeat in range(num_prompts)]
-    accepted = sum(run.num_accepted for run in runs)
-    return (accepted / max(accepted + sum(run.num_refused for run in runs), 1),)
+    tokens = sum(run.num_tokens for run in runs) / sum(run.num_rounds for run in runs)
+    steps = range(1001)
+    place = bisect_left(steps, tokens, key=lambda step: expected_tokens(step / 1000, one.k))
+    return (min(place, 1000) / 1000,)
 
 
 def seconds(runs: Sequence[Numbers], name: str) -> list[float]:

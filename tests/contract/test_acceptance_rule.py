@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checks.effort import examples
 from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
 from outrider.core.laws import Laws
@@ -117,6 +118,7 @@ def test_a_draft_that_the_target_rules_out_is_refused_whole(
 
 
 @every_rule
+@examples(50)
 @given(drafts=st.lists(trees(), max_size=4), seed=st.integers(0, 99))
 def test_rows_are_judged_alone_and_purely(
     rule: AcceptanceRule, drafts: list[Draft], seed: int

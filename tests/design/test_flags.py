@@ -110,9 +110,9 @@ FLAGS: dict[tuple[str, ...], str] = {
     "--text --text-tokens",
     ("bench", "engines"): f"{OF_ENGINES} --csv --engines --gap --json --levels --no-plots "
     "--output-dir --pairs --prompts --repeats --requests --warmup",
-    ("bench", "ssd"): "--alphas --costs --device --dtype --json --ks --layer-share --max-tokens "
-    "--output-dir --pairs --pass-scale --quantise --quick --repeats --scale --seed --studies "
-    "--tensor-parallel --threads",
+    ("bench", "ssd"): "--alphas --batches --costs --device --dtype --fan-outs --hits --json --ks "
+    "--layer-share --max-tokens --output-dir --pairs --pass-scale --quantise --quick --repeats "
+    "--scale --seed --studies --tensor-parallel --threads",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
     ("plan",): f"{OF_PLANS} --alpha --batch --context --device --domains --drafters --fresh "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import AcceptanceRule, CausalLM, DraftRow
+from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.shaping import Shaper
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Policy
@@ -43,7 +44,8 @@ from outrider.verify.token import TokenRule
 Kind = Callable[..., CausalLM]
 KINDS: dict[str, Kind] = {"hybrid": ToyHybrid, "attention": TinyAttentionLM, "scripted": scripted}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-both_rules = pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: rule.name)
+RULES = {"token": TokenRule(), "block": BlockRule()}
+FACTORS = (tuple(KINDS), tuple(RULES), (0.0, 0.8), (1, 4, 8))
 POLICIES: tuple[Policy, ...] = ("top", "optimal", "geometric", "uniform")
 
 
@@ -52,17 +54,25 @@ def ahead_of(rig: AheadRig) -> AheadDrafter:
     return rig.drafter
 
 
-@every_kind
-@both_rules
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("k", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (4, 8))])
+# Every second one; they have all pairs of two settings. The others are deep.
+TEXTS = [
+    pytest.param(
+        *(case[place] for case, place in zip(FACTORS, places, strict=True)),
+        marks=pytest.mark.deep if sum(places) % 2 else pytest.mark.slow,
+    )
+    for places in product(*(range(len(case)) for case in FACTORS))
+]
+
+
+@pytest.mark.parametrize(("kind", "rule", "temperature", "k"), TEXTS)
 def test_the_text_is_that_of_drafting_in_turns(
-    kind: Kind, rule: AcceptanceRule, temperature: float, k: int
+    kind: str, rule: str, temperature: float, k: int
 ) -> None:
+    build, judge = KINDS[kind], RULES[rule]
     for batch in (1, 3):
         wanted = requests(temperature, batch, 15)
-        rig = rig_ahead(kind, rule, Ways(k=k, batch=batch))
-        assert rig.run(wanted) == text_in_turns(kind, rule, wanted, k)
+        rig = rig_ahead(build, judge, Ways(k=k, batch=batch))
+        assert rig.run(wanted) == text_in_turns(build, judge, wanted, k)
         assert {None, True, False} >= set(rig.hits) > {None}
 
 

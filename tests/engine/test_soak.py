@@ -16,9 +16,9 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
 from outrider.verify.match import MatchRule
 
-NUM_WAVES, SETTLED = 12, 3
+NUM_WAVES, SETTLED = 8, 3
 WAVE = 20
-# What an interpreter holds varies a little; one object that stayed of each request would be 160.
+# What an interpreter holds varies a little; one object that stayed of each request would be 80.
 FEW_OBJECTS = 60
 
 

@@ -1,4 +1,4 @@
-"""`outrider bench ssd`: AR, SD and SSD on models that are costs alone, with acceptance by script."""
+"""`outrider bench ssd`: AR, SD and SSD on models that are costs alone, with scripted acceptance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from outrider.bench.engines.record import new_run_id, write_page
 from outrider.bench.gemm.pair import Make, pair_shape
-from outrider.bench.gemm.plan import Text, grid_of
+from outrider.bench.gemm.plan import QUICK, Grid, Text, Wish
 from outrider.bench.gemm.record import RESULTS, SAMPLES
 from outrider.bench.gemm.report import sections
 from outrider.bench.gemm.results import results_of, study_record
@@ -67,8 +67,14 @@ def study_of(options: SsdOptions) -> CostStudy:
     if not names:
         raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
     costs, studies = Costs.named(_words(options.costs or "")), _words(options.studies)
-    ks, alphas = _numbers("--ks", options.ks, int), _numbers("--alphas", options.alphas, float)
-    grid = grid_of([] if studies == [NO_STUDIES] else studies, ks, alphas, quick=options.quick)
+    wish = Wish(
+        studies=() if studies == [NO_STUDIES] else tuple(studies),
+        ks=_numbers("--ks", options.ks, int),
+        alphas=_numbers("--alphas", options.alphas, float),
+        hits=_numbers("--hits", options.hits, float),
+        fan_outs=_numbers("--fan-outs", options.fan_outs, int),
+        batches=_numbers("--batches", options.batches, int),
+    )
     return CostStudy(
         pairs=tuple(pair_shape(name) for name in names),
         make=Make(
@@ -79,7 +85,7 @@ def study_of(options: SsdOptions) -> CostStudy:
             threads=options.threads,
             ranks=options.tensor_parallel,
         ),
-        grid=grid,
+        grid=wish.grid(QUICK if options.quick else Grid()),
         text=Text(max_tokens=options.max_tokens or tokens),
         sizes=Sizes(
             layer_share=options.layer_share or _LAYER_SHARE,
@@ -141,9 +147,9 @@ def _words(text: str) -> list[str]:
     return [word for word in (word.strip() for word in text.split(",")) if word]
 
 
-def _numbers(flag: str, text: str | None, kind: Callable[[str], T]) -> list[T]:
+def _numbers(flag: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     try:
-        return [kind(word) for word in _words(text or "")]
+        return tuple(kind(word) for word in _words(text or ""))
     except ValueError:
         raise ConfigError(
             f"{flag}: {text!r} is not numbers between commas.", hint=f"{flag} 0,1"

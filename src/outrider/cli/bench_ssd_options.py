@@ -25,6 +25,13 @@ class SsdOptions(JsonOption):
     alphas: str | None = setting(
         None, "Rates at which drafts are kept, between commas (0.5,0.7,0.9)."
     )
+    hits: str | None = setting(
+        None, "Shares of verdicts foreseen, between commas (0,0.5,0.7,0.9,1)."
+    )
+    fan_outs: str | None = setting(
+        None, "Verdicts drafted for ahead, between commas (1,2,4,8,16,32)."
+    )
+    batches: str | None = setting(None, "Sequences at once, between commas (1,2,4,8).")
     costs: str | None = setting(
         None,
         "What passes do besides matrix products, between commas: attention, norms, head; by "

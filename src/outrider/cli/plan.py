@@ -60,7 +60,7 @@ def plan(call: Call[PlanOptions]) -> int:
         else:
             memory = free_bytes(pick_device(engine.device))
             found = _here(call, program, engine, memory, bar)
-            calibration, context = found.calibration, options.context or found.context
+            calibration, context = found.calibration, _context(options, found)
     job = Job(batch=options.batch, context=context, new_tokens=options.max_tokens)
     made = advise(calibration, Question(job=job, memory_limit=memory))
     record = record_of(made, calibration, program, found)
@@ -80,6 +80,7 @@ def _here(
     spec = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
     job = Job(batch=options.batch, context=options.context or 0, new_tokens=options.max_tokens)
     _check_fits(program.target, spec.weight_bytes, spec.kv_bytes_per_token, job, memory)
+    params = call.resolved.sampling()
     asked = Asked(
         target=program.target,
         draft=None if program.draft in (AUTO, "none") else program.draft,
@@ -89,13 +90,18 @@ def _here(
         target_bytes=spec.weight_bytes,
         memory=memory,
         seconds=options.seconds,
+        params=params,
     )
-    params = call.resolved.sampling()
     limit = min(options.max_tokens, COUNTED_TOKENS)
     params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     with opened(asked, bar.tell) as (stands, notes):
         whole = measured(stands, asked, cache=cache_folder(), fresh=options.fresh, tell=bar.tell)
         return counted(stands, whole, texts, params, notes=notes, tell=bar.tell)
+
+
+def _context(options: PlanOptions, found: Found) -> int:
+    """0 is a context as well."""
+    return found.context if options.context is None else options.context
 
 
 def _check_fits(target: str, weights: int, kept: int, job: Job, memory: int) -> None:

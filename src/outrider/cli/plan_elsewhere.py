@@ -6,6 +6,7 @@ nothing is loaded. Lookups take no time worth counting there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.cli.fit import read_spec
@@ -14,6 +15,7 @@ from outrider.core.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError
+from outrider.core.nearest import did_you_mean
 from outrider.core.settings import ProgramConfig
 from outrider.pairs.catalog import draft_of
 from outrider.planner.roofline import calibrate
@@ -21,6 +23,7 @@ from outrider.planner.sheets import device_sheet
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000
+AUTO = "auto"
 _FREE = ("ngram", "suffix", "lookup", "recycling")
 
 
@@ -37,6 +40,7 @@ def calibration_elsewhere(
     rates = _rates(options.alpha)
     target = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
     names = [word.strip() for word in options.drafters.split(",") if word.strip()]
+    _check_known(names)
     draft = program.draft if program.draft not in ("auto", "none") else draft_of(program.target)
     spec = None if draft is None else read_spec(draft, engine.dtype)
     calibration = calibrate(target, spec, sheet)
@@ -45,7 +49,7 @@ def calibration_elsewhere(
         for name in names
         if name in _FREE
     ]
-    models = [one for one in calibration.drafters if {"auto", one.name} & set(names)]
+    models = [one for one in calibration.drafters if {AUTO, one.name} & set(names)]
     drafters = tuple(replace(one, places=_places(rates)) for one in (*models, *free))
     if not drafters:
         raise ConfigError(
@@ -53,6 +57,16 @@ def calibration_elsewhere(
             hint="name a draft model with --draft, or --drafters ngram",
         )
     return replace(calibration, drafters=drafters), sheet.memory_bytes
+
+
+def _check_known(names: Sequence[str]) -> None:
+    """Raises ConfigError for a drafter of which a sheet says nothing."""
+    known = (AUTO, "model", *_FREE)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"a sheet says nothing of the drafter {name!r}.", hint=did_you_mean(name, known)
+            )
 
 
 def _rates(words: str | None) -> list[float]:

@@ -1,8 +1,8 @@
 """Acceptance by script over any model: the inner model does all its work, a script says the words.
 
-A `WordScript` is a hash of the last tokens. The target's says one token after every context, and nothing
-else; the draft's says the same token in a share alpha of all contexts, chosen by the same hash, and
-another elsewhere. So a draft token is kept with probability alpha, whatever was kept before it:
+A `WordScript` is a hash of the last tokens. The target's says one token after every context, and
+nothing else; the draft's says the same token in a share alpha of all contexts, chosen by the same
+hash, and another elsewhere. So a draft token is kept with probability alpha, whatever was before:
 
     P(n of K kept) = alpha^n (1 - alpha) for n < K,    alpha^K for n = K.
 

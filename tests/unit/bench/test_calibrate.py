@@ -17,11 +17,12 @@ from outrider.bench.calibrate.fit import draft_costs, shared_costs
 from outrider.bench.calibrate.fitting import nonnegative
 from outrider.bench.calibrate.passes import Pass, Request, passes_of
 from outrider.bench.calibrate.points import Point, levels, points_of
-from outrider.bench.calibrate.replay import Round, ahead_of, rounds_at
+from outrider.bench.calibrate.probe import Probe
+from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.texts import prompts_of
 from outrider.bench.calibrate.turns import Timed
 from outrider.core.budget import RoundTrace
-from outrider.core.calibration import Calibration, PassCosts
+from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.core.cost import Curve
 
 DEEPEST = 12
@@ -67,6 +68,16 @@ def test_rounds_at_any_k_follow_from_deep_ones(agrees: list[bool], k: int) -> No
     ahead = ahead_of(deep, deepest=DEEPEST)
     assert len(ahead) == len(agrees)
     assert rounds_at(ahead, k) == rounds_over(agrees, k)
+
+
+def test_a_place_is_judged_where_all_before_it_were_kept() -> None:
+    # Rounds of two tokens keep none, one and two; the last has no room.
+    text = [Ahead(2, 0), Ahead(2, 1), Ahead(2, 0), Ahead(2, 2), *[Ahead(2, 0)] * 3]
+    costs = DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),))
+    found = Probe("model", 2, (tuple(text), tuple(text)), None).counted(costs)
+    assert found.places == (PlaceCount(6, 4), PlaceCount(4, 2))
+    assert found.requests == ((PlaceCount(3, 2), PlaceCount(2, 1)),) * 2
+    assert found.num_rounds == 0
 
 
 def test_a_drafter_that_ends_its_draft_offers_nothing_there() -> None:
@@ -169,6 +180,16 @@ def test_costs_are_found_again() -> None:
     assert [count for count, _ in found.draft] == [1, 4]
     assert found.draft[1][1].at(7) == pytest.approx(0.98, rel=1e-3)
     assert draft_costs([one for one in points if not one.depth], shared) is None
+
+
+def test_noise_does_not_charge_sequences_with_a_pass() -> None:
+    """Four rows of one sequence came out too cheap; plain rounds say what a sequence can cost."""
+    times = {(1, 0): 1.05, (4, 0): 1.2, (1, 3): 0.9}
+    points = [
+        point("model", batch, k, 0.0, (0.1 * k, verify, 0.2 + 0.03 * batch))
+        for (batch, k), verify in times.items()
+    ]
+    assert shared_costs(points).host == pytest.approx(0.03 + 0.05, rel=1e-3)
 
 
 def timed(turn: int, k: int, pace: float) -> Timed:

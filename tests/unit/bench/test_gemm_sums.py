@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bench.gemm.cells import Measured
+from outrider.bench.gemm.engines import Numbers, Taken
 from outrider.bench.gemm.pair import PAIRS, Make, facts, num_weights, pair_shape
 from outrider.bench.gemm.passes import PassTimer, draft_shares, windows
 from outrider.bench.gemm.plan import (
@@ -21,15 +22,18 @@ from outrider.bench.gemm.plan import (
     Contestant,
     Grid,
     Text,
-    grid_of,
+    Visit,
+    Wish,
     rooms,
     visits,
 )
 from outrider.bench.gemm.record import Ceilings, Cell
 from outrider.bench.gemm.roof import product_rows
 from outrider.bench.gemm.samples import Sample, SamplesFile
+from outrider.bench.gemm.units import EngineUnit, Held
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.expected import expected_tokens
+from outrider.core.fan_out import MissCurve
 from outrider.models.gemm import Costs, products
 from outrider.models.gemm_shape import GEMM_SHAPES
 
@@ -61,13 +65,15 @@ def numbers(
     }
 
 
-def measured(num: int = 5) -> dict[Contestant, Sequence[dict[str, Any]]]:
+def measured(num: int = 5) -> dict[Contestant, dict[int, dict[str, Any]]]:
     """A plain pass takes 10 ms, a draft of four 7, a verification 12."""
     plain = numbers(seconds=1.0, tokens=100, rounds=100, draft=0.0, verify=0.010)
     turns = numbers(seconds=0.5, tokens=100, rounds=25, draft=0.007, verify=0.012)
     ahead = numbers(seconds=0.4, tokens=100, rounds=25, draft=0.0, verify=0.012)
     ahead |= {"num_hits": 24, "num_looks": 24, "ahead_over_verify": 1.5, "num_ahead": 32.0}
-    return {AR: [plain] * num, SD: [turns] * num, SSD: [ahead] * num}
+    visits = range(num)
+    rows = ((AR, plain), (SD, turns), (SSD, ahead))
+    return {one: dict.fromkeys(visits, row) for one, row in rows}
 
 
 def cell(method: str, **given: Any) -> Cell:
@@ -81,6 +87,19 @@ def test_speed_ups_are_over_plain_decoding_of_the_same_visits() -> None:
     assert cell("ssd").speed_up == pytest.approx(2.5)
     assert (cell("sd").low, cell("sd").high) == (2, 2)
     assert cell("sd", num=3).low is None
+
+
+def test_a_visit_that_failed_on_one_side_counts_on_neither() -> None:
+    """Texts get harder from visit to visit: were the third failure closed up, ratios would be of
+    different texts."""
+    plain = {n: measured()[AR][0] | {"seconds": 1.0 + n} for n in range(7)}
+    turns = {n: measured()[SD][0] | {"seconds": (1.0 + n) / 2} for n in range(7)}
+    del plain[0], turns[6]
+    found = Measured("8b/1b", {AR: plain, SD: turns}, {}).cells()
+    (cell,) = (one for one in found if one.method == "sd")
+    assert (cell.speed_up, cell.low, cell.high) == pytest.approx((2.0, 2.0, 2.0))
+    alone = {AR: {0: plain[1]}, SD: {1: turns[1]}}
+    assert [one.method for one in Measured("8b/1b", alone, {}).cells()] == ["ar"]
 
 
 def test_a_round_has_its_parts() -> None:
@@ -106,6 +125,16 @@ def test_theory_is_made_of_the_runs_own_times() -> None:
     assert hidden.over_verify == pytest.approx(tokens * 10 / 12)
     assert hidden.over_plain == pytest.approx(tokens)
     assert cell("ar").theory is None
+
+
+def test_theory_of_ssd_counts_the_pass_over_the_trunk() -> None:
+    """Ahead takes 5 / 4 of 10 ms, a trunk and four passes: more than the 12 of a verification."""
+    runs = measured()
+    slow = {n: row | {"draft_seconds": row["num_passes"] * 0.010} for n, row in runs[SD].items()}
+    found = Measured("8b/1b", {**runs, SD: slow}, {}).cells()
+    theory = next(one.theory for one in found if one.method == "ssd")
+    assert theory is not None
+    assert theory.over_verify == pytest.approx(expected_tokens(0.9, 4) * 10 / 12.5)
 
 
 def test_without_hits_theory_of_ssd_is_that_of_sd() -> None:
@@ -151,6 +180,8 @@ def test_a_window_holds_a_trunk_and_k_passes_over_all_branches() -> None:
     assert [(one.branches, one.fits) for one in found] == [(1, True), (8, True), (32, False)]
     assert {one.largest_fan_out for one in found} == {8}
     assert found[0].num_passes == pytest.approx(6)
+    late = windows("8b/1b", [4], [1, 8], {**seconds, "draft rows=5": [0.003]})
+    assert [(one.branches, one.fits) for one in late] == [(1, True), (8, False)]
 
 
 def test_a_product_is_held_against_the_lower_roof() -> None:
@@ -203,13 +234,28 @@ def test_every_contestant_has_room_and_one_visit_a_repeat(
 
 
 def test_a_grid_is_what_words_ask_for() -> None:
-    grid = grid_of(["hits"], [2, 6], [0.7], quick=False)
+    grid = Wish(studies=("hits",), ks=(2, 6), alphas=(0.7,), hits=(0.25,)).grid(Grid())
     assert {one.study for one in grid.contestants()} == {"hits"}
     assert (grid.ks, grid.alpha, grid.k) == ((2, 6), 0.7, 2)
-    assert grid_of([], [], [], quick=True) == QUICK
-    for words, ks, alphas in ((["hitz"], [], []), ([], [0], []), ([], [], [1.5])):
-        with pytest.raises(ConfigError):
-            grid_of(words, ks, alphas, quick=False)
+    assert [one.p_hit for one in grid.contestants() if one.method == "ssd"] == [0.25]
+    assert Wish().grid(QUICK) == QUICK
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"studies": ("hitz",)},
+        {"ks": (0,)},
+        {"alphas": (1.5,)},
+        {"hits": (-0.1,)},
+        {"fan_outs": (0,)},
+        {"batches": (0,)},
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Wish(**wrong)
+    assert caught.value.hint
 
 
 def test_pairs_are_known_or_written() -> None:
@@ -241,6 +287,38 @@ CIRCUMSTANCES = {"seed": 0, "machine": {"cpu": "toy"}}
 def sample(repeat: int = 0, **given: Any) -> Sample:
     values = given.pop("values", {"seconds": 1.0})
     return Sample(part="passes", name="a", repeat=repeat, values=values, **given)
+
+
+class TwoTexts:
+    """A bed on which drafting in turns writes another text than the others."""
+
+    def run(self, one: Contestant, *, repeat: int = 0) -> Taken:
+        del repeat
+        row = Numbers(**measured()[AR][0])
+        return Taken(row, ((1, 2, 3),) if one.method == "sd" else ((1, 2),))
+
+    def wrong(self, one: Contestant, *, repeat: int = 0) -> Taken:
+        taken = self.run(one, repeat=repeat)
+        return replace(taken, texts=((1, 3),)) if one.method == "sd" else taken
+
+
+@pytest.mark.parametrize(("name", "failing"), [("run", []), ("wrong", ["sd"])])
+def test_an_engine_that_writes_another_text_is_a_failure(name: str, failing: list[str]) -> None:
+    """A text that goes on farther is the same."""
+    visit = Visit(1, 0, (AR, SD, SSD))
+    unit = EngineUnit(
+        make=Make(costs=Costs()),
+        pair=pair_shape("8b/1b"),
+        text=Text(),
+        seed=0,
+        misses=MissCurve(),
+        everybody=visit.contestants,
+        visit=visit,
+    )
+    held, bed = Held(), SimpleNamespace(run=getattr(TwoTexts(), name))
+    held.get(("engines", unit.make, unit.pair), lambda: bed)
+    taken = zip(visit.contestants, unit.take(held), strict=True)
+    assert [one.method for one, sample in taken if sample.reason] == failing
 
 
 def test_samples_are_found_again_and_failures_taken_anew(tmp_path: Path) -> None:

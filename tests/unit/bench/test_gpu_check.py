@@ -70,18 +70,26 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
     assert [section["name"] for section in sections] == ["environment", "bandwidth"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize(("words", "code"), [((), 3), (("--device", "cpu"), 2)])
-def test_it_asks_for_a_device(words: tuple[str, ...], code: int) -> None:
-    done = run(*words)
-    assert done.returncode == code
-    assert "--quick" in done.stderr
-
-
 @pytest.fixture(name="main")
 def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     return importlib.import_module("gpu_check.main")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("words", "code"), [((), 3), (("--device", "cpu"), 2)])
+def test_it_asks_for_a_device(
+    main: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: int,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *words])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == code
+    assert "--quick" in capsys.readouterr().err
 
 
 def section(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from outrider.api.tokenizer import Tokenizer
+from outrider.bench.calibrate.dial import Dial
 from outrider.bench.calibrate.replay import Ahead
 from outrider.bench.plan_cells.draw import Limits, draw
 from outrider.bench.plan_cells.foretell import foretold
+from outrider.bench.plan_cells.measure import run_once
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import choices_in, record_of, results_in, sections
 from outrider.bench.plan_cells.summary import accuracy, choice_of
@@ -19,9 +25,11 @@ from outrider.bench.plan_cells.texts import prompts_of
 from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
 
 DRAFTERS = ("model", "ngram", "suffix", "mtp", "eagle")
+HARD = ("text", "size")
 LIMITS = Limits(most_context=1900, most_tokens=8192)
 
 
@@ -39,6 +47,21 @@ def test_the_draw_is_its_seed_and_covers_what_it_should() -> None:
     places = {(c.drafter, c.k, c.batch, c.context, c.domain) for c in cells}
     assert len(places) == 150
     assert {cell.k for cell in cells} >= {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize("drafters", [("model", "ngram"), ("model", "ngram", "suffix")])
+def test_hard_cells_are_drawn_for_every_drafter_where_few_rows_fit(drafters: Sequence[str]) -> None:
+    limits = Limits(most_context=2004, most_tokens=1600, most_rows=48)
+    cells = draw(120, drafters, limits, seed=7)
+    assert set(Counter(cell.drafter for cell in cells).values()) == {120 // len(drafters)}
+    assert {(c.stratum, c.drafter) for c in cells} == set(product(("easy", *HARD), drafters))
+    assert all(cell.batch * (cell.k + 1) <= 48 for cell in cells)
+    assert all(cell.k >= 8 and cell.batch >= 2 for cell in cells if cell.stratum == "size")
+
+
+def test_limits_that_no_cell_is_within_end_the_draw() -> None:
+    with pytest.raises(ConfigError, match="no further cell fits"):
+        draw(1, DRAFTERS, Limits(most_context=50, most_tokens=8192), seed=7)
 
 
 def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -104,6 +127,48 @@ def test_a_batch_of_known_texts_is_reckoned_round_by_round() -> None:
     # The last round of a text has no room for a draft.
     seconds = sum(1 + 0.1 * rows + 0.01 * live for rows, live in both) + 7 * 0.5
     assert own.seconds == pytest.approx(seconds)
+
+
+class Remembering:
+    """Writes a token a pass for each of two texts, and says whether it was asked to forget."""
+
+    def __init__(self) -> None:
+        self.forgot: list[bool] = []
+        self.tickets: list[Any] = []
+
+    def forget(self) -> None:
+        self.forgot.append(not self.tickets)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> Any:
+        del prompt
+        seq = SimpleNamespace(num_emitted=0)
+        reader = SimpleNamespace(seq=seq, traces=list[int]())
+        text = SimpleNamespace(token_ids=tuple(range(params.max_tokens)))
+        ticket = SimpleNamespace(reader=reader, done=False, result=lambda: text)
+        ticket.left = params.max_tokens
+        self.tickets.append(ticket)
+        return ticket
+
+    def advance(self) -> None:
+        for ticket in self.tickets:
+            ticket.reader.seq.num_emitted += 1
+            ticket.reader.traces.append(0)
+            ticket.done = ticket.reader.seq.num_emitted == ticket.left
+
+    def cancel(self, ticket: Any) -> None:
+        self.tickets.remove(ticket)
+
+
+def test_a_run_forgets_texts_of_before_and_counts_no_prompt() -> None:
+    llm, dial, ticks = Remembering(), Dial(), iter(range(9))
+    stand: Any = SimpleNamespace(llm=llm, dial=dial)
+    params = SamplingParams(max_tokens=5)
+    for _ in range(2):
+        run = run_once(stand, [[1], [2]], params, 4, clock=lambda: float(next(ticks)))
+        assert (run.num_tokens, run.num_rounds, run.seconds) == (8, 4, 1.0)
+    assert llm.forgot == [True, True]
+    assert not llm.tickets
+    assert dial.budgets([0])[0].depth == 4
 
 
 def measured_line(cell: int, plain: float, drafted: float) -> dict[str, object]:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from doubles import report_results
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
 from outrider.bench.interval import Ratio
-from outrider.bench.report import sources
 from outrider.bench.report.build import build
 from outrider.bench.report.figure_scatter import Pair
 from outrider.bench.report.prediction_part import said
-from outrider.bench.report.sources import find
 from outrider.bench.report.summary import summarise
 from outrider.bench.report.values import Claim, Part, Report
 from outrider.bench.sweep_results import SWEEP, ResultsFolder
-from outrider.core.errors import ConfigError
 
 COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -34,10 +27,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def part_of(report: Report, kind: str) -> Part:
     return next(part for part in report.parts if part.kind == kind)
-
-
-def why(path: Path) -> dict[str, str]:
-    return {item.place.rpartition("/")[2]: item.why for item in find([path])[1]}
 
 
 def test_a_folder_has_a_part_for_every_kind_of_results(report: Report) -> None:
@@ -57,72 +46,6 @@ def test_everything_that_is_committed_can_be_shown() -> None:
     found = build([COMMITTED])
     assert found.skipped == []
     assert len(found.parts) >= len(list(COMMITTED.glob("*.json")))
-
-
-def test_what_cannot_be_read_is_skipped_by_name_and_reason(tmp_path: Path) -> None:
-    small_sweep(tmp_path / "good")
-    files = {
-        "empty.json": "",
-        "cut.json": '{"benchmark": "limits", "cel',
-        "list.json": "[1]",
-        "nameless.json": "{}",
-        "nan.json": '{"benchmark": "limits", "bar": NaN}',
-        "other.json": '{"benchmark": "<script>"}',
-        "hollow.json": '{"benchmark": "limits"}',
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "link.json").symlink_to(tmp_path / "empty.json")
-    found = build([tmp_path])
-    assert [part.kind for part in found.parts] == ["K sweep"]
-    reasons = {item.place.rpartition("/")[2]: item.why for item in found.skipped}
-    assert reasons.keys() == {*files, "binary.json"}
-    assert reasons["empty.json"] == "it is empty"
-    assert reasons["cut.json"] == "not JSON"
-    assert "does not say which benchmark" in reasons["nameless.json"]
-    assert "no benchmark that a report knows" in reasons["other.json"]
-    assert reasons["hollow.json"] == "it has no cells"
-
-
-def test_a_folder_without_results_says_which_command_makes_some(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no results in") as refusal:
-        build([tmp_path])
-    assert "outrider bench k" in str(refusal.value.hint)
-    with pytest.raises(ConfigError, match="does not exist"):
-        build([tmp_path / "nowhere"])
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"a\.json: not JSON"):
-        build([tmp_path])
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_BYTES", 10)
-    (tmp_path / "big.json").write_text('{"benchmark": "limits"}')
-    assert "are more than a results file has" in why(tmp_path)["big.json"]
-
-
-def test_files_made_from_others_and_files_named_twice_count_once(tmp_path: Path) -> None:
-    small_sweep(tmp_path)
-    (tmp_path / "summary.json").write_text('{"schema": "outrider-bench-k/1"}')
-    found, skipped = find([tmp_path, tmp_path / "samples.jsonl", tmp_path])
-    assert [source.path.name for source in found] == ["samples.jsonl"]
-    assert skipped == []
-
-
-def test_a_run_that_was_cut_off_is_shown_as_far_as_it_went(tmp_path: Path) -> None:
-    folder = small_sweep(tmp_path / "cut")
-    with (folder.path / "samples.jsonl").open("a") as file:
-        file.write('{"record": "sam')
-    folder_of(tmp_path / "begun")
-    found = build([tmp_path])
-    (part,) = found.parts
-    assert any("half a line" in warning for warning in part.warnings)
-    (skipped,) = found.skipped
-    assert "no sample was written yet" in skipped.why
-    interrupted = {**report_results.drafters(), "complete": False}
-    report_results.write(tmp_path, "drafters", interrupted)
-    assert any("interrupted" in w for w in part_of(build([tmp_path]), "drafters").warnings)
 
 
 def test_parts_warn_of_what_makes_their_numbers_doubtful(tmp_path: Path) -> None:
@@ -286,35 +209,3 @@ def test_a_sweep_over_other_axes_has_its_own_tables(tmp_path: Path) -> None:
     assert {claim.verdict for claim in part.claims} >= {"gain", "loss"}
     assert [picture.title for picture in part.pictures] == ["By k"]
     assert any("2" in row for table in part.tables for row in table.rows)
-
-
-JUNK: Sequence[Any] = (
-    *(None, True, -1, 0, 1e308, "x", "<script>"),
-    *([], {}, [None], {"a": 1}, [{}]),
-)
-
-
-def keys_of(value: Any) -> Sequence[Any]:
-    """What leads further into a JSON value."""
-    if isinstance(value, dict):
-        return sorted(cast("dict[str, Any]", value))
-    return range(len(cast("list[Any]", value))) if isinstance(value, list) else ()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(name=st.sampled_from(sorted(report_results.EVERY)), data=st.data())
-def test_whatever_was_edited_a_file_is_shown_or_skipped(
-    tmp_path: Path, name: str, data: st.DataObject
-) -> None:
-    record = json.loads(report_results.stored(name))
-    place: Any = record
-    key: Any = data.draw(st.sampled_from(sorted(record)))
-    while keys_of(place[key]) and data.draw(st.booleans()):
-        place = place[key]
-        key = data.draw(st.sampled_from(keys_of(place)))
-    place[key] = data.draw(st.sampled_from(JUNK))
-    report_results.write(tmp_path, "edited", record)
-    report_results.write(tmp_path, "whole", report_results.limits())
-    found = build([tmp_path])
-    assert len(found.parts) + len(found.skipped) >= 2
-    summarise(found)

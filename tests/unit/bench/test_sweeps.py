@@ -281,6 +281,12 @@ def test_each_axis_is_summed_up(tmp_path: Path) -> None:
     assert all(one.least <= one.mean <= one.most for one in by_k)
     acceptance = [one.acceptance for one in by_k]
     assert acceptance == [0.5, 0.25]
+    fast, slow = (
+        replace(p, cell=replace(p.cell, speedup=Ratio(r, r, r, 5)))
+        for p, r in zip(found[1::3], (4.0, 0.25), strict=True)
+    )
+    (mean,) = marginals([fast, slow], "k")
+    assert (mean.mean, mean.num_gains, mean.num_losses) == (1.0, 1, 1)
     record = summary(folder)
     assert record["greedy_identical"] is True
     assert record["axes"] == {"k": [1, 2], "domain": ["code", "maths"]}
@@ -320,6 +326,29 @@ def test_claims_are_tested_on_what_was_measured(tmp_path: Path) -> None:
     other = replace(claim, low=2.0, high=3.0)
     assert str(other.tested(folder)).endswith("here: not borne out.")
     assert replace(claim, where={"concurrency": 5}).tested(folder) is None
+
+
+def test_a_claim_compares_cells_that_differ_in_its_axis_alone(tmp_path: Path) -> None:
+    """Depth 4 is measured of one side only: had it a say, that side would look slower."""
+    prompts = replace(TERMS, prompts=PromptSource(5))
+    folder = measured(tmp_path, "engine=pd,pdv", "k=1,4", terms=prompts)
+    first = folder.samples[0].numbers
+    assert first is not None
+    folder.samples = [
+        replace(s, numbers=replace(first, seconds=first.seconds * (9 if s.config.k == 4 else 1)))
+        for s in folder.samples
+        if s.config.k == 1 or dict(s.config.others).get("schedule") == "pdv"
+    ]
+    claim = GainClaim(
+        axis="schedule",
+        ours="pdv",
+        theirs="pd",
+        where={},
+        measure="throughput",
+        low=1.0,
+        high=1.0,
+    )
+    assert "1.000× (1.000 to 1.000) here" in str(claim.tested(folder))
 
 
 @pytest.mark.parametrize(
@@ -367,6 +396,9 @@ def test_acceptance_by_batch_is_compared_cell_by_cell(tmp_path: Path) -> None:
     assert str(claim.tested(folder)).endswith("the same at every value here.")
     other = measured(tmp_path / "one", "batch=1", "k=2")
     assert claim.tested(other) is None
+    # Of the larger batches only some pieces are there yet.
+    folder.samples = [s for s in folder.samples if s.config.batch_size == 1 or s.visit % 2]
+    assert claim.tested(folder) is None
 
 
 def test_every_recipe_can_be_planned_on_the_embedded_pair() -> None:

@@ -11,6 +11,7 @@ import pytest
 from doubles.command_line import Command, Finished
 from outrider.bench.gemm import units
 from outrider.bench.gemm.engines import Bed, Taken
+from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.plan import Contestant
 
 TINY = {
@@ -130,6 +131,22 @@ def test_an_engine_that_fails_does_not_end_the_study(
     assert "DifferentTokens" in lines
 
 
+def test_models_that_cannot_be_made_do_not_end_the_study(
+    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pair(*given: object) -> None:
+        del given
+        raise MemoryError("full")
+
+    monkeypatch.setattr(Make, "pair", pair)
+    shown = study(outrider, studies="hits")
+    assert shown.code == 1
+    found = record(tmp_path)
+    assert found["products"]
+    assert not found["cells"]
+    assert found["num_failures"] > 5
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -137,7 +154,7 @@ def test_an_engine_that_fails_does_not_end_the_study(
         ({"pairs": ","}, "--pairs names none"),
         ({"studies": "hit"}, "no study 'hit'"),
         ({"ks": "two"}, "not numbers"),
-        ({"alphas": "2"}, "above 1"),
+        ({"alphas": "2"}, "--alphas has 2"),
         ({"costs": "heads"}, "no cost 'heads'"),
         ({"scale": "3"}, "cannot be divided by 3"),
         ({"tensor_parallel": "4"}, "which 4 ranks cannot share"),

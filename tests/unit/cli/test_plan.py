@@ -70,7 +70,11 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
         (("--device", "h1000", "--alpha", "0.8"), "h1000"),
         (("--device", "h100", "--alpha", "often"), "between 0 and 1"),
         (("--device", "h100", "--alpha", "1.5"), "between 0 and 1"),
-        (("--device", "h100", "--alpha", "0.8", "--drafters", "mtp"), "nothing that a sheet knows"),
+        (("--device", "h100", "--alpha", "0.8", "--drafters", "mtp"), "drafter 'mtp'"),
+        (
+            ("--device", "h100", "--alpha", "0.8", "--drafters", "model,ngrm"),
+            "did you mean 'ngram'",
+        ),
         (("--domains", ","), "--domains names nothing"),
         (("--domains", "poetry"), "'poetry'"),
         (("--drafters", "ngrm"), "did you mean 'ngram'"),

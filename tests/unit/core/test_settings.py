@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checks.effort import examples
 from outrider.core import settings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
@@ -198,6 +199,7 @@ def test_unreadable_files_are_named(
     assert problem in str(caught.value)
 
 
+@examples(30)
 @given(st.sampled_from(list(SETTINGS.values())), st.text())
 def test_any_text_is_a_value_or_a_named_mistake(item: Setting, text: str) -> None:
     try:

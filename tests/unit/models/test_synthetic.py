@@ -24,7 +24,7 @@ from outrider.models.fake import Script, ScriptedLM
 from outrider.models.gemm_shape import gemm_shape
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.models.synthetic import NUM_RANKS, Agreement, WordScript, SyntheticLM, write_words
+from outrider.models.synthetic import NUM_RANKS, Agreement, SyntheticLM, WordScript, write_words
 from outrider.models.synthetic_llama import write_random
 
 NEEDS = DraftNeeds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -80,6 +81,13 @@ def test_nothing_is_lost_where_seconds_go_by_sequences() -> None:
     law = round_law(Rates((0.8,)), 4)
     assert desync(48, 16, law, lambda live: 0.1 * live) == pytest.approx(1, abs=1e-6)
     assert desync(48, 1, law, lambda _: 1.0) == 1
+
+
+def test_of_two_texts_the_slower_is_slower_by_how_much_texts_differ() -> None:
+    """Rounds that keep all scatter by nothing else; the larger of two draws of a normal law lies
+    1 / sqrt(pi) deviations above its mean."""
+    found = desync(400, 2, RoundLaw((1.0,) * 3, 1.0, 3.0), lambda _: 1.0, texts_differ=0.1)
+    assert found == pytest.approx(1 + 0.1 / math.pi**0.5, abs=0.002)
 
 
 def test_texts_that_differ_end_farther_apart() -> None:

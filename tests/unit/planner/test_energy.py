@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.core.round_law import PLAIN
+from outrider.core.round_law import PLAIN, RoundLaw
 from outrider.core.spec import ModelSpec
 from outrider.planner.energy import Energy, joules_a_token
 from outrider.planner.pareto import Point, frontier, hypervolume
@@ -35,6 +35,14 @@ def test_every_term() -> None:
     alone = Energy(energy.power, PassWork(TARGET))
     plain = (10 * 0.1 + 14.0 + 1e-9 * 300 * kv[0] + 3e-12 * (14e9 + 100 * 4 * 32 * 32 * 128)) / 3
     assert joules_a_token(alone, load, PLAIN, 0.1, depth=0) == pytest.approx(plain)
+
+
+def test_a_drafter_that_rests_moves_nothing() -> None:
+    """A share of rounds drafts; its passes are counted in those alone."""
+    energy = Energy(Power(0.0, 1e-9, 0.0), PassWork(TARGET), PassWork(DRAFT))
+    law = RoundLaw((0.25, 0.125), 0.5, 2.0)
+    found = joules_a_token(energy, Load(1, 0), law, 1.0, depth=2)
+    assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / law.tokens)
 
 
 def by_length(device: str, beta: float, batch: int) -> tuple[list[float], list[float]]:

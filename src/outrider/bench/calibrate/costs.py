@@ -8,7 +8,7 @@ for large batches, and shorter long texts, for both are read at what a row costs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, scatter, shared_costs
@@ -39,15 +39,17 @@ _LEAST_LONG = 256
 # Tokens of the window that rounds of a phase may emit.
 _ROUNDS_ROOM = 400
 _PILOT_TOKENS = 128
+_DRAFTING = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which points; `seconds` is how long all of it may take."""
+    """Which points, with tokens drawn by `params`; `seconds` is how long all of it may take."""
 
     batches: Sequence[int] = BATCHES
     ks: Sequence[int] = KS
     seconds: float = SECONDS
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ class _Pace:
         return cls((seconds - first) / 8, first / _PILOT_TOKENS)
 
     def turn(self, batch: int, ks: Sequence[float]) -> float:
-        """Seconds of a round at each K, and one more."""
+        """Seconds of a round at each K, and one more, if drafting takes as long as the passes."""
         rows = [batch * (k + 1) for k in (max(ks), *ks)]
-        return sum(self.plain + self.row * (count - 1) for count in rows)
+        return _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,13 @@ class _Plan:
     ks: Sequence[float]
     alike: bool
 
-    def phase(self, piece: Sequence[int]) -> Phase:
+    def phase(self, piece: Sequence[int], params: SamplingParams) -> Phase:
         count = 1 if self.alike else self.batch
         prompts = prompts_of(piece, length=self.context, count=count)
         if self.alike:
             prompts *= self.batch
         ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
-        return Phase(prompts, ks, self.alike)
+        return Phase(prompts, ks, self.alike, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,10 @@ def measure_costs(
         gone = clock() - started
         tell(f"{plan.batch} x {plan.context} tokens", min(gone / wanted.seconds, 1.0))
         until = started + gone + (wanted.seconds - gone) / (len(plans) - number)
-        phase = plan.phase(piece)
+        phase = plan.phase(piece, wanted.params)
         timed += run_phase(plan.stands, phase, number=number, until=until, clock=clock)
-    points = [point for point in points_of(timed) if point.count >= _LEAST_PASSES]
+    every = points_of(timed)
+    points = [point for point in every if point.count >= _LEAST_PASSES] or every
     shared = shared_costs(points)
     drafts = {
         stand.name: found

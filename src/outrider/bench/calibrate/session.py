@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.bench.calibrate.costs import BATCHES, KS, SECONDS, Wanted
@@ -38,7 +38,8 @@ Tell = Callable[[str, float], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """`drafters` are words of a user, or AUTO. `memory` is what targets may take, in bytes of
-    `target_bytes` each; `seconds` is how long rounds may be timed."""
+    `target_bytes` each; `seconds` is how long rounds may be timed, with tokens drawn by
+    `params`."""
 
     target: str
     draft: str | None
@@ -48,6 +49,7 @@ class Asked:
     target_bytes: int
     memory: int
     seconds: float = SECONDS
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,12 @@ class Found:
 
 def wanted_for(asked: Asked) -> Wanted:
     """The usual points, and those of the batch that will run."""
-    return Wanted(batches=sorted({*BATCHES, asked.batch}), ks=KS, seconds=asked.seconds)
+    return Wanted(
+        batches=sorted({*BATCHES, asked.batch}),
+        ks=KS,
+        seconds=asked.seconds,
+        params=asked.params,
+    )
 
 
 @contextmanager
@@ -122,6 +129,9 @@ def counted(
     ):
         probes.append(found)
         tell("counting", len(probes) / len(stands.drafting))
+    known = {one.name for one in whole.calibration.drafters}
+    idle = [one.name for one in stands.drafting if one.name not in known]
+    notes = [*notes, *(f"{name} drafted nothing while rounds were timed" for name in idle)]
     context = round(statistics.fmean(map(len, prompts)))
     calibration = with_counts(whole.calibration, probes)
     named = {one.name: str(one.facts["draft"]) for one in stands.drafting if one.facts["draft"]}

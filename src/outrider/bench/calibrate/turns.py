@@ -9,7 +9,7 @@ alike, and a turn's rounds without a draft say what the drift is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from time import perf_counter
 
@@ -21,16 +21,20 @@ from outrider.core.params import SamplingParams
 # So many tokens that no request ends by itself; the window cuts it.
 _NO_END = 1 << 20
 LEAST_TURNS, MOST_TURNS = 3, 60
+# Of a phase's time, how much longer a turn that has begun may take.
+_LATE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A sequence for each of `prompts`. Each stand runs at its `ks`, of which 0 is one. `alike` are
-    prompts that begin alike, up to their last page: it is read once, by the first of them."""
+    prompts that begin alike, up to their last page: it is read once, by the first of them.
+    `params` say how tokens are drawn, for sampled rounds may take another way than greedy ones."""
 
     prompts: Sequence[Sequence[int]]
     ks: Mapping[str, Sequence[float]]
     alike: bool = False
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class _Run:
     def begin(self, phase: Phase) -> None:
         """Read all prompts. A draft model reads its own when a draft is first asked for."""
         self.stand.dial.set((0,))
-        params = SamplingParams(max_tokens=_NO_END, ignore_eos=True)
+        params = endless(phase.params)
         at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
         for prompts in at_once:
             self.tickets += [self.stand.llm.submit(prompt, params) for prompt in prompts]
@@ -96,6 +100,21 @@ class _Run:
             self.stand.llm.cancel(ticket)
 
 
+def endless(params: SamplingParams) -> SamplingParams:
+    """The same draws of a text that nothing but the window ends."""
+    return replace(
+        params,
+        max_tokens=_NO_END,
+        min_tokens=0,
+        ignore_eos=True,
+        stop=(),
+        n=1,
+        logprobs=False,
+        top_logprobs=0,
+        prediction="",
+    )
+
+
 def run_phase(
     stands: Sequence[Stand],
     phase: Phase,
@@ -104,8 +123,8 @@ def run_phase(
     until: float,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Timed]:
-    """What was timed until about `until`, in LEAST_TURNS at least and MOST_TURNS at most; fewer
-    where the window ends before."""
+    """What was timed until about `until`, in MOST_TURNS at most; fewer where the window ends
+    before. Every engine has its first turn, whatever that takes."""
     runs = [_Run(stand, []) for stand in stands]
     try:
         for run in runs:
@@ -113,12 +132,16 @@ def run_phase(
         started = clock()
         for turn in range(MOST_TURNS):
             for place in range(len(runs)):
+                if turn and clock() > until + _LATE * (until - started):
+                    break
                 run = runs[(turn + place) % len(runs)]
                 ks = list(phase.ks[run.stand.name])
                 Random(turn).shuffle(ks)
                 run.turn(ks, turn)
             now = clock()
-            late = turn + 1 >= LEAST_TURNS and now + (now - started) / (turn + 1) > until
+            late = now > until or (
+                turn + 1 >= LEAST_TURNS and now + (now - started) / (turn + 1) > until
+            )
             if late or any(run.is_over for run in runs):
                 break
         return [timed for run in runs for timed in run.passes(number)]

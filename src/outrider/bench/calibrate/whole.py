@@ -14,6 +14,7 @@ from outrider.bench.calibrate.clocks import clocks
 from outrider.bench.calibrate.costs import Costs, Wanted, measure_costs
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.stands import Stand, Stands
+from outrider.bench.calibrate.turns import endless
 from outrider.bench.fingerprint import machine, weights_digest
 from outrider.bench.provenance import provenance
 from outrider.bench.quiet import Neighbours
@@ -71,6 +72,7 @@ def question_of(stands: Stands, target: str, wanted: Wanted) -> dict[str, object
         "drafters": {stand.name: stand.facts.get("draft_weights") for stand in stands.drafting},
         "batches": list(wanted.batches),
         "ks": list(wanted.ks),
+        "sampling": asdict(endless(wanted.params)),
     }
 
 

@@ -27,6 +27,7 @@ from outrider.core.ahead import AheadTimes
 from outrider.core.expected import estimated_beta, expected_tokens, measured_speed_up, speed_up
 
 Numbers = Mapping[str, Any]
+Repeats = Mapping[int, Numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,15 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A pair's samples of engines, by contestant."""
+    """A pair's samples of engines, by contestant and number of the visit."""
 
     pair: str
-    repeats: Mapping[Contestant, Sequence[Numbers]]
+    repeats: Mapping[Contestant, Repeats]
     num_failures: Mapping[Contestant, int]
 
     @classmethod
     def of(cls, pair: str, contestants: Sequence[Contestant], file: SamplesFile) -> Measured:
-        values = file.values("engines")
+        values = file.by_repeat("engines")
         names = {one: engine_name(pair, one) for one in contestants}
         return cls(
             pair,
@@ -76,16 +77,17 @@ class Measured:
         found: list[Cell] = []
         for one, repeats in self.repeats.items():
             plain = self._like(one, "ar")
-            if plain:
+            if plain.keys() & repeats.keys():
                 found.append(self._cell(one, repeats, plain))
         return found
 
-    def _cell(self, one: Contestant, repeats: Sequence[Numbers], plain: Sequence[Numbers]) -> Cell:
+    def _cell(self, one: Contestant, visits: Repeats, plain: Repeats) -> Cell:
+        repeats = list(visits.values())
         times = RoundTimes.of(repeats)
-        num = min(len(repeats), len(plain))
+        # In a visit both have the same texts, a moment apart; either may have failed in another.
+        both = [visit for visit in visits if visit in plain]
         gain = ratio_of_medians(
-            [x["seconds"] / x["num_tokens"] for x in plain[:num]],
-            [x["seconds"] / x["num_tokens"] for x in repeats[:num]],
+            *([_pace(side[visit]) for visit in both] for side in (plain, visits))
         )
         looks = sum(x["num_looks"] for x in repeats)
         p_hit = sum(x["num_hits"] for x in repeats) / looks if looks else None
@@ -120,7 +122,7 @@ class Measured:
             rest_ms=1e3 * times.rest,
             ahead_over_verify=_median(repeats, "ahead_over_verify"),
             num_ahead=_median(repeats, "num_ahead"),
-            theory=self._theory(one, RoundTimes.of(plain), p_hit),
+            theory=self._theory(one, RoundTimes.of(list(plain.values())), p_hit),
         )
 
     def _theory(self, one: Contestant, plain: RoundTimes, p_hit: float | None) -> Theory | None:
@@ -129,7 +131,7 @@ class Measured:
         if not one.k or not in_turns:
             return None
         tokens = expected_tokens(one.alpha, one.k)
-        times = RoundTimes.of(in_turns)
+        times = RoundTimes.of(list(in_turns.values()))
         if one.method == "sd":
             return Theory(
                 tokens=tokens,
@@ -150,14 +152,19 @@ class Measured:
             tokens=tokens, over_plain=speed(plain.verify), over_verify=speed(times.verify)
         )
 
-    def _like(self, one: Contestant, method: str) -> Sequence[Numbers]:
+    def _like(self, one: Contestant, method: str) -> Repeats:
         """Samples of `method` in the visits that `one` was in: those of its own study first."""
         for study in (one.study, "alpha"):
             for other, repeats in self.repeats.items():
                 same = (other.method, other.study, other.batch) == (method, study, one.batch)
                 if same and (method == "ar" or (other.k, other.alpha) == (one.k, one.alpha)):
                     return repeats
-        return ()
+        return {}
+
+
+def _pace(numbers: Numbers) -> float:
+    """Seconds a token."""
+    return numbers["seconds"] / numbers["num_tokens"]
 
 
 def _total(repeats: Sequence[Numbers], name: str) -> float:

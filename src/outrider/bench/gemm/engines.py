@@ -21,7 +21,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.metrics.latency import percentile, token_latencies
 from outrider.metrics.timeline import window_use
-from outrider.models.synthetic import Agreement, WordScript, SyntheticLM
+from outrider.models.synthetic import Agreement, SyntheticLM, WordScript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

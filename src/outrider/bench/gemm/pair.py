@@ -178,22 +178,21 @@ def facts(shape: PairShape, make: Make, used_for: Literal["passes", "engines"]) 
 def check_fits(shape: PairShape, make: Make, free_bytes: int) -> None:
     """Raise MachineError if the pair's weights need more than `free_bytes`, ConfigError if ranks
     cannot share the target."""
+    if make.ranks > 1 and make.quantise != "none":
+        raise ConfigError(
+            f"tensor_parallel={make.ranks}: quantised weights are not shared out.",
+            hint="leave --quantise at none, or --tensor-parallel at 1",
+        )
     if make.ranks > 1:
         check_split(shape.target.config(), make.ranks)
-        if make.quantise != "none":
-            raise ConfigError(
-                f"tensor_parallel={make.ranks}: quantised weights are not shared out.",
-                hint="leave --quantise at none, or --tensor-parallel at 1",
-            )
-    size = 4 if make.dtype == "float32" else 2
-    needed = (
-        _MARGIN * size * sum(num_weights(one, make.costs) for one in (shape.target, shape.draft))
-    )
+    num = num_weights(shape.target, make.costs) + num_weights(shape.draft, make.costs)
+    # Packing needs the plain form, quantised or not.
+    needed = _MARGIN * num * make.bytes_per_weight("draft")
     if needed > free_bytes:
         raise MachineError(
             f"pair {shape.name} takes {needed / 1e9:.1f} GB while it is made, and "
             f"{free_bytes / 1e9:.1f} GB are free.",
-            hint="sample fewer layers (--layers) or divide widths (--scale)",
+            hint="sample fewer layers (--layer-share) or divide widths (--scale, --pass-scale)",
         )
 
 

@@ -8,7 +8,7 @@ within visits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from outrider.api.bare import bare_rooms
 from outrider.bench.gemm.record import Method, Study
@@ -188,34 +188,48 @@ def rooms(contestants: Sequence[Contestant], text: Text) -> tuple[Room, Room]:
     return _largest([target for target, _ in each]), _largest([draft for _, draft in each])
 
 
-def grid_of(
-    words: Sequence[str], ks: Sequence[int], alphas: Sequence[float], *, quick: bool
-) -> Grid:
-    """`words` name studies, all of them if there are none; empty `ks` and `alphas` are the usual
-    ones. Raises ConfigError."""
-    base = QUICK if quick else Grid()
-    for word in words:
-        if word not in STUDIES:
-            raise ConfigError(f"no study {word!r}.", hint=did_you_mean(word, STUDIES))
-    if any(not 1 <= k <= 64 for k in ks):
-        raise ConfigError("--ks has a K below 1 or above 64.", hint="--ks 2,4,8")
-    if any(not 0 <= alpha <= 1 for alpha in alphas):
-        raise ConfigError("--alphas has a rate below 0 or above 1.", hint="--alphas 0.7,0.9")
-    found_ks, found_alphas = tuple(ks) or base.ks, tuple(alphas) or base.alphas
-    return Grid(
-        ks=found_ks,
-        alphas=found_alphas,
-        hits=base.hits,
-        fan_outs=base.fan_outs,
-        batches=base.batches,
-        studies=tuple(study for study in STUDIES if not words or study in words),
-        k=_near(base.k, found_ks),
-        alpha=max(found_alphas),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a user asked studies to go over; what is empty is as usual. Raises ConfigError for what
+    cannot be."""
+
+    studies: tuple[str, ...] = ()
+    ks: tuple[int, ...] = ()
+    alphas: tuple[float, ...] = ()
+    hits: tuple[float, ...] = ()
+    fan_outs: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for word in self.studies:
+            if word not in STUDIES:
+                raise ConfigError(f"no study {word!r}.", hint=did_you_mean(word, STUDIES))
+        _check("--ks", self.ks, 1, 64)
+        _check("--alphas", self.alphas, 0, 1)
+        _check("--hits", self.hits, 0, 1)
+        _check("--fan-outs", self.fan_outs, 1, 256)
+        _check("--batches", self.batches, 1, 1024)
+
+    def grid(self, base: Grid) -> Grid:
+        """`base` with all that was asked for."""
+        ks, alphas = self.ks or base.ks, self.alphas or base.alphas
+        return replace(
+            base,
+            ks=ks,
+            alphas=alphas,
+            hits=self.hits or base.hits,
+            fan_outs=self.fan_outs or base.fan_outs,
+            batches=self.batches or base.batches,
+            studies=tuple(one for one in STUDIES if not self.studies or one in self.studies),
+            k=min(ks, key=lambda one: (abs(one - base.k), one)),
+            alpha=max(alphas),
+        )
 
 
-def _near(k: int, ks: Sequence[int]) -> int:
-    return min(ks, key=lambda one: (abs(one - k), one))
+def _check(flag: str, values: Sequence[float], low: float, high: float) -> None:
+    wrong = [value for value in values if not low <= value <= high]
+    if wrong:
+        raise ConfigError(f"{flag} has {wrong[0]:g}.", hint=f"{flag} takes {low:g} to {high:g}")
 
 
 def _largest(some: Sequence[Room]) -> Room:

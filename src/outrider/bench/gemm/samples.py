@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from outrider import __version__
 from outrider.bench.gemm.record import SAMPLES, SCHEMA
+from outrider.bench.grown import GrownFile
 from outrider.bench.records import RecordError, entries, made, parse
 from outrider.core.errors import ConfigError, MachineError
 
@@ -45,17 +46,26 @@ class SamplesFile:
     """The samples of one folder, newest per key, and the file that new ones are appended to."""
 
     folder: Path
+    _file: GrownFile
     samples: dict[Key, Sample] = field(default_factory=dict[Key, Sample])
     _is_begun: bool = False
-    _num_whole: int = 0
 
     @classmethod
     def open(cls, folder: Path, circumstances: Mapping[str, object]) -> SamplesFile:
         """Read what is there, to go on. Raises ConfigError if it was measured under other
         circumstances, or is not ours, and MachineError if it cannot be read; nothing is changed."""
-        found = cls(folder)
-        found._read(json.loads(json.dumps(circumstances)))
-        return found
+        try:
+            file, lines, end_is_ours = GrownFile.read(folder / SAMPLES)
+            if not file.path.exists():
+                _refuse_others(folder)
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        if not end_is_ours:
+            found = f"a line {len(lines) + 1} that this version did not write"
+            raise _refusal(folder, found)
+        samples = cls(folder, file)
+        samples._read(lines, json.loads(json.dumps(circumstances)))
+        return samples
 
     def done(self, key: Key) -> bool:
         sample = self.samples.get(key)
@@ -63,10 +73,14 @@ class SamplesFile:
 
     def values(self, part: Part) -> dict[str, list[Values]]:
         """Of every name, its repetitions in order, those that failed left out."""
-        found: dict[str, list[Values]] = {}
+        return {name: list(found.values()) for name, found in self.by_repeat(part).items()}
+
+    def by_repeat(self, part: Part) -> dict[str, dict[int, Values]]:
+        """The same by number: what was measured in turns has the same one."""
+        found: dict[str, dict[int, Values]] = {}
         for sample in sorted(self.samples.values(), key=lambda one: one.repeat):
             if sample.part == part and sample.values is not None:
-                found.setdefault(sample.name, []).append(sample.values)
+                found.setdefault(sample.name, {})[sample.repeat] = sample.values
         return found
 
     def num_failures(self, part: Part, name: str) -> int:
@@ -82,38 +96,19 @@ class SamplesFile:
             lines.insert(0, {**head, "circumstances": circumstances})
         data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / SAMPLES).open("ab") as file:
-                # Half a line of a run that was stopped.
-                file.truncate(self._num_whole)
-                file.write(data)
+            self._file.add(data)
         except OSError as error:
             raise _unusable(self.folder, error) from None
         self._is_begun = True
-        self._num_whole += len(data)
         self.samples |= {one.key: one for one in new}
 
-    def _read(self, circumstances: Mapping[str, object]) -> None:
-        path = self.folder / SAMPLES
-        try:
-            if not path.exists():
-                self._refuse_others()
-                return
-            data = path.read_bytes()
-        except OSError as error:
-            raise _unusable(self.folder, error) from None
-        self._num_whole = data.rfind(b"\n") + 1
-        for number, line in enumerate(data[: self._num_whole].splitlines(), start=1):
+    def _read(self, lines: Iterable[bytes], circumstances: Mapping[str, object]) -> None:
+        for number, line in enumerate(lines, start=1):
             try:
                 self._take(parse(line.decode("utf-8")), circumstances)
             except (RecordError, UnicodeDecodeError) as error:
                 found = f"a line {number} that this version did not write ({error})"
                 raise _refusal(self.folder, found) from None
-
-    def _refuse_others(self) -> None:
-        """Results that nobody knows the circumstances of, and files of somebody else."""
-        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise _refusal(self.folder, f"other files and no {SAMPLES}")
 
     def _take(self, record: dict[str, Any], circumstances: Mapping[str, object]) -> None:
         kind = record.pop("record", None)
@@ -138,6 +133,12 @@ class SamplesFile:
             if ours.get(name) != theirs.get(name):
                 found = f"results with {name} {theirs.get(name)!r:.80}, not {ours.get(name)!r:.80}"
                 raise _refusal(self.folder, found)
+
+
+def _refuse_others(folder: Path) -> None:
+    """Results that nobody knows the circumstances of, and files of somebody else."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _refusal(folder, f"other files and no {SAMPLES}")
 
 
 def _refusal(folder: Path, found: str) -> ConfigError:

@@ -16,7 +16,7 @@ from outrider.bench.fingerprint import machine
 from outrider.bench.gemm.pair import Make, PairShape, check_fits
 from outrider.bench.gemm.plan import Grid, Text, visits
 from outrider.bench.gemm.record import Setting
-from outrider.bench.gemm.samples import SamplesFile
+from outrider.bench.gemm.samples import Sample, SamplesFile
 from outrider.bench.gemm.units import (
     CeilingUnit,
     EngineUnit,
@@ -24,6 +24,7 @@ from outrider.bench.gemm.units import (
     PassUnit,
     ProductUnit,
     Unit,
+    failed,
 )
 from outrider.bench.quiet import Neighbours
 from outrider.core.fan_out import PRIOR_CURVE, MissCurve
@@ -151,7 +152,15 @@ def run(study: CostStudy, units: Sequence[Unit], file: SamplesFile) -> Iterator[
     held = Held()
     for unit in units:
         with Neighbours() as neighbours:
-            taken = unit.take(held)
+            taken = _taken(unit, held)
         samples = [replace(one, foreign_cpu_share=neighbours.share) for one in taken]
         file.add(samples, study.circumstances)
         yield unit
+
+
+def _taken(unit: Unit, held: Held) -> list[Sample]:
+    """What is needed for all of a unit may fail as well."""
+    try:
+        return unit.take(held)
+    except Exception as error:  # noqa: BLE001 - one unit must not end hours of others
+        return [failed(key, f"{type(error).__name__}: {error}") for key in unit.keys]

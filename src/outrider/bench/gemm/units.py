@@ -171,7 +171,7 @@ class EngineUnit:
             for one in self.visit.contestants:
                 key = "engines", engine_name(self.pair.name, one), self.visit.repeat
                 if one.name in taken and not same_texts(taken[plain.name], taken[one.name]):
-                    found[key] = _failed(key, "DifferentTokens: not those of plain decoding")
+                    found[key] = failed(key, "DifferentTokens: not those of plain decoding")
         return [found[key] for key in self.keys]
 
     def _bed(self) -> Bed:
@@ -208,9 +208,9 @@ def _attempt(key: Key, measure: Callable[[], Mapping[str, object]]) -> Sample:
     try:
         values = measure()
     except Exception as error:  # noqa: BLE001 - one measurement must not end hours of others
-        return _failed(key, f"{type(error).__name__}: {error}")
+        return failed(key, f"{type(error).__name__}: {error}")
     return Sample(part=key[0], name=key[1], repeat=key[2], values=dict(values))
 
 
-def _failed(key: Key, reason: str) -> Sample:
+def failed(key: Key, reason: str) -> Sample:
     return Sample(part=key[0], name=key[1], repeat=key[2], values=None, reason=reason)

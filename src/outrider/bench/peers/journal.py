@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider import __version__
+from outrider.bench.grown import GrownFile
 from outrider.bench.peers.contestants import Contestant
 from outrider.bench.peers.found import Entry, Found, Place, Run
 from outrider.bench.records import RecordError, entries, made, parse
@@ -34,28 +35,30 @@ _MOMENTS = ("arrivals", "cpu")
 
 @dataclass(slots=True)
 class Journal:
-    """What the folder holds, as it was found; new lines are appended, after the `num_whole` bytes
-    of those that are whole."""
+    """What the folder holds, as it was found; new lines are appended to `file`."""
 
     folder: Path
+    file: GrownFile
     found: Found = field(default_factory=Found)
     sessions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    num_whole: int = 0
 
     @classmethod
     def open(cls, folder: Path) -> Journal:
         """Read the folder, to go on in it. Raises ConfigError if it holds anything else, or lines
         of another version; MachineError if it cannot be read."""
-        file = folder / FILE_NAME
+        path = folder / FILE_NAME
         try:
             others = [] if not folder.exists() else [p for p in folder.iterdir() if p.name != LOGS]
-            if others and not file.exists():
+            if others and not path.exists():
                 raise _refusal(folder, f"other files and no {FILE_NAME}")
-            data = file.read_bytes() if file.exists() else b""
+            file, lines, end_is_ours = GrownFile.read(path)
         except OSError as error:
             raise _unusable(folder, error) from None
-        journal = cls(folder, num_whole=data.rfind(b"\n") + 1)
-        for number, line in enumerate(data[: journal.num_whole].split(b"\n")[:-1], start=1):
+        if not end_is_ours:
+            found = f"a line {len(lines) + 1} that this version did not write"
+            raise _refusal(folder, found)
+        journal = cls(folder, file)
+        for number, line in enumerate(lines, start=1):
             try:
                 journal._take(parse(line.decode("utf-8", "replace")))
             except (RecordError, KeyError, TypeError, ValueError) as error:
@@ -115,16 +118,11 @@ class Journal:
             raise RecordError(f"record is {kind!r:.40}")
 
     def _append(self, record: Mapping[str, object]) -> None:
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        line = json.dumps(record, allow_nan=False) + "\n"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / FILE_NAME).open("ab") as file:
-                # Half a line of a run that was stopped.
-                file.truncate(self.num_whole)
-                file.write(line)
+            self.file.add(line.encode())
         except OSError as error:
             raise _unusable(self.folder, error) from None
-        self.num_whole += len(line)
 
 
 def _differs(name: str, theirs: Any, ours: Any) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from random import Random
 
 from outrider.bench.workloads import ADVERSARIAL, DOMAINS, ECHO
+from outrider.core.errors import ConfigError
 
 MOST_K = 16
 MOST_BATCH = 16
@@ -25,6 +26,10 @@ LEAST_CONTEXT = 100
 MOST_CONTEXT = 2000
 _EASY = (*DOMAINS, ECHO)
 _HARD = ("text", "size")
+# Long drafts for large batches: at least so deep, and so many where that many rows fit twice over.
+_LARGE_K, _LARGE_BATCH = 8, 6
+# Cells that are drawn in a row without one that fits, until it is clear that none will.
+_MOST_MISSES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +64,47 @@ class Limits:
 
 def draw(count: int, drafters: Sequence[str], limits: Limits, *, seed: int) -> list[Cell]:
     """`count` different cells. Every third one is hard, half of these by their text; drafters take
-    turns, so that all have as many."""
+    turns, so that all have as many. Raises ConfigError if hardly any cell is within `limits`."""
     rng = Random(seed)
     found: list[Cell] = []
     seen: set[tuple[object, ...]] = set()
+    misses = 0
     while len(found) < count:
-        number = len(found)
+        if misses == _MOST_MISSES:
+            raise ConfigError(
+                f"no further cell fits these limits: {limits}.",
+                hint=f"ask for {len(found)} cells, or take a target with a longer window",
+            )
+        number, misses = len(found), misses + 1
         hard = number % 3 == 2
         stratum = _HARD[number // 3 % 2] if hard else "easy"
-        cell = _cell(number, stratum, drafters[number % len(drafters)], rng)
+        cell = _cell(number, stratum, drafters[_turn(number, len(drafters))], rng, limits)
         key = (cell.drafter, cell.k, cell.batch, cell.context, cell.domain)
         rows = cell.batch * (cell.k + 1)
         fits = cell.batch * cell.context <= limits.most_tokens and rows <= limits.most_rows
         if fits and cell.context <= limits.most_context and key not in seen:
             seen.add(key)
             found.append(cell)
+            misses = 0
     return found
 
 
-def _cell(number: int, stratum: str, drafter: str, rng: Random) -> Cell:
+def _turn(number: int, num_drafters: int) -> int:
+    """Whose turn it is. Hard cells come back every six: numbers of drafters that go into that would
+    have the same ones meet them always, so their order turns."""
+    turned = number // num_drafters if math.gcd(num_drafters, 6) > 1 else 0
+    return (number + turned) % num_drafters
+
+
+def _cell(number: int, stratum: str, drafter: str, rng: Random, limits: Limits) -> Cell:
     large = stratum == "size"
+    least_batch = max(1, min(_LARGE_BATCH, limits.most_rows // (2 * (_LARGE_K + 1))))
     return Cell(
         number=number,
         stratum=stratum,
         drafter=drafter,
-        k=_between(rng, 8 if large else 1, MOST_K),
-        batch=_between(rng, 6 if large else 1, MOST_BATCH),
+        k=_between(rng, _LARGE_K if large else 1, MOST_K),
+        batch=_between(rng, least_batch if large else 1, MOST_BATCH),
         context=_between(rng, LEAST_CONTEXT, MOST_CONTEXT),
         domain=ADVERSARIAL if stratum == "text" else rng.choice(_EASY),
     )

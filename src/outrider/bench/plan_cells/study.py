@@ -8,7 +8,7 @@ no time. The prediction is on disk before the first timed run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.bench.calibrate.probe import Probe, probe
@@ -25,13 +25,18 @@ from outrider.core.params import SamplingParams
 from outrider.planner.candidates import Candidate, Job, gain, law_of
 from outrider.planner.places import believe
 
+# How adversarial text is drawn.
+HOT = SamplingParams(temperature=1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`num_tokens` are written of every text, in so many `repeats` of each side."""
+    """`num_tokens` are written of every text, in so many `repeats` of each side. Sampled rounds may
+    take another way than greedy ones: `sampled` is what they cost."""
 
     stands: Stands
     calibration: Calibration
+    sampled: Calibration
     num_tokens: int
     repeats: int
     most_rows: int = MOST_BATCH * (MOST_K + 1)
@@ -39,10 +44,9 @@ class Setup:
     def params(self, cell: Cell) -> SamplingParams:
         """Adversarial text is sampled, for greedily a small model repeats itself. The rule ties it
         to the seed, so that both sides write the same."""
-        hot = cell.domain == ADVERSARIAL
         return SamplingParams(
             max_tokens=self.num_tokens,
-            temperature=1.0 if hot else 0.0,
+            temperature=HOT.temperature if _is_hot(cell) else 0.0,
             seed=cell.number,
             ignore_eos=True,
         )
@@ -124,8 +128,16 @@ def predicted(setup: Setup, cell: Cell, counts: Probe) -> Prediction:
 
 
 def _counted(setup: Setup, cell: Cell, counts: Probe) -> tuple[Calibration, DrafterCosts]:
-    calibration = with_counts(setup.calibration, [counts])
-    return calibration, next(one for one in calibration.drafters if one.name == cell.drafter)
+    costs = setup.sampled if _is_hot(cell) else setup.calibration
+    # A lookup may have found nothing in what was sampled while rounds were timed.
+    known = [*costs.drafters, *setup.calibration.drafters]
+    own = next(one for one in known if one.name == cell.drafter)
+    calibration = with_counts(replace(costs, drafters=(own,)), [counts])
+    return calibration, calibration.drafters[0]
+
+
+def _is_hot(cell: Cell) -> bool:
+    return cell.domain == ADVERSARIAL
 
 
 def _job(setup: Setup, cell: Cell, counts: Probe, k: int) -> Job:

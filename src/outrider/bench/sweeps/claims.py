@@ -1,7 +1,7 @@
 """Published claims about sweeps, tested on the samples at hand and never taken over.
 
 A claim of gain says how one value of an axis compares with another; both are measured in the same
-visits here, so the ratio has an interval. It is not borne out if the published figure lies outside.
+visits here, so the ratio has an interval. Only cells that differ in that axis alone are compared. It is not borne out if the published figure lies outside.
 It is borne out if the figure lies inside and the interval leaves out 1. A tie is borne out if the
 interval stays within a few per cent of 1. A wider interval decides nothing. A claim of sameness
 says that something must not depend on an axis.
@@ -10,17 +10,19 @@ says that something must not depend on an axis.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from outrider.bench.config import Plain
+from outrider.bench.config import BenchmarkConfig, Plain
 from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_samples import Numbers, Sample
-from outrider.bench.sweeps.scenes import named
+from outrider.bench.sweeps.axes import CONCURRENCY
+from outrider.bench.sweeps.scenes import FIELDS, named
 from outrider.bench.sweeps.summary import value_of
 
+_Place = tuple[object, ...]
 Measure = Literal["throughput", "cumulative p95"]
 _MEASURES: Mapping[Measure, Callable[[Numbers], float | None]] = {
     "throughput": lambda numbers: numbers.tokens_per_second,
@@ -78,11 +80,12 @@ class GainClaim:
         return "borne out" if decided else "not decided, the interval is too wide"
 
     def _ratio(self, folder: ResultsFolder) -> Ratio | None:
-        sides: dict[Plain, dict[tuple[str, str], list[float]]] = {self.ours: {}, self.theirs: {}}
+        sides: dict[Plain, dict[_Place, list[float]]] = {self.ours: {}, self.theirs: {}}
         for sample, value in _values(folder, self.measure):
             side = sides.get(value_of(sample.config, self.axis))
             if side is not None and sample.config.k and self._fits(sample):
-                side.setdefault((sample.config.model_pair_name, sample.piece), []).append(value)
+                place = _alike(sample.config, self.axis), sample.piece
+                side.setdefault(place, []).append(value)
         both = [place for place in sides[self.ours] if place in sides[self.theirs]]
         if not both:
             return None
@@ -105,36 +108,51 @@ class SameAcceptance:
 
     def tested(self, folder: ResultsFolder) -> str | None:
         says = f"greedy acceptance by {self.axis}: published {self.published}; "
-        by_value: dict[Plain, dict[tuple[object, ...], list[int]]] = {}
+        by_value: dict[Plain, dict[_Place, _Counts]] = {}
         for sample in folder.current().values():
             numbers = sample.numbers
             if not sample.ok or numbers is None or not sample.config.k or sample.config.temperature:
                 continue
-            config = sample.config
-            place = (config.model_pair_name, config.prompt_domain, config.k, config.max_tokens)
-            rates = by_value.setdefault(value_of(config, self.axis), {})
-            sums = rates.setdefault(place, [0, 0])
-            sums[0] += numbers.num_accepted
-            sums[1] += numbers.num_drafted
+            counts = by_value.setdefault(value_of(sample.config, self.axis), {})
+            sums = counts.setdefault(_alike(sample.config, self.axis), _Counts())
+            sums.accepted += numbers.num_accepted
+            sums.drafted += numbers.num_drafted
+            sums.texts |= {(sample.iteration, prompt) for prompt in sample.prompt_ids}
         found = _agreement(by_value)
         return found and says + found
 
 
-def _agreement(
-    by_value: Mapping[Plain, Mapping[tuple[object, ...], Sequence[int]]],
-) -> str | None:
-    """None without two cells that differ in the axis alone."""
-    rates: dict[tuple[object, ...], list[float]] = {}
+@dataclass(slots=True)
+class _Counts:
+    """Draft tokens over all pieces of a cell, and of which texts they are."""
+
+    accepted: int = 0
+    drafted: int = 0
+    texts: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+
+
+def _agreement(by_value: Mapping[Plain, Mapping[_Place, _Counts]]) -> str | None:
+    """None without two cells that differ in the axis alone and have the same texts: a run that was
+    interrupted may lack some."""
+    rates: dict[_Place, list[float]] = {}
     for found in by_value.values():
-        for place, (accepted, drafted) in found.items():
-            if drafted:
-                rates.setdefault(place, []).append(accepted / drafted)
+        for place, sums in found.items():
+            if sums.drafted:
+                texts = place, frozenset(sums.texts)
+                rates.setdefault(texts, []).append(sums.accepted / sums.drafted)
     apart = [max(found) - min(found) for found in rates.values() if len(found) > 1]
     if not apart:
         return None
     if max(apart) <= _SAME:
         return "the same at every value here."
     return f"it differs by up to {100 * max(apart):.2f} points here."
+
+
+def _alike(config: BenchmarkConfig, axis: str) -> _Place:
+    """All that a cell is but its value of `axis`; a batch holds what is in flight."""
+    left_out = {FIELDS.get(axis, axis), *(("batch_size",) if axis == CONCURRENCY else ())}
+    values = {**config.plain(), **dict(config.others)}
+    return tuple(sorted((name, str(v)) for name, v in values.items() if name not in left_out))
 
 
 def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[Sample, float]]:
