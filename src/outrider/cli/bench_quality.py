@@ -137,7 +137,7 @@ def _collect(title: str, total: int, rows: Iterable[T], into: list[T]) -> None:
     """Fill `into` row by row, so that an interrupt keeps those before it; with a bar on stderr,
     where that is a terminal."""
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    console, hidden = Console(stderr=True), not (total and sys.stderr.isatty())
     with Progress(*columns, console=console, disable=hidden) as progress:
         task = progress.add_task(title, total=total)
         for row in rows:

@@ -36,7 +36,7 @@ from outrider.cli.bench_sweep_setup import Setup, set_up
 from outrider.cli.call import Call
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import json_line, table
+from outrider.cli.output import json_line
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 
 
@@ -79,11 +79,9 @@ def _list_presets(options: SweepOptions) -> int:
         ]
         print(json_line(listed))
         return 0
-    rows = [
-        (name, one.text, "; then ".join(" ".join(words) for words in one.grids))
-        for name, one in RECIPES.items()
-    ]
-    print(table(rows, header=("preset", "what it repeats", "axes")))
+    for name, one in RECIPES.items():
+        axes = "; then ".join(" ".join(words) for words in one.grids)
+        print("\n    ".join([f"{name}: {one.text}", axes]))
     return 0
 
 

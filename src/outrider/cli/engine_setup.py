@@ -22,7 +22,7 @@ from outrider.bench.fingerprint import machine, weights_digest
 from outrider.bench.pages import Page
 from outrider.bench.provenance import write_text
 from outrider.cli.engine_subjects import Subject
-from outrider.cli.output import check_writable, table
+from outrider.cli.output import check_writable, prose, screen_table
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
@@ -98,11 +98,11 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 def print_page(page: Page) -> None:
     print(page.title, end="\n\n")
     for section in page.sections:
-        print("\n".join([section.title, *section.text]))
+        print("\n".join([section.title, *map(prose, section.text)]))
         if section.rows:
-            print(table(section.rows, header=section.header))
+            print(screen_table(section.rows, header=section.header))
         for point in section.points:
-            print(point)
+            print(prose(point))
         print()
 
 

@@ -12,7 +12,7 @@ from outrider.cli.call import Call
 from outrider.cli.explain_page import Explanation, Numbers, Topic, given
 from outrider.cli.explain_topics import TOPICS
 from outrider.cli.explain_verb import ExplainOptions
-from outrider.cli.output import json_line, table
+from outrider.cli.output import json_line, screen_table, table
 from outrider.cli.paint import QUIET, Painter
 from outrider.core.errors import ConfigError
 
@@ -40,7 +40,7 @@ def _list(*, as_json: bool) -> int:
         print(json_line([{"topic": t.name, "text": t.text, "takes": t.takes} for t in TOPICS]))
         return 0
     rows = [(topic.name, topic.text, " ".join(map(_flag, topic.takes))) for topic in TOPICS]
-    print(table(rows, header=("topic", "explains", "takes")))
+    print(screen_table(rows, header=("topic", "explains", "takes")))
     print("\nOne of them: outrider explain speed-up --alpha 0.8 --k 4 --c 0.1")
     return 0
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from outrider.cli.verb import Verb
 from outrider.cli.verbs import names
 from outrider.core.errors import ConfigError
 from outrider.core.nearest import nearest
+
+# How the parser says that words are left over.
+_SURPLUS = re.compile(r"^Unused Tokens: \[([^,\]]*)")
 
 
 def unknown_verb(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
@@ -24,4 +28,7 @@ def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str
         flag = word.split("=", 1)[0]
         if flag.startswith("--") and flag not in known:
             return ConfigError(f"unknown option {flag!r}.", hint=nearest(flag, known, page))
+    surplus = _SURPLUS.search(message)
+    if surplus:
+        message = f"{surplus[1]}: one word too many."
     return ConfigError(message, hint=page)

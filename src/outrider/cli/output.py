@@ -1,14 +1,21 @@
-"""What tools read: JSON on one line, and files that are whole or absent."""
+"""What tools read: JSON on one line, and files that are whole or absent; and what people read: tables
+and sentences that fit their terminal."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from outrider.core.errors import MachineError
+
+# Sentences are no wider than that on any terminal.
+_WIDEST = 100
 
 
 def json_line(value: object) -> str:
@@ -16,12 +23,13 @@ def json_line(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def check_writable(path: Path) -> None:
-    """Raise MachineError now rather than after the work, if `path` cannot be written."""
+def check_writable(path: Path, *, flag: str = "--output") -> None:
+    """Raise MachineError now rather than after the work, if `path`, which `flag` names, cannot be
+    written."""
     draft = _draft(path)
     try:
         if path.is_dir():
-            raise MachineError(f"{path} is a folder.", hint="name a file with --output")
+            raise MachineError(f"{path} is a folder.", hint=f"name a file with {flag}")
         draft.touch(exist_ok=False)
         draft.unlink()
     except OSError as error:
@@ -64,6 +72,58 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> st
         for row in cells
     )
     return "\n".join(lines)
+
+
+def screen_table(
+    rows: Sequence[Sequence[object]], *, header: Sequence[str] = (), width: int | None = None
+) -> str:
+    """`table`, for people. Where it is wider than the terminal it becomes several, one below the
+    other, and each begins with the columns that tell rows apart. What is piped stays whole."""
+    limit = _terminal_width() if width is None else width
+    whole = table(rows, header=header)
+    if limit is None or all(len(line) <= limit for line in whole.splitlines()):
+        return whole
+    cells = [[str(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    num_keys = _num_keys(cells, widths, limit // 2)
+    room = limit - sum(widths[:num_keys]) - 2 * num_keys
+    parts: list[list[int]] = [[]]
+    for column in range(num_keys, len(widths)):
+        taken = sum(widths[one] + 2 for one in parts[-1])
+        if parts[-1] and taken + widths[column] > room:
+            parts.append([])
+        parts[-1].append(column)
+    keys = range(num_keys)
+    return "\n\n".join(
+        table([[row[column] for column in (*keys, *part)] for row in cells]) for part in parts
+    )
+
+
+def _num_keys(cells: Sequence[Sequence[str]], widths: Sequence[int], limit: int) -> int:
+    """Leading columns that tell rows apart, at least one, and no more than have room."""
+    num = 1
+    while num < len(widths) - 1 and sum(widths[: num + 1]) + 2 * num <= limit:
+        if len({tuple(row[:num]) for row in cells}) == len(cells):
+            break
+        num += 1
+    return num
+
+
+def prose(text: str, *, width: int | None = None) -> str:
+    """Wrapped at spaces where that is a terminal; a number stays with its %."""
+    limit = _terminal_width() if width is None else width
+    if limit is None:
+        return text
+    kept = text.replace(" %", "\u00a0%")
+    filled = textwrap.fill(
+        kept, min(limit, _WIDEST), break_long_words=False, break_on_hyphens=False
+    )
+    return filled.replace("\u00a0", " ")
+
+
+def _terminal_width() -> int | None:
+    """None where nobody looks on."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def size(num_bytes: float) -> str:

@@ -42,7 +42,8 @@ def verb_page(verb: Verb, path: Sequence[str]) -> str:
     words = ["VERB"] if verb.parts else ["[OPTIONS]", *names]
     usage = f"Usage: outrider {' '.join([*path, *words])}"
     sections = [("Verbs", _verb_rows(verb.parts))] if verb.parts else _sections(verb)
-    return "\n\n".join([usage, verb.text, f"Example:\n  {verb.example}", *_tables(sections)])
+    text = textwrap.fill(verb.text, min(shutil.get_terminal_size().columns, MAX_WIDTH))
+    return "\n\n".join([usage, text, f"Example:\n  {verb.example}", *_tables(sections)])
 
 
 def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:

@@ -41,6 +41,8 @@ from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Job
 from outrider.state.capacity import free_bytes
 
+# Tokens of a prompt where none are read.
+_SHEET_CONTEXT = 512
 # Prompts of a domain, or of a file, that are written to count what is kept.
 _MOST_PROMPTS = 8
 
@@ -50,17 +52,18 @@ def plan(call: Call[PlanOptions]) -> int:
     options = call.options
     output = None if options.save is None else Path(options.save)
     if output is not None:
-        check_writable(output)
+        check_writable(output, flag="--save")
     program = _program(call)
     engine = _engine(call)
     with _Bar() as bar:
         if is_sheet(options.device):
             calibration, memory = calibration_elsewhere(options, program, engine)
-            found, context = None, options.context or 0
+            found, context = None, _context(options, _SHEET_CONTEXT)
         else:
+            _check_counted(options)
             memory = free_bytes(pick_device(engine.device))
             found = _here(call, program, engine, memory, bar)
-            calibration, context = found.calibration, _context(options, found)
+            calibration, context = found.calibration, _context(options, found.context)
     job = Job(batch=options.batch, context=context, new_tokens=options.max_tokens)
     made = advise(calibration, Question(job=job, memory_limit=memory))
     record = record_of(made, calibration, program, found)
@@ -99,9 +102,18 @@ def _here(
         return counted(stands, whole, texts, params, notes=notes, tell=bar.tell)
 
 
-def _context(options: PlanOptions, found: Found) -> int:
+def _context(options: PlanOptions, otherwise: int) -> int:
     """0 is a context as well."""
-    return found.context if options.context is None else options.context
+    return otherwise if options.context is None else options.context
+
+
+def _check_counted(options: PlanOptions) -> None:
+    """Raises ConfigError for an acceptance that would be told and then not used."""
+    if options.alpha is not None:
+        raise ConfigError(
+            "--alpha supposes what is accepted on a device that is not here; here it is counted.",
+            hint="leave --alpha out, or name a sheet: --device h100",
+        )
 
 
 def _check_fits(target: str, weights: int, kept: int, job: Job, memory: int) -> None:

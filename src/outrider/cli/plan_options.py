@@ -47,7 +47,9 @@ class PlanOptions(JsonOption):
     )
     batch: int = setting(1, "Texts that will be written at once.", minimum=1, maximum=1024)
     context: int | None = setting(
-        None, "Tokens of a prompt; the mean of the prompts if not given.", minimum=0
+        None,
+        "Tokens of a prompt; if not given the mean of the prompts, or 512 with a sheet.",
+        minimum=0,
     )
     max_tokens: int = setting(128, "Tokens that will be written of each text.", minimum=1)
     device: str = setting(

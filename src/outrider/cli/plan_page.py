@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from shlex import quote
 from typing import Any
 
 from outrider.bench.calibrate.session import Found
-from outrider.cli.output import size, table
+from outrider.cli.output import prose, size, table
 from outrider.core.calibration import Calibration
 from outrider.core.settings import ProgramConfig
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import Plan
 from outrider.planner.candidates import Option
 
-_WIDTH = 100
+_WIDTH = 80
 _HEADER = (
-    *("drafter", "K", "speed-up", "95 %", "tokens a round"),
+    *("drafter", "K", "speed-up", "95 %", "tok/round"),
     *("draft ms", "verify ms", "rest ms", "tok/s"),
 )
 # Share of the CPU that others may use without a word about it.
@@ -79,14 +78,14 @@ def _parts(
     plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
 ) -> Iterator[str]:
     job = plan.job
-    yield (
+    yield _words(
         f"{program.target} on {calibration.machine}: {job.batch} at once, prompts of {job.context} "
         f"tokens, {job.new_tokens} new ones. Plain decoding writes "
-        f"{plan.plain_tokens_per_second:.4g} tokens a second."
+        f"{_rate(plan.plain_tokens_per_second)} tokens a second."
     )
-    yield textwrap.fill(plan.verdict, _WIDTH)
+    yield _words(plan.verdict)
     if plan.reasons:
-        yield "\n".join(textwrap.fill(reason, _WIDTH) for reason in plan.reasons)
+        yield "\n".join(map(_words, plan.reasons))
     if plan.memory_bytes is not None:
         yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
     if plan.options:
@@ -94,7 +93,15 @@ def _parts(
         yield table([_row(option) for option in shown], header=_HEADER)
     yield from plan.left_out
     yield f"Run it:\n    {command_of(plan, program, found)}"
-    yield "\n".join(_origin(calibration, found))
+    yield "\n".join(map(_words, _origin(calibration, found)))
+
+
+def _words(text: str) -> str:
+    return prose(text, width=_WIDTH)
+
+
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 1000 else f"{tokens_per_second:.4g}"
 
 
 def _row(option: Option) -> tuple[str, ...]:
@@ -108,7 +115,7 @@ def _row(option: Option) -> tuple[str, ...]:
         f"{1e3 * option.draft_seconds:.3g}",
         f"{1e3 * option.verify_seconds:.3g}",
         f"{1e3 * option.host_seconds:.3g}",
-        f"{option.tokens_per_second:.4g}",
+        _rate(option.tokens_per_second),
     )
 
 

@@ -16,7 +16,7 @@ from outrider.bench.report.page import num_figures, render, write_figures
 from outrider.bench.report.summary import summarise
 from outrider.bench.report.values import Figure, Part, Report
 from outrider.cli.call import Call, needed
-from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.output import check_writable, json_line, prose, write_whole
 from outrider.cli.report_verb import ReportOptions
 from outrider.core.errors import MachineError
 
@@ -69,13 +69,13 @@ def _figures(found: Report, folder: str | None) -> Sequence[Path]:
 
 def _print(found: Report, output: Path, size: int, written: Sequence[Path]) -> None:
     summary = summarise(found)
-    print("\n".join(summary.sentences))
+    print("\n".join(map(prose, summary.sentences)))
     for gain in summary.gains:
-        print(f"gain: {gain}")
+        print(prose(f"gain: {gain}"))
     for loss in summary.losses:
-        print(f"loss: {loss}")
+        print(prose(f"loss: {loss}"))
     for warning in summary.warnings:
-        print(f"note: {warning}")
+        print(prose(f"note: {warning}"))
     print(f"page: {output} ({size / 1e6:.1f} MB)")
     if written:
         print(f"figures: {len(written)} files in {written[0].parent.parent}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli.output import table
+from outrider.cli.output import screen_table, table
 from outrider.cli.simulate_setup import OF_SHEETS, Sweep
 from outrider.planner.simulate_costs import widest_fan_out
 from outrider.planner.simulate_numbers import Numbers
@@ -31,7 +31,9 @@ HEADER = (
 def page(found: Comparison) -> str:
     """Of one comparison."""
     rows = [_row(found, engine) for engine in found.numbers]
-    return "\n\n".join([about(found.study), machine(found.study), table(rows, header=HEADER)])
+    return "\n\n".join(
+        [about(found.study), machine(found.study), screen_table(rows, header=HEADER)]
+    )
 
 
 def sweep_page(sweep: Sweep, found: Sequence[Comparison]) -> str:
@@ -68,7 +70,7 @@ def about(study: Study, *, varies: str = "") -> str:
         drafting += f"; {study.chance.tokens_per_round(study.k):.2f} tokens a round"
     load = _listed(
         varies,
-        requests=f"{study.requests} requests",
+        requests=f"{study.requests} request{'' if study.requests == 1 else 's'}",
         context=f"{study.prompt} tokens to read",
         max_tokens=f"{study.output} to write",
         spread=f"spread {study.spread:g}" if study.spread else "",

@@ -163,7 +163,10 @@ def _measured(path: Path) -> Calibration:
         raise ConfigError(f"{path} is no JSON: {error}.", hint=hint) from None
     if isinstance(record, dict) and "calibration" in record:
         record = cast("dict[str, Any]", record)["calibration"]
-    return Calibration.of_json(json.dumps(record))
+    try:
+        return Calibration.of_json(json.dumps(record))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint=hint) from None
 
 
 def _drafter(calibration: Calibration, name: str | None) -> DrafterCosts:

@@ -12,7 +12,7 @@ from outrider.bench.presets import REFERENCES
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Cell, cells
 from outrider.bench.sweeps.report import BUSY_SHARE, spread_text
-from outrider.cli.output import table
+from outrider.cli.output import screen_table
 from outrider.core.config import EXACT_SAMPLERS
 
 HEADER = (
@@ -35,7 +35,7 @@ def pages(folder: ResultsFolder, record: Mapping[str, Any]) -> Iterator[str]:
     found = cells(folder)
     for (pair, domain), group in groupby(found, key=lambda cell: (cell.pair, cell.domain)):
         title = f"{pair}, {domain}: {_how(folder, pair)}"
-        yield f"{title}\n{table([_row(cell) for cell in group], header=HEADER)}"
+        yield f"{title}\n{screen_table([_row(cell) for cell in group], header=HEADER)}"
     yield "\n".join(_sentences(found, record))
 
 
@@ -53,7 +53,7 @@ def reference_table() -> str:
         for item in REFERENCES
     ]
     header = ("pair", "device", "setting", "tok/s", "accepted %", "note")
-    return f"Published elsewhere, by other engines:\n{table(rows, header=header)}"
+    return f"Published elsewhere, by other engines:\n{screen_table(rows, header=header)}"
 
 
 def _how(folder: ResultsFolder, pair: str) -> str:

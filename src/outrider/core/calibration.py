@@ -113,12 +113,14 @@ class Calibration:
         try:
             record = json.loads(text)
             if record.pop("schema") != SCHEMA:
-                raise ConfigError("a calibration of another version.", hint=_HINT)
+                raise ConfigError("the calibration is of another version.", hint=_HINT)
             target, drafters = record.pop("target"), record.pop("drafters")
             target["rows"] = _curve(target["rows"])
             found = tuple(_drafter(one) for one in drafters)
             return cls(target=PassCosts(**target), drafters=found, **record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
+            raise ConfigError(f"no calibration: it has no {error}.", hint=_HINT) from error
+        except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"no calibration: {error}.", hint=_HINT) from error
 
 

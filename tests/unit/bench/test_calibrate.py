@@ -74,7 +74,9 @@ def test_a_place_is_judged_where_all_before_it_were_kept() -> None:
     # Rounds of two tokens keep none, one and two; the last has no room.
     text = [Ahead(2, 0), Ahead(2, 1), Ahead(2, 0), Ahead(2, 2), *[Ahead(2, 0)] * 3]
     costs = DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),))
-    found = Probe("model", 2, (tuple(text), tuple(text)), None).counted(costs)
+    probe = Probe("model", 2, (tuple(text), tuple(text)), None)
+    found = probe.counted(costs)
+    assert found.laws == (probe.law(1), probe.law(2))
     assert found.places == (PlaceCount(6, 4), PlaceCount(4, 2))
     assert found.requests == ((PlaceCount(3, 2), PlaceCount(2, 1)),) * 2
     assert found.num_rounds == 0

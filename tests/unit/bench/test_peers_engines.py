@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from outrider import LLM, SamplingParams
+from outrider.bench.peers import side_outrider
 from outrider.bench.peers.lines import Side, answer
 from outrider.bench.peers.side_llama import LlamaSide
 from outrider.bench.peers.side_openvino import OpenvinoSide
@@ -119,6 +121,23 @@ def test_ours_writes_and_says_when_each_token_came() -> None:
     assert "no/such" in load(side, target="no/such")["refused"]
     assert "controller" in load(side, **found, options={"controller": "magic"})["refused"]
     assert answer(side, {"do": "drop", "name": "it"}) == {}
+
+
+@pytest.mark.weights
+def test_ours_reads_a_prompt_anew_as_everybody_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LLM] = []
+
+    def opened(*given: Any, **named: Any) -> LLM:
+        made.append(LLM(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(side_outrider, "LLM", opened)
+    prompt = [40 + n % 50 for n in range(100)]
+    side = OutriderSide()
+    load(side, target=str(resolve("outrider/embedded")))
+    run(side, ids=prompt, max_tokens=2)
+    (again,) = made[0].generate([prompt], SamplingParams(max_tokens=2))
+    assert sum(one.num_prompt_tokens for one in again.rounds) == 99
 
 
 class FakeTransformers:

@@ -207,6 +207,23 @@ def test_errors_and_signs_are_counted(tmp_path: Path) -> None:
     assert "median error of 10.0 %" in section.text[0]
 
 
+def test_predictions_of_texts_like_these_are_judged_apart(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [1.0, 1.0], [1.0, 1.0])
+    assert record_of(study)["unseen"] == {}
+    others = {"by_law": 1.1, "by_places": 0.8}
+    study.add("prediction", {"cell": 1, "speed_up": 1.0, **others})
+    record = record_of(study)
+    assert record["median_error"] == 0
+    medians = {name: one["median"] for name, one in record["unseen"].items()}
+    assert medians == {"by law": pytest.approx(0.1), "by places": pytest.approx(0.2)}
+    (section,) = sections(study)
+    assert [row[:3] for row in section.rows[1:3]] == [
+        ("by law", "1", "10.0"),
+        ("by places", "1", "20.0"),
+    ]
+    assert "by law, the median error is 10.0 %" in " ".join(section.text)
+
+
 def test_of_equal_choices_the_smallest_k_counts() -> None:
     chosen = choice_of({0: 1.0, 2: 1.2, 4: 1.2}, {0: 1.0, 2: 1.1, 4: 1.3})
     assert (chosen.chosen, chosen.best) == (2, 4)

@@ -171,6 +171,7 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
     assert [row[2] for row in rules.rows] == ["the text", "the text", "none"]
     record = to_record(found)
     assert record["holds"] is True
+    assert to_record(Quality([], [PLAINLY, lossy, absent]))["holds"] is None
 
 
 def test_a_broken_promise_is_said_first() -> None:

@@ -64,7 +64,8 @@ class Probe:
         return max(between, 0.0) ** 0.5 / statistics.fmean(means)
 
     def counted(self, costs: DrafterCosts) -> DrafterCosts:
-        """`costs` with the places of deep drafts, text by text, and where the next draft stands."""
+        """`costs` with the places of deep drafts, text by text, where the next draft stands, and
+        what rounds at each depth bring."""
         texts = self.rounds(self.deepest)
         every = [one for text in texts for one in text]
         found = replace(
@@ -75,8 +76,10 @@ class Probe:
         )
         if not found.places:
             return found
-        middle = min(_MIDDLE_K, self.deepest)
-        return replace(found, carry=fitted_carry(found, middle, self.law(middle).tokens))
+        laws = tuple(self.law(k) for k in range(1, self.deepest + 1))
+        middle = laws[min(_MIDDLE_K, self.deepest) - 1]
+        carry = fitted_carry(found, min(_MIDDLE_K, self.deepest), middle.tokens)
+        return replace(found, carry=carry, laws=laws)
 
 
 def probe(

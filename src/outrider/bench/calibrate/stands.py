@@ -90,7 +90,15 @@ def open_stands(
         dials.append(dial)
         return llm
 
-    base = replace(base, k=most_k, tree_nodes=0, schedule="single", controller="fixed")
+    base = replace(
+        base,
+        k=most_k,
+        tree_nodes=0,
+        schedule="single",
+        controller="fixed",
+        # Requests without an end would ask for the whole window each, and wait for it.
+        reserve=0.0,
+    )
     chains = [replace(one, k=None, tree_nodes=0) for one in contestants]
     lineup = line_up(chains, target, drafts, base, opener=opener)
     by_name = {one.name: one for one in chains}

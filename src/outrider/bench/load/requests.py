@@ -118,7 +118,7 @@ def texts_of(source: str) -> list[str]:
     else:
         found = [line for _, line in _lines(path)]
     if not found:
-        raise ConfigError(f"{path} holds no prompt.")
+        raise ConfigError(f"{path} holds no prompt.", hint="write one a line")
     return found
 
 
@@ -144,7 +144,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror or error}.", hint="name a text file that you may read"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text.") from None
     for number, line in enumerate(text.splitlines(), start=1):

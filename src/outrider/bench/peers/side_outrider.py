@@ -1,4 +1,8 @@
-"""Outrider itself, driven as its peers are."""
+"""Outrider itself, driven as its peers are.
+
+Memory finds whole pages of a prompt again that it read before, as at the other temperature. Peers
+are told to read every prompt anew, so our pages are longer than any prompt.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from outrider.bench.peers.lines import Ask, RefusedError, Setup, serve
 from outrider.core.errors import OutriderError
 
 QUANTISE = {"int8": "int8", "int4": "int4"}
+PAGE_TOKENS = 1024
 
 
 class OutriderSide:
@@ -33,6 +38,7 @@ class OutriderSide:
                 batch_size=1,
                 threads=setup.threads,
                 device="cpu",
+                page_size=PAGE_TOKENS,
                 **setup.options,
             )
             self._loaded[setup.name] = LLM(setup.target, draft=draft, config=config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from outrider.bench.pages import Section
@@ -14,6 +15,7 @@ from outrider.bench.plan_cells.summary import (
     accuracy,
     by_kind,
     choice_of,
+    of_unseen,
     results_of,
 )
 
@@ -59,7 +61,7 @@ def sections(study: Study) -> list[Section]:
         title="Predictions against measurements",
         text=_words(found, choices, results),
         header=_HEADER,
-        rows=[_row("all", found), *rows],
+        rows=[_row("all", found), *(_row(*one) for one in of_unseen(results)), *rows],
     )
     return [table]
 
@@ -80,6 +82,7 @@ def record_of(study: Study) -> dict[str, Any]:
         "right_signs": found.right_signs,
         "sure_cells": found.sure,
         "right_of_sure": found.right_of_sure,
+        "unseen": {name: asdict(one) for name, one in of_unseen(results)},
         "choices": len(choices),
         "worst_choice_lost": worst,
         "bars": {
@@ -98,9 +101,15 @@ def _words(found: Accuracy, choices: Sequence[Choice], results: Sequence[Result]
         else (f"{100 * found.right_of_sure:.0f} % of the {found.sure} whose interval leaves out 1")
     )
     told = [
-        f"Speed-ups of {found.count} cells, {found.losing} of them losses, were foretold with a "
+        f"Speed-ups of {found.count} cells, {found.losing} of them losses, were foretold, their "
+        f"rounds replayed, with a "
         f"median error of {100 * found.median:.1f} %, {100 * found.percentile_95:.1f} % at the "
         f"95th percentile and a bias of {100 * found.bias:+.1f} %.",
+        *(
+            f"Of texts like these, {name}, the median error is {100 * one.median:.1f} %, and "
+            f"{100 * one.percentile_95:.1f} % at the 95th percentile."
+            for name, one in of_unseen(results)
+        ),
         f"The sign was right in {100 * found.right_signs:.0f} % of all cells, and in {sure}.",
     ]
     if choices:

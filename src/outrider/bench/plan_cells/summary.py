@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from outrider.bench.interval import ratio_of_medians
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A cell with both of its lines. `low` and `high` bound the measured speed-up."""
+    """A cell with both of its lines. `low` and `high` bound the measured speed-up. `predicted` is
+    of these very texts; `by_law` and `by_places` of texts that are like them in that, if told."""
 
     number: int
     drafter: str
@@ -32,6 +33,8 @@ class Result:
     low: float | None
     high: float | None
     same: bool | None
+    by_law: float | None = None
+    by_places: float | None = None
 
     @property
     def error(self) -> float:
@@ -95,6 +98,8 @@ def results_of(
                 low=ratio.low,
                 high=ratio.high,
                 same=line["same"],
+                by_law=predictions[number].get("by_law"),
+                by_places=predictions[number].get("by_places"),
             )
         )
     return found
@@ -122,6 +127,21 @@ def by_kind(results: Sequence[Result], kind: Callable[[Result], str]) -> list[tu
     for result in results:
         groups.setdefault(kind(result), []).append(result)
     return [(name, accuracy(groups[name])) for name in sorted(groups)]
+
+
+def of_unseen(results: Sequence[Result]) -> list[tuple[str, Accuracy]]:
+    """How good predictions of texts that nobody replayed round by round are: by the law of their
+    rounds, as `outrider plan` reckons, and by places alone."""
+    ways: Mapping[str, Callable[[Result], float | None]] = {
+        "by law": lambda one: one.by_law,
+        "by places": lambda one: one.by_places,
+    }
+    found: list[tuple[str, Accuracy]] = []
+    for name, way in ways.items():
+        told = [replace(one, predicted=said) for one in results if (said := way(one)) is not None]
+        if told:
+            found.append((name, accuracy(told)))
+    return found
 
 
 def choice_of(predicted: Mapping[int, float], measured: Mapping[int, float]) -> Choice:

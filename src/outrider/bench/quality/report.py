@@ -43,9 +43,10 @@ class Quality:
     rules: Sequence[RuleRow]
 
     @property
-    def holds(self) -> bool:
-        """Whether every rule that must keep the text kept it."""
-        return not any(row.broken for row in self.rules)
+    def holds(self) -> bool | None:
+        """Whether every rule that must keep the text kept it; None where none was judged."""
+        judged = [row.broken for row in self.rules if row.must_match and row.rule != PLAIN]
+        return not any(judged) if judged else None
 
 
 def sections(found: Quality) -> Iterator[Section]:

@@ -6,7 +6,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from outrider.bench.plan_cells.summary import Accuracy, Result, accuracy, by_kind, results_of
+from outrider.bench.plan_cells.summary import (
+    Accuracy,
+    Result,
+    accuracy,
+    by_kind,
+    of_unseen,
+    results_of,
+)
 from outrider.bench.records import RecordError, parse
 from outrider.bench.report.figure_scatter import Pair, scatter_figure
 from outrider.bench.report.pieces import plain_table
@@ -148,14 +155,18 @@ def _accuracies(results: Sequence[Result]) -> Table:
             f"{100 * one.bias:+.1f}",
             f"{100 * one.right_signs:.0f}",
         )
-        for what, kind in _KINDS.items()
-        for name, one in by_kind(results, kind)
+        for what, name, one in (
+            *(("all,", name, one) for name, one in of_unseen(results)),
+            *((what, *one) for what, kind in _KINDS.items() for one in by_kind(results, kind)),
+        )
     ]
     return Table(
         title="Errors by kind of cell",
         header=("cells", "number", "median %", "percentile 95 %", "bias %", "right signs %"),
         rows=rows,
-        note="An error is predicted over measured speed-up, less 1; bias is the median with sign.",
+        note="An error is predicted over measured speed-up, less 1; bias is the median with sign. "
+        "Predictions are of the very texts, whose rounds are replayed; by law and by places are of "
+        "texts like them, the former as `outrider plan` reckons.",
     )
 
 

@@ -1,10 +1,11 @@
 """Published claims about sweeps, tested on the samples at hand and never taken over.
 
 A claim of gain says how one value of an axis compares with another; both are measured in the same
-visits here, so the ratio has an interval. Only cells that differ in that axis alone are compared. It is not borne out if the published figure lies outside.
-It is borne out if the figure lies inside and the interval leaves out 1. A tie is borne out if the
-interval stays within a few per cent of 1. A wider interval decides nothing. A claim of sameness
-says that something must not depend on an axis.
+visits here, so the ratio has an interval. Only cells that differ in that axis alone are compared.
+It is not borne out if the published figure lies outside. It is borne out if the figure lies inside
+and the interval leaves out 1. A tie is borne out if the interval stays within a few per cent of 1.
+A wider interval decides nothing. A claim of sameness says that something must not depend on an
+axis.
 """
 
 from __future__ import annotations
