@@ -49,7 +49,6 @@ def run(arguments: Sequence[str]) -> int:
         report(str(error), error.hint)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()

@@ -1,4 +1,4 @@
-"""What tools read: JSON on one line, and files that are whole or absent; and what people read: tables
+"""What tools read: JSON on one line, and files that are whole or absent. What people read: tables
 and sentences that fit their terminal."""
 
 from __future__ import annotations

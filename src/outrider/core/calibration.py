@@ -5,7 +5,8 @@ Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a
     T = rows(sum R_i) + per_context sum S_i + per_read sum R_i S_i
 
 because weights are read once for all rows, keys and values once for all rows of a sequence, and
-every row attends to each of them. A round adds `overhead`, `host` a sequence and `rule` a verified
+every row attends to each of them. A round adds `overhead`, `token` an emitted token (its text and
+records), `host` a sequence and `rule` a verified
 row. A drafter takes seconds by depth, as measured for some numbers of sequences, and per_context a
 token of context of each sequence that drafts, for each step of its depth.
 
@@ -98,6 +99,7 @@ class Calibration:
     overhead: float = 0.0
     host: float = 0.0
     rule: float = 0.0
+    token: float = 0.0
     scatter: float = 0.0
     seconds: float = 0.0
     memory_bytes: int = 0

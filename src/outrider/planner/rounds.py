@@ -169,6 +169,8 @@ def _times(
     context = load.batch * load.context
     verify = calibration.target.seconds(rows, context, rows * load.context)
     host = calibration.overhead + calibration.host * load.batch + calibration.rule * rows
+    kept = (law.tokens - 1) / law.drafting if law.drafting else 0.0
+    host += calibration.token * (load.batch + num_drafting * kept)
     if drafter is None:
         return RoundTimes(0.0, verify, host)
     # A lookup may find less than it was asked for, and takes so much less time.

@@ -180,7 +180,8 @@ class _Simulation:
         for work in job.of(Stage.VERIFY):
             seq = self._live[work.seq_id]
             rows = work.num_tokens + seq.depth
-            yield Fed(rows, self._num_committed(seq), judged=1 + seq.depth)
+            kept = self._chance.num_kept(seq.seq_id, seq.length, seq.depth)
+            yield Fed(rows, self._num_committed(seq), judged=1 + seq.depth, emitted=1 + kept)
 
     def _num_committed(self, seq: Running) -> int:
         return seq.length - self._ledger.num_unread(seq.seq_id)

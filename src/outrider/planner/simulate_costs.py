@@ -30,11 +30,12 @@ class Drafted:
 @dataclass(frozen=True, slots=True)
 class Fed:
     """A sequence's part of a target pass: `rows` new tokens above `context` committed ones, of
-    which `judged` are decided about; 0 for a prompt chunk."""
+    which `judged` are decided about and `emitted` go out; 0 for a prompt chunk."""
 
     rows: int
     context: int
     judged: int = 0
+    emitted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class JobCosts:
         known = self.calibration
         shared = known.overhead + known.host * len(fed)
         shared += known.rule * sum(one.judged for one in fed)
+        shared += known.token * sum(one.emitted for one in fed)
         return shared + known.target.seconds(
             sum(one.rows for one in fed),
             sum(one.context for one in fed),

@@ -256,3 +256,7 @@ def test_prompts_come_from_workloads_questions_and_text(tmp_path: Path) -> None:
         texts_of(str(questions))
     with pytest.raises(ConfigError, match="neither a domain nor a file"):
         texts_of("poetry")
+    plain.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no prompt") as caught:
+        texts_of(str(plain))
+    assert caught.value.hint == "write one a line"

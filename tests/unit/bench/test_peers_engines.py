@@ -134,7 +134,7 @@ def test_ours_reads_a_prompt_anew_as_everybody_must(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(side_outrider, "LLM", opened)
     prompt = [40 + n % 50 for n in range(100)]
     side = OutriderSide()
-    load(side, target=str(resolve("outrider/embedded")))
+    load(side, target=str(resolve("outrider/embedded")), options={"profile": True})
     run(side, ids=prompt, max_tokens=2)
     (again,) = made[0].generate([prompt], SamplingParams(max_tokens=2))
     assert sum(one.num_prompt_tokens for one in again.rounds) == 99

@@ -108,6 +108,8 @@ def test_help_of_a_verb_names_every_option_and_an_example(
     assert shown.code == 0
     assert outrider(*words, "-h").out == shown.out
     assert f"\nExample:\n  {PATHS[words].example}\n" in shown.out
+    before, _, _ = shown.out.partition("Example:")
+    assert max(map(len, before.splitlines())) <= 100
     shown_flags = shown.out + shown.out.replace("[no-]", "no-") + shown.out.replace("[no-]", "")
     for flag in PATHS[words].flags() if PATHS[words].target else ():
         assert re.search(rf"(?<!\S){flag}(?![\w-])", shown_flags)
@@ -229,7 +231,7 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["chat", "--sytem", "x"], "unknown option '--sytem'", "'--system'"),
         (["models", "lst"], "lst", "list"),
         (["models", "list", "--jsn"], "unknown option '--jsn'", "'--json'"),
-        (["generate", "x", "y"], "y", "outrider generate --help"),
+        (["generate", "x", "y"], "'y': one word too many", "outrider generate --help"),
         (["generate", "x", "--k"], "--k", "outrider generate --help"),
         (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
         (["completion", "tcsh"], "tcsh", "bash"),

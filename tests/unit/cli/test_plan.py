@@ -58,6 +58,9 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
     assert shown.code == 0, shown.err
     assert "outrider/embedded on h100" in shown.out
     assert "nothing was measured" in shown.out
+    assert "prompts of 512 tokens" in shown.out
+    assert "e+0" not in shown.out
+    assert max(map(len, shown.out.split("Run it:")[0].splitlines())) <= 80
     record: dict[str, Any] = json.loads(outrider("plan", *words, "--json").out)
     assert {option["drafter"] for option in record["plan"]["options"]} == {"model", "ngram"}
     assert record["stored"] is None
@@ -67,6 +70,9 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
     ("words", "said"),
     [
         (("--device", "h100"), "--alpha 0.8"),
+        (("--alpha", "0.8"), "here it is counted"),
+        (("--save", "."), "name a file with --save"),
+        (("--prompts", "."), "name a text file"),
         (("--device", "h1000", "--alpha", "0.8"), "h1000"),
         (("--device", "h100", "--alpha", "often"), "between 0 and 1"),
         (("--device", "h100", "--alpha", "1.5"), "between 0 and 1"),

@@ -248,7 +248,13 @@ def test_a_calibration_must_have_what_is_asked_of_it(outrider: Command, tmp_path
     path.write_text("[1]")
     assert outrider("simulate", "--calibration", str(path)).code == 2
     path.write_text("{}")
-    assert outrider("simulate", "--calibration", str(path)).code == 2
+    shown = outrider("simulate", "--calibration", str(path))
+    assert shown.code == 2
+    assert f"{path}: no calibration: it has no 'schema'." in shown.err
+    assert "outrider plan TARGET --save FILE" in shown.err
+    path.write_text('{"schema": "outrider-calibration/99"}')
+    shown = outrider("simulate", "--calibration", str(path))
+    assert f"{path}: the calibration is of another version.\n" in shown.err
 
 
 def test_sizes_are_those_of_the_catalogue() -> None:

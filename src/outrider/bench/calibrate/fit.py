@@ -3,7 +3,8 @@
 A target's pass takes rows(R) + c sum S_i + r sum R_i S_i + v b. Within one number of rows only
 contexts and the number of sequences differ, so the slopes are fitted to what is left when every R
 has a level of its own, and the levels follow. What a round takes beside drafting and the pass is
-overhead + h b + u R; since both terms in b are of every round, h + v is `host`.
+overhead + h b + u R + t E for E emitted tokens; since both terms in b are of every round, h + v is
+`host`.
 
 A drafter is charged with its own seconds and with what its rounds take more than others, which is
 what it makes the target's pass and the host do besides (states that it reads, memory that it
@@ -36,11 +37,13 @@ class SharedCosts:
     overhead: float
     host: float
     rule: float
+    token: float
 
     def seconds(self, point: Point) -> float:
         """Of a round of `point` without its drafting."""
         target = self.target.seconds(point.rows, point.context, point.reads)
-        return target + self.overhead + self.host * point.batch + self.rule * point.rows
+        host = self.overhead + self.host * point.batch + self.rule * point.rows
+        return target + host + self.token * point.emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,11 @@ def shared_costs(points: Sequence[Point]) -> SharedCosts:
         [1.0] * len(points),
         [float(point.batch) for point in points],
         [float(point.rows) for point in points],
+        [point.emitted for point in points],
     ]
-    overhead, host, rule = nonnegative(columns, [point.host for point in points], weights)
+    overhead, host, rule, token = nonnegative(columns, [point.host for point in points], weights)
     target, a_sequence = _pass_costs(points)
-    return SharedCosts(target, overhead, host + a_sequence, rule)
+    return SharedCosts(target, overhead, host + a_sequence, rule, token)
 
 
 def _pass_costs(points: Sequence[Point]) -> tuple[PassCosts, float]:

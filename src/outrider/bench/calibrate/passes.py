@@ -15,7 +15,8 @@ from outrider.core.budget import RoundTrace
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """`rows` is the sum of R_i, `context` that of S_i, the tokens in memory before, and `reads`
-    that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences."""
+    that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences. `gap` is what
+    the host did before the next pass: text and records of what this one emitted."""
 
     index: int
     batch: int
@@ -37,7 +38,7 @@ class Pass:
 
     @property
     def seconds(self) -> float:
-        """From the end of the pass before to the end of this one."""
+        """From its beginning to that of the next one."""
         return self.draft + self.verify + self.accept + self.gap
 
 
@@ -50,7 +51,8 @@ class Request:
 
 
 def passes_of(requests: Iterable[Request]) -> list[Pass]:
-    """Those of which all sequences are among `requests`, in order."""
+    """Those of which all sequences are among `requests`, in order; the last pass is left out, since
+    nobody knows what came after it."""
     parts: dict[int, list[tuple[RoundTrace, int]]] = {}
     for request in requests:
         # The last token is pending: it is not in memory yet.
@@ -58,7 +60,11 @@ def passes_of(requests: Iterable[Request]) -> list[Pass]:
         for trace in request.traces:
             parts.setdefault(trace.pass_index, []).append((trace, length))
             length += trace.num_emitted
-    return [_joined(parts[index]) for index in sorted(parts) if _is_whole(parts[index])]
+    return [
+        _joined(parts[index], parts[index + 1][0][0].gap_seconds)
+        for index in sorted(parts)
+        if index + 1 in parts and _is_whole(parts[index])
+    ]
 
 
 def _is_whole(parts: Sequence[tuple[RoundTrace, int]]) -> bool:
@@ -68,7 +74,7 @@ def _is_whole(parts: Sequence[tuple[RoundTrace, int]]) -> bool:
     )
 
 
-def _joined(parts: Sequence[tuple[RoundTrace, int]]) -> Pass:
+def _joined(parts: Sequence[tuple[RoundTrace, int]], gap: float) -> Pass:
     shared = parts[0][0]
     drafted = [trace.num_drafted for trace, _ in parts]
     return Pass(
@@ -83,5 +89,5 @@ def _joined(parts: Sequence[tuple[RoundTrace, int]]) -> Pass:
         draft=shared.draft_seconds,
         verify=shared.verify_seconds,
         accept=shared.accept_seconds,
-        gap=shared.gap_seconds,
+        gap=gap,
     )

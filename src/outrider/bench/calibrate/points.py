@@ -33,6 +33,7 @@ class Point:
     drafting: int
     context: float
     reads: float
+    emitted: float
     draft: float
     verify: float
     host: float
@@ -92,6 +93,7 @@ def _point(group: Sequence[Timed], level: Mapping[_Turn, float]) -> Point:
         drafting=first.drafting,
         context=statistics.fmean(one.context for one in passes),
         reads=statistics.fmean(one.reads for one in passes),
+        emitted=statistics.fmean(one.emitted for one in passes),
         draft=statistics.median(one.draft / by for one, by in zip(passes, pace, strict=True)),
         verify=statistics.median(one.verify / by for one, by in zip(passes, pace, strict=True)),
         host=statistics.median(one.host / by for one, by in zip(passes, pace, strict=True)),

@@ -20,7 +20,7 @@ from outrider.core.calibration import Calibration
 from outrider.core.errors import ConfigError
 
 FOLDER = "calibrations"
-_FORMAT = 2
+_FORMAT = 3
 
 Question = Mapping[str, Any]
 

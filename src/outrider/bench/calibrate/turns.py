@@ -2,8 +2,9 @@
 
 A phase is a number of sequences and a context. All engines hold their sequences at once and take
 turns; in its turn an engine runs one round that does not count, for what others left in the caches,
-and then one at each K, in an order that is drawn anew each turn. So drift falls on all points
-alike, and a turn's rounds without a draft say what the drift is.
+then one at each K, in an order that is drawn anew each turn, and one more, which tells how long the
+host took after the last. So drift falls on all points alike, and a turn's rounds without a draft
+say what the drift is.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ class _Run:
                 self.stand.llm.advance()
 
     def turn(self, ks: Sequence[float], number: int) -> None:
-        """A round that does not count, and one at each of `ks`."""
-        self.stand.dial.set([ks[-1], *ks])
-        for place in range(len(ks) + 1):
+        """A round that does not count, one at each of `ks`, and one more that does not count."""
+        self.stand.dial.set([ks[-1], *ks, ks[0]])
+        for place in range(len(ks) + 2):
             if self.is_over:
                 return
             self.stand.llm.advance()
-            if place:
+            if 0 < place <= len(ks):
                 self.turns[self.tickets[0].reader.traces[-1].pass_index] = number
 
     def passes(self, phase: int) -> list[Timed]:

@@ -72,6 +72,8 @@ def question_of(stands: Stands, target: str, wanted: Wanted) -> dict[str, object
         "drafters": {stand.name: stand.facts.get("draft_weights") for stand in stands.drafting},
         "batches": list(wanted.batches),
         "ks": list(wanted.ks),
+        # What was glanced at must not pass for what was measured.
+        "seconds": wanted.seconds,
         "sampling": asdict(endless(wanted.params)),
     }
 
@@ -90,6 +92,7 @@ def assembled(stands: Stands, target: str, costs: Costs) -> Calibration:
         overhead=shared.overhead,
         host=shared.host,
         rule=shared.rule,
+        token=shared.token,
         scatter=costs.scatter,
         seconds=round(costs.seconds, 3),
         memory_bytes=llm.spec.weight_bytes,

@@ -58,6 +58,7 @@ def _pass_seconds(
     rows = [1 + one.drafted for one in live]
     drafting = [(one, length) for one, length in zip(live, lengths, strict=True) if one.drafted]
     shared = calibration.overhead + calibration.host * len(live) + calibration.rule * sum(rows)
+    shared += calibration.token * sum(1 + one.kept for one in live)
     target = calibration.target.seconds(
         sum(rows), sum(lengths), sum(n * length for n, length in zip(rows, lengths, strict=True))
     )

@@ -64,11 +64,6 @@ def by_k(source: Source) -> list[Part]:
     record = summary(folder)
     claims = [claim for cell in found if (claim := _claim(cell)) is not None]
     origins = [origin_of(run) for run in folder.runs]
-    warnings = doubts(record, claims, origins)
-    if folder.torn:
-        warnings.append(
-            "The file ends in half a line: its last sample was cut off and is left out."
-        )
     pairs = gather(folder)
     return [
         Part(
