@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from outrider.bench.calibrate.session import Found
-from outrider.cli.output import prose, size, table
+from outrider.cli.output import prose, screen_table, size
 from outrider.core.calibration import Calibration
 from outrider.core.settings import ProgramConfig
 from outrider.pairs.catalog import draft_of
@@ -18,7 +18,7 @@ from outrider.planner.candidates import Option
 _WIDTH = 80
 _HEADER = (
     *("drafter", "K", "speed-up", "95 %", "tok/round"),
-    *("draft ms", "verify ms", "rest ms", "tok/s"),
+    *("draft", "verify", "rest", "tok/s"),
 )
 # Share of the CPU that others may use without a word about it.
 _BUSY = 0.1
@@ -90,7 +90,8 @@ def _parts(
         yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
     if plan.options:
         shown = plan.options[:_MOST_ROWS]
-        yield table([_row(option) for option in shown], header=_HEADER)
+        rows = screen_table([_row(option) for option in shown], header=_HEADER)
+        yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
     yield f"Run it:\n    {command_of(plan, program, found)}"
     yield "\n".join(map(_words, _origin(calibration, found)))

@@ -176,7 +176,7 @@ def made_of(name: str, batch: int, k: int, context: float, step: float) -> Point
 def test_costs_are_found_again() -> None:
     places = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
     points = [made_of("model", *place, 0.1) for place in places]
-    shared = shared_costs(points)
+    shared = shared_costs(points, "model")
     assert shared.overhead == pytest.approx(0.2, rel=1e-3)
     # What a sequence costs in the pass is charged with what it costs the host.
     assert shared.host == pytest.approx(0.05, rel=1e-3)
@@ -193,6 +193,23 @@ def test_costs_are_found_again() -> None:
     assert draft_costs([one for one in points if not one.depth], shared) is None
 
 
+def test_who_keeps_the_host_busy_is_charged_with_it() -> None:
+    places = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
+    light = [made_of("model", *place, 0.1) for place in places]
+    plain = [replace(one, name="off") for one in light if not one.depth]
+    heavy = [replace(one, name="heads", host=one.host + 0.5) for one in light]
+    alone, beside = (
+        shared_costs([*plain, *light], "off"),
+        shared_costs([*plain, *light, *heavy], "off"),
+    )
+    assert beside == alone
+    found, own = draft_costs(heavy, beside), draft_costs(light, beside)
+    assert found is not None
+    assert own is not None
+    # The curve of a draft of one token has the half millisecond that its rounds take more.
+    assert found.draft[0][1].at(1) - own.draft[0][1].at(1) == pytest.approx(0.5, rel=1e-2)
+
+
 def test_noise_does_not_charge_sequences_with_a_pass() -> None:
     """Four rows of one sequence came out too cheap; plain rounds say what a sequence can cost."""
     times = {(1, 0): 1.05, (4, 0): 1.2, (1, 3): 0.9}
@@ -200,7 +217,7 @@ def test_noise_does_not_charge_sequences_with_a_pass() -> None:
         point("model", batch, k, 0.0, (0.1 * k, verify, 0.2 + 0.03 * batch))
         for (batch, k), verify in times.items()
     ]
-    shared = shared_costs(points)
+    shared = shared_costs(points, "model")
     # A token a sequence was emitted everywhere: the two cannot be told apart.
     assert shared.host + shared.token == pytest.approx(0.03 + 0.05, rel=1e-3)
 

@@ -127,7 +127,7 @@ def measure_costs(
         timed += run_phase(plan.stands, phase, number=number, until=until, clock=clock)
     every = points_of(timed)
     points = [point for point in every if point.count >= _LEAST_PASSES] or every
-    shared = shared_costs(points)
+    shared = shared_costs(points, stands.plain.name)
     drafts = {
         stand.name: found
         for stand in stands.drafting

@@ -28,6 +28,9 @@ from outrider.bench.calibrate.points import Point
 from outrider.core.calibration import PassCosts
 from outrider.core.cost import Curve
 
+# How much longer the host may be busy with a round that is still like a plain one.
+_ALIKE = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class SharedCosts:
@@ -54,8 +57,9 @@ class DraftCosts:
     per_context: float
 
 
-def shared_costs(points: Sequence[Point]) -> SharedCosts:
-    """From rounds that drafted nothing, or whose drafter does nothing to the target's pass."""
+def shared_costs(points: Sequence[Point], plain: str) -> SharedCosts:
+    """From the rounds of `plain` and of those who do no more in a round than it does."""
+    points = _like(points, plain)
     weights = [point.count / point.host**2 for point in points]
     columns = [
         [1.0] * len(points),
@@ -66,6 +70,24 @@ def shared_costs(points: Sequence[Point]) -> SharedCosts:
     overhead, host, rule, token = nonnegative(columns, [point.host for point in points], weights)
     target, a_sequence = _pass_costs(points)
     return SharedCosts(target, overhead, host + a_sequence, rule, token)
+
+
+def _like(points: Sequence[Point], plain: str) -> Sequence[Point]:
+    """Without the points of those whose rounds without a draft keep the host longer than plain
+    decoding's: they read states, or are not one call, which is their own cost. All points, if then
+    nobody is left who drafts."""
+    quiet: dict[tuple[str, int], float] = {}
+    for point in points:
+        if not point.depth:
+            place = point.name, point.batch
+            quiet[place] = min(quiet.get(place, point.host), point.host)
+    slow = {
+        name
+        for (name, batch), host in quiet.items()
+        if (plain, batch) in quiet and host > _ALIKE * quiet[plain, batch]
+    }
+    found = [point for point in points if point.name not in slow]
+    return found if any(point.depth for point in found) else points
 
 
 def _pass_costs(points: Sequence[Point]) -> tuple[PassCosts, float]:
