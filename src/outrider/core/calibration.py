@@ -120,6 +120,8 @@ class Calibration:
             target["rows"] = _curve(target["rows"])
             found = tuple(_drafter(one) for one in drafters)
             return cls(target=PassCosts(**target), drafters=found, **record)
+        except ConfigError:
+            raise
         except KeyError as error:
             raise ConfigError(f"no calibration: it has no {error}.", hint=_HINT) from error
         except (TypeError, ValueError, AttributeError) as error:

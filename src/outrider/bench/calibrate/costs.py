@@ -15,7 +15,7 @@ from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, s
 from outrider.bench.calibrate.points import Point, points_of
 from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.texts import prompts_of, repetition
-from outrider.bench.calibrate.turns import Phase, Timed, run_phase
+from outrider.bench.calibrate.turns import ALIKE, Phase, Timed, run_phase
 from outrider.core.params import SamplingParams
 
 SECONDS = 20.0
@@ -37,7 +37,7 @@ _LEAST_PASSES = 3
 # Long texts shorter than this say nothing of contexts.
 _LEAST_LONG = 256
 # Tokens of the window that rounds of a phase may emit.
-_ROUNDS_ROOM = 400
+_ROUNDS_ROOM = 1000
 _PILOT_TOKENS = 128
 _DRAFTING = 2.0
 
@@ -70,9 +70,9 @@ class _Pace:
         return cls((seconds - first) / 8, first / _PILOT_TOKENS)
 
     def turn(self, batch: int, ks: Sequence[float]) -> float:
-        """Seconds of a round at each K, and one more, if drafting takes as long as the passes."""
-        rows = [batch * (k + 1) for k in (max(ks), *ks)]
-        return _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
+        """Seconds of a turn's rounds at each K, if drafting takes as long as the passes."""
+        rows = [batch * (k + 1) for k in ks]
+        return ALIKE * _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Engines run some rounds each, in turns, while their K goes through its values.
 
 A phase is a number of sequences and a context. All engines hold their sequences at once and take
-turns; in its turn an engine runs one round that does not count, for what others left in the caches,
-then one at each K, in an order that is drawn anew each turn, and one more, which tells how long the
-host took after the last. So drift falls on all points alike, and a turn's rounds without a draft
-say what the drift is.
+turns; in its turn an engine runs three rounds at each K, in an order that is drawn anew each turn.
+The second one counts: the first pays for a shape that is new, and for what others left in the
+caches, and the third tells how long the host took after the second. So drift falls on all points
+alike, and a turn's rounds without a draft say what the drift is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from outrider.core.params import SamplingParams
 # So many tokens that no request ends by itself; the window cuts it.
 _NO_END = 1 << 20
 LEAST_TURNS, MOST_TURNS = 3, 60
+# Rounds in a row at one K.
+ALIKE = 3
 # Of a phase's time, how much longer a turn that has begun may take.
 _LATE = 0.25
 
@@ -50,10 +52,12 @@ class Timed:
 
 @dataclass(slots=True)
 class _Run:
-    """A stand with its requests in flight. `turns` says which turn a pass belongs to."""
+    """A stand with its requests in flight, and those before them, whose windows were full. `turns`
+    says which turn a pass belongs to."""
 
     stand: Stand
     tickets: list[Ticket]
+    ended: list[Ticket] = field(default_factory=list[Ticket])
     turns: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
@@ -76,25 +80,32 @@ class _Run:
                 self.stand.llm.advance()
 
     def turn(self, ks: Sequence[float], number: int) -> None:
-        """A round that does not count, one at each of `ks`, and one more that does not count."""
-        self.stand.dial.set([ks[-1], *ks, ks[0]])
-        for place in range(len(ks) + 2):
+        """Three rounds at each of `ks`, of which the second counts."""
+        self.stand.dial.set([k for k in ks for _ in range(ALIKE)])
+        for place in range(ALIKE * len(ks)):
             if self.is_over:
                 return
             self.stand.llm.advance()
-            if 0 < place <= len(ks):
+            if place % ALIKE == 1:
                 self.turns[self.tickets[0].reader.traces[-1].pass_index] = number
 
     def passes(self, phase: int) -> list[Timed]:
         requests = [
             Request(ticket.reader.seq.prompt_length, ticket.reader.traces)
-            for ticket in self.tickets
+            for ticket in (*self.ended, *self.tickets)
         ]
         return [
             Timed(self.stand.name, phase, self.turns[one.index], one)
             for one in passes_of(requests)
             if one.index in self.turns
         ]
+
+    def begin_anew(self, phase: Phase) -> None:
+        """With the same prompts, in place of requests of which some ended."""
+        self.end()
+        self.ended += self.tickets
+        self.tickets = []
+        self.begin(phase)
 
     def end(self) -> None:
         for ticket in self.tickets:
@@ -124,8 +135,8 @@ def run_phase(
     until: float,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Timed]:
-    """What was timed until about `until`, in MOST_TURNS at most; fewer where the window ends
-    before. Every engine has its first turn, whatever that takes."""
+    """What was timed until about `until`, in MOST_TURNS at most; fewer where the window ends before
+    and prompts are long. Every engine has its first turn, whatever that takes."""
     runs = [_Run(stand, []) for stand in stands]
     try:
         for run in runs:
@@ -136,6 +147,8 @@ def run_phase(
                 if turn and clock() > until + _LATE * (until - started):
                     break
                 run = runs[(turn + place) % len(runs)]
+                if run.is_over and phase.alike:
+                    run.begin_anew(phase)
                 ks = list(phase.ks[run.stand.name])
                 Random(turn).shuffle(ks)
                 run.turn(ks, turn)
@@ -143,7 +156,7 @@ def run_phase(
             late = now > until or (
                 turn + 1 >= LEAST_TURNS and now + (now - started) / (turn + 1) > until
             )
-            if late or any(run.is_over for run in runs):
+            if late or (not phase.alike and any(run.is_over for run in runs)):
                 break
         return [timed for run in runs for timed in run.passes(number)]
     finally:
