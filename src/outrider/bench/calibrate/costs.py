@@ -1,8 +1,8 @@
 """Calibrates: what rounds of a target and its drafters cost here, in at most so many seconds.
 
 Rounds of the engine that users run are timed, in phases (turns.py): small and large batches of
-short texts, then one or two long ones. Where passes are slow, less is measured: shallower drafts
-for large batches, and shorter long texts, for both are read at what a row costs.
+short texts, and long ones, one and several. Where passes are slow, less is measured: shallower
+drafts for large batches, and shorter long texts, for both are read at what a row costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, s
 from outrider.bench.calibrate.points import Point, points_of
 from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.texts import prompts_of, repetition
-from outrider.bench.calibrate.turns import ALIKE, Phase, Timed, run_phase
+from outrider.bench.calibrate.turns import ALIKE, WARM_SECONDS, Phase, Timed, run_phase
 from outrider.core.params import SamplingParams
 
 SECONDS = 20.0
@@ -32,10 +32,15 @@ BATCHES = (1, 4, 16)
 _SHORT = 66
 # Of the time, what long texts may take to be read.
 _READING_SHARE = 0.3
+# Of a phase's time, what its short texts may take to be read. Where it takes more they begin alike
+# and are read once, though passes over one text for all are quicker by a tenth than usual ones.
+_OPENING_SHARE = 0.1
 # A point with fewer passes is noise.
 _LEAST_PASSES = 3
 # Long texts shorter than this say nothing of contexts.
 _LEAST_LONG = 256
+# Long texts at once: sequences that begin alike do not tell what keys and values of their own cost.
+_SEVERAL = 4
 # Tokens of the window that rounds of a phase may emit.
 _ROUNDS_ROOM = 1000
 _PILOT_TOKENS = 128
@@ -71,8 +76,13 @@ class _Pace:
 
     def turn(self, batch: int, ks: Sequence[float]) -> float:
         """Seconds of a turn's rounds at each K, if drafting takes as long as the passes."""
-        rows = [batch * (k + 1) for k in ks]
-        return ALIKE * _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
+        rows = [batch * 2] * self.warm + [batch * (k + 1) for k in ks for _ in range(ALIKE)]
+        return _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
+
+    @property
+    def warm(self) -> int:
+        """Rounds before those that count; none where a pass takes longer than any cache to fill."""
+        return round(WARM_SECONDS / self.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +96,14 @@ class _Plan:
     ks: Sequence[float]
     alike: bool
 
-    def phase(self, piece: Sequence[int], params: SamplingParams) -> Phase:
+    def phase(self, piece: Sequence[int], warm: int, params: SamplingParams) -> Phase:
         count = 1 if self.alike else self.batch
         prompts = prompts_of(piece, length=self.context, count=count)
         if self.alike:
             prompts *= self.batch
         ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
-        return Phase(prompts, ks, self.alike, params)
+        again = self.context == _SHORT
+        return Phase(prompts, ks, self.alike, again, warm, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ def measure_costs(
         gone = clock() - started
         tell(f"{plan.batch} x {plan.context} tokens", min(gone / wanted.seconds, 1.0))
         until = started + gone + (wanted.seconds - gone) / (len(plans) - number)
-        phase = plan.phase(piece, wanted.params)
+        phase = plan.phase(piece, pace.warm, wanted.params)
         timed += run_phase(plan.stands, phase, number=number, until=until, clock=clock)
     every = points_of(timed)
     points = [point for point in every if point.count >= _LEAST_PASSES] or every
@@ -144,14 +155,20 @@ def _plans(stands: Stands, wanted: Wanted, pace: _Pace) -> list[_Plan]:
     # Where not all engines can read a long text, one that drafts tells what contexts cost.
     readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
     found: list[_Plan] = []
-    num_phases = 1 + len(wanted.batches)
-    long = min(window, int(reading / len(readers)))
-    if long >= _LEAST_LONG:
-        ks = _affordable(wanted, pace, 1, len(readers), num_phases)
-        found.append(_Plan(1, long, readers, ks, alike=False))
+    num_phases = 2 + len(wanted.batches)
+    share = reading / len(readers)
+    for batch in (_SEVERAL, 1):
+        # Half of what may be read goes to several texts, if it is worth that.
+        tokens = share / 2 / batch if batch > 1 or found else share
+        long = min(window, int(tokens))
+        if long >= _LEAST_LONG:
+            ks = _affordable(wanted, pace, batch, len(readers), num_phases)
+            found.append(_Plan(batch, long, readers, ks, alike=False))
     for batch in wanted.batches:
         ks = _affordable(wanted, pace, batch, len(every), num_phases)
-        found.append(_Plan(batch, _SHORT, every, ks, alike=True))
+        read = batch * _SHORT * pace.row * len(every)
+        alike = read > _OPENING_SHARE * wanted.seconds / num_phases
+        found.append(_Plan(batch, _SHORT, every, ks, alike))
     return found
 
 

@@ -1,7 +1,9 @@
 """A cell as it runs: plain decoding and the drafter on the same prompts, in turns.
 
 A run is timed from when all prompts are read, by the draft model too, until the last text is done,
-ends of the batch included. So its seconds a token are those of decoding, and their ratio is the
+ends of the batch included. Before it the engine runs a little for nothing: the other side was at
+work just now and drove this one's weights out of the caches, where those of a user's only engine
+stay. So its seconds a token are those of decoding, and their ratio is the
 speed-up that a prediction has to meet.
 """
 
@@ -13,12 +15,15 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from outrider.bench.calibrate.stands import Stand
+from outrider.bench.calibrate.turns import WARM_SECONDS
 from outrider.bench.quiet import Neighbours
 from outrider.core.params import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
 # Drafts of the rounds in which prompts are read.
 OPENING_K = 1
+# Of the text that warms the caches.
+_WARM_PROMPT, _WARM_TOKENS = 8, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ def run_once(
     """Nothing is left in flight, whatever happens, and no text is remembered from before: a lookup
     that knows what it wrote would be right always."""
     llm, dial = stand.llm, stand.dial
+    _warm_up(stand, prompts[0], k, clock)
     llm.forget()
     # A draft model reads its prompts when it is first asked for a draft.
     dial.set((min(k, OPENING_K),))
@@ -87,6 +93,16 @@ def run_once(
         num_rounds=max(len(ticket.reader.traces) for ticket in tickets) - first,
         texts=tuple(ticket.result().token_ids for ticket in tickets),
     )
+
+
+def _warm_up(stand: Stand, prompt: Sequence[int], k: int, clock: Callable[[], float]) -> None:
+    stand.dial.set((k,))
+    params = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True)
+    ticket = stand.llm.submit(prompt[:_WARM_PROMPT], params)
+    until = clock() + WARM_SECONDS
+    while not ticket.done and clock() < until:
+        stand.llm.advance()
+    stand.llm.cancel(ticket)
 
 
 def measure(

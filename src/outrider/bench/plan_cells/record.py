@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.grown import GrownFile
 from outrider.bench.plan_cells.draw import Cell
 from outrider.bench.records import RecordError, parse
 from outrider.core.errors import ConfigError, MachineError
 
 SCHEMA = "outrider-plan-cells/1"
 KINDS = ("draw", "run", "prediction", "measured", "ladder")
-# What every line of ours begins with.
-_START = b'{"record": "'
 
 
 @dataclass(slots=True)
@@ -30,28 +29,25 @@ class Study:
 
     path: Path
     lines: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    file: GrownFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = GrownFile(self.path)
 
     @classmethod
     def open(cls, path: Path) -> Study:
         """Raises ConfigError for a file that is none of ours, MachineError for one that cannot be
         used."""
         study = cls(path)
-        if not path.exists():
-            return study
         try:
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            study.lines = [parse(line) for line in data[:whole].decode("utf-8").splitlines()]
-            if not _is_ours(study.lines, data[whole:]):
-                raise _foreign(path)
-            # Half a line that a stop left; nothing else is ever cut off.
-            if whole < len(data):
-                with path.open("r+b") as stream:
-                    stream.truncate(whole)
+            study.file, lines, end_is_ours = GrownFile.read(path)
+            study.lines = [parse(line.decode()) for line in lines]
         except OSError as error:
             raise _unusable(path, error) from None
         except (RecordError, UnicodeDecodeError):
             raise _foreign(path) from None
+        if not (end_is_ours and _are_ours(study.lines)):
+            raise _foreign(path)
         return study
 
     def cells_drawn(self, cells: Sequence[Cell], facts: Mapping[str, object]) -> None:
@@ -75,21 +71,16 @@ class Study:
         return {line["cell"]: line for line in self.of_kind(kind)}
 
     def add(self, kind: str, values: Mapping[str, object]) -> None:
-        """Append a line. Raises MachineError."""
+        """Append a line. Raises MachineError, also if somebody else wrote to the file."""
         line = json.loads(json.dumps({"record": kind, **values}, allow_nan=False))
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+            self.file.add(f"{json.dumps(line)}\n".encode())
         except OSError as error:
             raise _unusable(self.path, error) from None
         self.lines.append(line)
 
 
-def _is_ours(lines: Sequence[Mapping[str, Any]], end: bytes) -> bool:
-    """Whether a file has such lines, and what follows the last of them."""
-    if not end.startswith(_START[: len(end)]):
-        return False
+def _are_ours(lines: Sequence[Mapping[str, Any]]) -> bool:
     heads = [line.get("schema") for line in lines[:1]]
     return heads == [SCHEMA] * len(heads) and all(line.get("record") in KINDS for line in lines)
 
