@@ -90,7 +90,7 @@ class _Run:
                 self.stand.llm.advance()
 
     def turn(self, ks: Sequence[float], number: int, *, warm: int) -> None:
-        """After `warm` rounds of short drafts, three at each of `ks`, of which the second counts."""
+        """After `warm` rounds of short drafts three at each of `ks`, of which the second counts."""
         short = min((k for k in ks if k), default=0)
         self.stand.dial.set([short] * warm + [k for k in ks for _ in range(ALIKE)])
         for place in range(-warm, ALIKE * len(ks)):
