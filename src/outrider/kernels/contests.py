@@ -6,9 +6,9 @@ threads counts. Both with the rows of plain decoding and of a draft's verificati
 matter for time.
 
 A process keeps one team of threads for all its models, so their number is decided once, on
-bfloat16 weights, for every precision. Tiles are tried with the physical cores, whatever number of
-threads a user wants: in bfloat16 they round in another order than vectors, and the bits of a text
-must not depend on the number of threads.
+bfloat16 weights, for every precision. Kinds of linear are tried with the physical cores, whatever
+number of threads a user wants: in bfloat16 dots and tiles round in another order than vectors, and
+the bits of a text must not depend on the number of threads.
 
 Shapes:  N = rows, I = inputs, O = outputs.
 """
@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.kinds import ENDINGS, VECTORS, refused_kinds
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.measured import Answer, decide
 from outrider.kernels.native import NativeOps
 from outrider.kernels.packed import PackedLinear
-from outrider.kernels.tiles import tiles_refusal
 from outrider.kernels.topology import hardware_threads, last_cache_bytes
 
 ROWS = (1, 9)
@@ -38,7 +38,6 @@ LARGE_OI, SMALL_OI = (4096, 1024), (1024, 256)
 # Enough to be no cache's, and little enough to be allocated in passing.
 MAX_LARGE_BYTES = 128 << 20
 SMALL_CALLS = 32
-VECTORS, TILES = "vectors", "tiles"
 
 
 class Packs(Protocol):
@@ -73,36 +72,32 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
     return decide(question, contest, folder=folder)
 
 
-def tiles_answer(
+def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> Answer:
-    """TILES or VECTORS, for linears of `dtype` or of a scheme of quantisation; tiles that
-    `why_no_tiles` refuses are not tried."""
-    if why_no_tiles(library, dtype, scheme) is not None:
+    """The kind of linears of `dtype` or of a scheme of quantisation; those that `refused_kinds`
+    names are not tried."""
+    refused = refused_kinds(library, dtype, scheme)
+    candidates = [kind for kind in ENDINGS if kind not in refused]
+    if candidates == [VECTORS]:
         return Answer(VECTORS)
-    name = str(dtype).removeprefix("torch.")
-    question = about_machine(library) | {"choice": "tiles", "dtype": name, "scheme": scheme}
+    question = about_machine(library) | {
+        "choice": "linear",
+        "dtype": str(dtype).removeprefix("torch."),
+        "scheme": scheme,
+        "candidates": f"{candidates}",
+    }
     threads = num_physical_cores()
 
+    def packs(kind: str) -> Packs:
+        if scheme == "none":
+            return NativeOps(library, dtype, threads, kind=kind)
+        return NativeQuantised(library, scheme, threads, kind=kind)
+
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
-        kinds: dict[str, Packs] = {}
-        for kind, tiles in ((VECTORS, False), (TILES, True)):
-            if scheme == "none":
-                kinds[kind] = NativeOps(library, dtype, threads, tiles=tiles)
-            else:
-                kinds[kind] = NativeQuantised(library, scheme, threads, tiles=tiles)
-        return {kind: linear_works(packs, dtype) for kind, packs in kinds.items()}
+        return {kind: linear_works(packs(kind), dtype) for kind in candidates}
 
     return decide(question, contest, folder=folder)
-
-
-def why_no_tiles(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> str | None:
-    """One sentence, or None where they can be used."""
-    # Asked of every precision: permission must come before the first team of threads.
-    refusal = tiles_refusal(library)
-    if scheme == "none" and dtype != torch.bfloat16:
-        return "they multiply bfloat16 and integers only"
-    return refusal
 
 
 def linear_works(kind: Packs, dtype: torch.dtype) -> dict[str, Callable[[], object]]:

@@ -11,8 +11,8 @@ process may use. A file that says anything else, or is damaged, is as good as no
 that cannot be written: the answer then holds for this process only, and another process may answer
 otherwise. `forget` removes the files; `outrider doctor --measure` calls it.
 
-While a file stays, choices are the same in every process. That matters for bits: tiles sum in
-another order than vectors, so a choice between them may turn a near-tie. It is asked for a fixed
+While a file stays, choices are the same in every process. That matters for bits: dots and tiles sum
+in another order than vectors, so a choice between them may turn a near-tie. It is asked for a fixed
 number of threads, which never change a bit, so no setting of threads can change it.
 """
 

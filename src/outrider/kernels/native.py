@@ -20,13 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.kernels import huge_pages
 from outrider.kernels.accept.torch import agreed_prefix
+from outrider.kernels.kinds import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # Output columns of a block and bytes of a column's inputs in a step (csrc/tiles_blocks.h).
 TILE_BLOCK, TILE_BYTES = 32, 64
+# Inputs of a column in a step.
+_STEPS = {VECTORS: 1, DOTS: 2, TILES: TILE_BYTES // 2}
 
 
 class Pass(Structure):
@@ -118,20 +122,20 @@ class NativeOps:
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 
     Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
-    With `tiles`, which `tiles_refusal` must allow, linears in bfloat16 use the CPU's matrix tiles.
+    `kind` is that of linears, which `refused_kinds` must allow: float32 has VECTORS only.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, tiles: bool = False
+        self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, kind: str = VECTORS
     ) -> None:
+        assert kind == VECTORS or dtype == torch.bfloat16
         suffix = f"_{SUFFIXES[dtype]}"
-        tiled = f"{suffix}_tiles" if tiles and dtype == torch.bfloat16 else suffix
         self._dtype = dtype
         self.team = team(library, num_threads)
-        self._block: int = TILE_BLOCK if tiled != suffix else library.outrider_block()
-        self._step = TILE_BYTES // dtype.itemsize if tiled != suffix else 1
-        self._pack = function(library, "pack", tiled)
-        self._linear = function(library, "linear", tiled)
+        self._block: int = TILE_BLOCK if kind == TILES else library.outrider_block()
+        self._step = _STEPS[kind]
+        self._pack = function(library, "pack", suffix + ENDINGS[kind])
+        self._linear = function(library, "linear", suffix + ENDINGS[kind])
         self._rope_append = function(library, "rope_append", suffix)
         self._attention = function(library, "attention", suffix)
         self._rms_norm = function(library, "rms_norm")
@@ -153,7 +157,7 @@ class NativeOps:
         num_out, num_in = weight_OI.shape
         padded_out = -(-num_out // self._block) * self._block
         padded_in = -(-num_in // self._step) * self._step
-        data = torch.empty(padded_out * padded_in, dtype=self._dtype)
+        data = huge_pages.empty(padded_out * padded_in, dtype=self._dtype)
         self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
         weights = _Weights(self.team, data.data_ptr(), num_in, num_out)
         return PackedLinear(

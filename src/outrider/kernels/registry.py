@@ -27,11 +27,12 @@ from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
 from outrider.kernels.build import built_kernels
-from outrider.kernels.contests import TILES, thread_answer, tiles_answer, why_no_tiles
+from outrider.kernels.contests import kind_answer, thread_answer
 from outrider.kernels.delta.native import NativeDelta
 from outrider.kernels.delta.plan import Run
 from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
 from outrider.kernels.forward import Forward, ForwardParts, NativeForward
+from outrider.kernels.kinds import refused_kinds
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
@@ -76,8 +77,8 @@ class Delta(Protocol):
 class Choice:
     """Which implementation `op` got, and why each one before it was passed over.
 
-    `kind` is tiles or vectors, where an implementation has both, and `why` says why, with `timings`
-    where they were measured.
+    `kind` is vectors, dots or tiles (kinds.py), where an implementation has several, and `why` says
+    why, with `timings` where they were measured.
     """
 
     op: str
@@ -185,20 +186,21 @@ def _warn(why: str) -> None:
 
 def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: str) -> Kernels:
     """Native kernels of the kind, and with the threads, that are faster on this machine."""
-    answer = tiles_answer(library, dtype, quantise, env.cache_folder())
-    tiles = answer.chosen == TILES
+    answer = kind_answer(library, dtype, quantise, env.cache_folder())
+    kind = answer.chosen
     team = _team(library, threads)
     number = int(team.name)
     if quantise == "none":
-        native = partial(NativeOps, library, dtype, number, tiles=tiles)
+        native = partial(NativeOps, library, dtype, number, kind=kind)
         kernels = _native(native, library)
     else:
-        quantised = NativeQuantised(library, quantise, number, tiles=tiles)
+        quantised = NativeQuantised(library, quantise, number, kind=kind)
         native = partial(NativeOps, library, dtype, number)
         kernels = _quantised(_native(native, library), quantised)
     linear, *others = kernels.choices
-    why = answer.why or f"tiles: {why_no_tiles(library, dtype, quantise)}"
-    linear = replace(linear, kind=answer.chosen, why=why, timings=answer.timings)
+    refused = refused_kinds(library, dtype, quantise)
+    why = "; ".join([answer.why, *(f"{name}: {told}" for name, told in refused.items())])
+    linear = replace(linear, kind=kind, why=why.removeprefix("; "), timings=answer.timings)
     return _described(kernels, (linear, *others), team)
 
 

@@ -19,7 +19,7 @@ from unit.kernels.implementations import (
 
 # Inputs by outputs: the embedded pair's, one smaller than a block, tails everywhere, a chain of
 # inputs longer than a slice.
-SHAPES = ((256, 512), (704, 256), (5, 3), (50, 77), (129, 1), (1100, 70))
+SHAPES = ((256, 512), (704, 256), (5, 3), (50, 77), (129, 1), (2100, 70))
 
 pytestmark = [
     pytest.mark.parametrize("name", IMPLEMENTATIONS),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from outrider.core import env
 from outrider.kernels import contests, measured, registry
 from outrider.kernels.build import built_kernels
-from outrider.kernels.contests import TILES, VECTORS, copied, thread_answer, tiles_answer
+from outrider.kernels.contests import copied, kind_answer, thread_answer
+from outrider.kernels.kinds import DOTS, TILES, VECTORS
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.measured import (
     BUDGET_SECONDS,
@@ -239,25 +240,27 @@ def test_the_machine_tells_its_threads_and_caches() -> None:
     assert last_cache_bytes(7) > 0
 
 
-def test_tiles_are_tried_where_nothing_refuses_them(
+def test_kinds_are_tried_where_nothing_refuses_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = built_kernels(env.compiler(), env.cache_folder())
     if built.library is None:
         pytest.skip(str(built.refusal))
-    library, tried = built.library, list[bool]()
+    library, tried, refused = built.library, list[str](), dict[str, str]()
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(contests, "NativeOps", posing(NativeOps, tried))
     monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
-    monkeypatch.setattr(contests, "tiles_refusal", lambda _: "no AMX")  # pyright: ignore
-    assert tiles_answer(library, torch.bfloat16, "none", tmp_path) == Answer(VECTORS)
+    monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
+    refused |= {DOTS: "no AVX512-BF16", TILES: "no AMX"}
+    assert kind_answer(library, torch.bfloat16, "none", tmp_path) == Answer(VECTORS)
     assert not tried
-    monkeypatch.setattr(contests, "tiles_refusal", lambda _: None)  # pyright: ignore
-    assert tiles_answer(library, torch.float32, "none", tmp_path) == Answer(VECTORS)
-    for scheme in ("none", "int8"):
-        found = tiles_answer(library, torch.bfloat16, scheme, tmp_path)
-        assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
-    assert tried == [False, True] * 2
+    del refused[TILES]
+    found = kind_answer(library, torch.bfloat16, "int8", tmp_path)
+    assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
+    refused.clear()
+    found = kind_answer(library, torch.bfloat16, "none", tmp_path)
+    assert {timing.candidate for timing in found.timings} == {VECTORS, DOTS, TILES}
+    assert tried == [VECTORS, TILES, VECTORS, DOTS, TILES]
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -270,25 +273,25 @@ def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
         pytest.skip("no native kernels")
     timings = (Timing(VECTORS, "a", 2.0), Timing(TILES, "a", 1.0))
     found = Answer(TILES, timings)
-    made: list[bool] = []
-    monkeypatch.setattr(registry, "tiles_answer", lambda *_: found)  # pyright: ignore
+    made: list[str] = []
+    monkeypatch.setattr(registry, "kind_answer", lambda *_: found)  # pyright: ignore
     monkeypatch.setattr(registry, "NativeOps", posing(NativeOps, made))
     monkeypatch.setattr(registry, "NativeQuantised", posing(NativeQuantised, made))
     kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=scheme, threads=threads)
     linear = kernels.choices[0]
     assert (linear.kind, linear.timings) == (TILES, timings)
-    assert linear.why == "2.00x as fast as vectors on this machine"
+    assert linear.why.startswith("2.00x as fast as vectors on this machine")
     assert linear.name.startswith("native")
-    assert True in made
+    assert TILES in made
     assert kernels.threads is not None
     assert int(kernels.threads.name) >= 1
 
 
-def posing(kind: Callable[..., Any], made: list[bool]) -> Callable[..., Any]:
-    """Vectors that pose as tiles, which this machine may lack."""
+def posing(ops: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
+    """Vectors that pose as other kinds, which this machine may lack."""
 
-    def make(*arguments: object, tiles: bool = False) -> Any:
-        made.append(tiles)
-        return kind(*arguments)
+    def make(*arguments: object, kind: str = VECTORS) -> Any:
+        made.append(kind)
+        return ops(*arguments)
 
     return make

@@ -14,6 +14,8 @@ from outrider.core.env import cache_folder, compiler
 from outrider.kernels import build, forward
 from outrider.kernels.native import Pass
 from outrider.kernels.round_memory import Memory, Round, Row
+from outrider.kernels.trees.drafts import TreeDrafts, TreeRow
+from outrider.kernels.trees.native import Tree
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
@@ -21,6 +23,11 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Row", Row, {}),
         ("Round", Round, {}),
         ("Pass", Pass, {}),
+    ),
+    "tree_drafts.cpp": (
+        ("Tree", Tree, {}),
+        ("TreeRow", TreeRow, {}),
+        ("TreeDrafts", TreeDrafts, {}),
     ),
     "forward.cpp": (
         ("Linear", forward._Linear, {}),  # pyright: ignore[reportPrivateUsage]

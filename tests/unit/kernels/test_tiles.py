@@ -1,4 +1,4 @@
-"""Linears on matrix tiles: in software on any CPU, in hardware where there is one."""
+"""Linears of every kind: in software on any CPU, in hardware where there is one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from outrider.core import env
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels import build, registry
 from outrider.kernels.build import Built, built_kernels
-from outrider.kernels.contests import TILES
+from outrider.kernels.kinds import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.linear.quantised import SCHEMES, TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.measured import Answer
 from outrider.kernels.native import NativeOps
 from outrider.kernels.packed import PackedLinear
-from outrider.kernels.tiles import tiles_refusal
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -35,7 +34,9 @@ TOLERANCE = 2e-6
 # Inputs by outputs: whole steps and blocks, less than one, tails of both, groups that are odd in
 # number, more rows of the widest than stay in a cache.
 SHAPES = ((256, 64), (5, 3), (50, 77), (129, 1), (160, 70))
-FORMATS = ("bfloat16", *SCHEMES)
+FORMATS = (VECTORS, DOTS, "bfloat16", *SCHEMES)
+
+SOFTWARE = "-DOUTRIDER_SOFTWARE_TILES -DOUTRIDER_SOFTWARE_PAIRS"
 
 # Compiles the kernels once more.
 pytestmark = pytest.mark.slow
@@ -49,22 +50,26 @@ def library_of(built: Built) -> ctypes.CDLL:
 
 @functools.cache
 def software() -> ctypes.CDLL:
-    """The kernels with tiles in software; compiled in half the time, to be run a few seconds."""
+    """The kernels with both in software; compiled in half the time, to be run a few seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
-        return library_of(built_kernels("c++ -DOUTRIDER_SOFTWARE_TILES", env.cache_folder()))
+        return library_of(built_kernels(f"c++ {SOFTWARE}", env.cache_folder()))
 
 
 @functools.cache
-def tiled(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+def software_of(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
     return kind_of(software(), form, threads)
 
 
+def name_of(form: str) -> str:
+    """The kind of linear that `form` is tested on."""
+    return form if form in (VECTORS, DOTS) else TILES
+
+
 def kind_of(library: ctypes.CDLL, form: str, threads: int = 1) -> NativeOps | NativeQuantised:
-    assert tiles_refusal(library) is None
     if form in SCHEMES:
-        return NativeQuantised(library, form, threads, tiles=True)
-    return NativeOps(library, torch.bfloat16, threads, tiles=True)
+        return NativeQuantised(library, form, threads, kind=TILES)
+    return NativeOps(library, torch.bfloat16, threads, kind=name_of(form))
 
 
 def weights(num_out: int, num_in: int) -> Tensor:
@@ -101,14 +106,14 @@ def test_any_number_of_rows_is_right_and_a_row_has_its_bits(
 ) -> None:
     num_in, num_out = shape
     weight_OI, x_NI = weights(num_out, num_in), randn(40, num_in)
-    packed = tiled(form).pack(weight_OI)
+    packed = software_of(form).pack(weight_OI)
     expected_NO = expected(form, weight_OI, x_NI)
-    alone_NO = torch.cat([run(tiled(form), packed, x_1I) for x_1I in torch.split(x_NI, 1)])
+    alone_NO = torch.cat([run(software_of(form), packed, x_1I) for x_1I in torch.split(x_NI, 1)])
     assert_right(form, alone_NO, expected_NO)
     for num_rows in range(1, 41):
-        assert torch.equal(run(tiled(form), packed, x_NI[:num_rows]), alone_NO[:num_rows])
+        assert torch.equal(run(software_of(form), packed, x_NI[:num_rows]), alone_NO[:num_rows])
     for rows in row_choices(40):
-        assert torch.equal(run(tiled(form), packed, x_NI[rows]), alone_NO[rows])
+        assert torch.equal(run(software_of(form), packed, x_NI[rows]), alone_NO[rows])
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -117,19 +122,19 @@ def test_any_number_of_rows_is_right_and_a_row_has_its_bits(
 def test_any_shape_is_right(form: str, data: st.DataObject) -> None:
     num_rows, num_in, num_out = (data.draw(st.integers(1, most)) for most in (40, 300, 150))
     weight_OI, x_NI = weights(num_out, num_in), randn(num_rows, num_in)
-    packed = tiled(form).pack(weight_OI)
-    out_NO = run(tiled(form), packed, x_NI)
+    packed = software_of(form).pack(weight_OI)
+    out_NO = run(software_of(form), packed, x_NI)
     assert_right(form, out_NO, expected(form, weight_OI, x_NI))
     summed_NO = out_NO.clone()
-    tiled(form).linear(x_NI, packed, summed_NO, accumulate=True)
+    software_of(form).linear(x_NI, packed, summed_NO, accumulate=True)
     assert torch.equal(summed_NO, out_NO + out_NO)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(form: str, threads: int) -> None:
-    kind, weight_OI, x_NI = tiled(form, threads), weights(500, 1100), randn(20, 1100)
-    alone_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    kind, weight_OI, x_NI = software_of(form, threads), weights(500, 1100), randn(20, 1100)
+    alone_NO = run(software_of(form), software_of(form).pack(weight_OI), x_NI)
     packed = kind.pack(weight_OI)
     for num_rows in (1, 9, 20):
         assert torch.equal(run(kind, packed, x_NI[:num_rows]), alone_NO[:num_rows])
@@ -138,29 +143,29 @@ def test_threads_change_nothing(form: str, threads: int) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_more_rows_than_a_cache_holds(form: str) -> None:
     weight_OI, x_NI = weights(70, 4200), randn(150, 4200)
-    packed = tiled(form, 2).pack(weight_OI)
-    out_NO = run(tiled(form, 2), packed, x_NI)
+    packed = software_of(form, 2).pack(weight_OI)
+    out_NO = run(software_of(form, 2), packed, x_NI)
     assert_right(form, out_NO, expected(form, weight_OI, x_NI))
     rows = torch.arange(1, 150, 31)
-    assert torch.equal(run(tiled(form), packed, x_NI[rows]), out_NO[rows])
+    assert torch.equal(run(software_of(form), packed, x_NI[rows]), out_NO[rows])
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_it_writes_its_output_and_nothing_else(form: str) -> None:
-    packed = tiled(form).pack(weights(77, 50))
-    assert run(tiled(form), packed, torch.empty(0, 50)).shape == (0, 77)
+    packed = software_of(form).pack(weights(77, 50))
+    assert run(software_of(form), packed, torch.empty(0, 50)).shape == (0, 77)
     for num_rows in (1, 3, 17, 30):
         memory = torch.full((num_rows * 77 + 64,), 5.0)
-        tiled(form).linear(randn(num_rows, 50), packed, memory[: num_rows * 77].view(-1, 77))
+        software_of(form).linear(randn(num_rows, 50), packed, memory[: num_rows * 77].view(-1, 77))
         assert (memory[num_rows * 77 :] == 5.0).all()
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_no_number_stays_in_its_row_and_output(form: str) -> None:
-    weight_OI, x_NI = weights(70, 50), randn(20, 50)
-    right_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    weight_OI, x_NI = weights(70, 51), randn(20, 51)
+    right_NO = run(software_of(form), software_of(form).pack(weight_OI), x_NI)
     x_NI[3, 7], x_NI[9, 49], weight_OI[4, 0], weight_OI[66, 40] = (torch.nan, torch.inf) * 2
-    out_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
+    out_NO = run(software_of(form), software_of(form).pack(weight_OI), x_NI)
     rows, outputs = torch.ones(20, dtype=torch.bool), torch.ones(70, dtype=torch.bool)
     rows[[3, 9]], outputs[[4, 66]] = False, False
     assert not out_NO[~rows].isfinite().any()
@@ -168,55 +173,69 @@ def test_what_is_no_number_stays_in_its_row_and_output(form: str) -> None:
     assert torch.equal(out_NO[rows][:, outputs], right_NO[rows][:, outputs])
 
 
-def test_sums_run_in_the_documented_order() -> None:
+def with_denormals(form: str) -> tuple[Tensor, Tensor]:
+    """Twenty sums of 75 products, two of them of denormals, and the products without those. They
+    differ much in size, so that sums are rounded, and their order counts."""
+    x_I, weight_OI = randn(75).pow(5).bfloat16(), randn(20, 75, seed=1).pow(5).bfloat16()
+    x_I[3], weight_OI[:, 8] = 1e-39, -1e-39
+    kind = software_of(form)
+    out_1O = run(kind, kind.pack(weight_OI), x_I.float()[None])
+    x_I[3], weight_OI[:, 8] = 0, 0
+    return out_1O[0], x_I.double() * weight_OI.double()
+
+
+def test_sums_of_tiles_run_in_the_documented_order() -> None:
     """Two chains a step of 32 inputs, over even and odd ones; denormals are zeros."""
-    x_I, weight_I = randn(75).bfloat16(), randn(75, seed=1).bfloat16()
-    x_I[3], weight_I[8] = 1e-39, -1e-39
-    out_11 = run(tiled("bfloat16"), tiled("bfloat16").pack(weight_I[None]), x_I.float()[None])
-    x_I[3], weight_I[8] = 0, 0
-    products_I = x_I.double() * weight_I.double()
-    total = torch.zeros(())
-    for step in torch.split(products_I, 32):
-        chains = [torch.zeros(()), torch.zeros(())]
-        for i, product in enumerate(step):
-            chains[i % 2] = (chains[i % 2].double() + product).float()
-        total = total + (chains[0] + chains[1])
-    assert float(out_11) == float(total)
+    found_O, products_OI = with_denormals("bfloat16")
+    total_O = torch.zeros(20)
+    for step_OC in torch.split(products_OI, 32, dim=1):
+        chains = [torch.zeros(20), torch.zeros(20)]
+        for i, product_O in enumerate(step_OC.unbind(1)):
+            chains[i % 2] = (chains[i % 2].double() + product_O).float()
+        total_O = total_O + (chains[0] + chains[1])
+    assert torch.equal(found_O, total_O)
+
+
+def test_sums_of_dots_run_in_the_documented_order() -> None:
+    """One chain over pairs of inputs, the second of a pair first; denormals are zeros."""
+    found_O, products_OI = with_denormals(DOTS)
+    total_O = torch.zeros(20)
+    for pair_OC in torch.split(products_OI, 2, dim=1):
+        for product_O in pair_OC.flip(1).unbind(1):
+            total_O = (total_O.double() + product_O).float()
+    assert torch.equal(found_O, total_O)
 
 
 def test_weights_take_the_bytes_of_whole_steps_and_blocks() -> None:
-    held = {form: tiled(form).pack(weights(70, 160)).nbytes for form in FORMATS}
+    held = {form: software_of(form).pack(weights(70, 160)).nbytes for form in FORMATS}
+    vectors, dots = held.pop(VECTORS), held.pop(DOTS)
     assert held == {"bfloat16": 96 * 160 * 2, "int8": 96 * (4 + 192), "int4": 96 * 5 * (16 + 2)}
+    assert 70 * 160 * 2 <= vectors == dots <= held["bfloat16"]
+    assert software_of(DOTS).pack(weights(70, 159)).nbytes == dots
 
 
-def test_float32_has_no_tiles() -> None:
-    ops = NativeOps(software(), torch.float32, 1, tiles=True)
-    weight_OI, x_NI = randn(40, 30, seed=1), randn(5, 30)
-    exact_NO = x_NI.double() @ weight_OI.double().T
-    assert relative_error(run(ops, ops.pack(weight_OI), x_NI), exact_NO) < TOLERANCE
-
-
-@pytest.mark.parametrize("quantise", ["none", *SCHEMES])
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_pass_in_one_call_has_the_bits_of_its_operators(
-    quantise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_tiles = Built(library=software())
+    in_software, kind = Built(library=software()), name_of(form)
+    quantise = form if form in SCHEMES else "none"
 
     def built(*_: object) -> Built:
-        return with_tiles
+        return in_software
 
     def wins(*_: object) -> Answer:
-        return Answer(TILES)
+        return Answer(kind)
 
     monkeypatch.setattr(registry, "built_kernels", built)
-    monkeypatch.setattr(registry, "tiles_answer", wins)
+    monkeypatch.setattr(registry, "kind_answer", wins)
     options = LoadOptions(
         room=Room(num_slots=512, page_size=8), dtype="bfloat16", device="cpu", quantise=quantise
     )
     model = load_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), options)
     assert isinstance(model, LlamaModel)
     assert model.forward() is not None
-    assert model.kernels.choices[0].kind == TILES
+    assert model.kernels.choices[0].kind == kind
 
     def logits() -> Tensor:
         model.state.open(1, ())
@@ -232,16 +251,19 @@ def test_a_pass_in_one_call_has_the_bits_of_its_operators(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_cpu_s_tiles_have_the_sums_of_the_software_s(form: str) -> None:
+def test_the_cpu_has_the_sums_of_the_software(form: str) -> None:
     library = library_of(built_kernels(env.compiler(), env.cache_folder()))
-    refusal = tiles_refusal(library)
-    if refusal is not None:
-        pytest.skip(refusal)
-    weight_OI, x_NI = weights(1000, 1100), randn(40, 1100)
+    scheme = form if form in SCHEMES else "none"
+    refused = refused_kinds(library, torch.bfloat16, scheme)
+    if (kind := name_of(form)) in refused:
+        pytest.skip(refused[kind])
+    weight_OI, x_NI = weights(1000, 1101), randn(40, 1101)
     hardware = kind_of(library, form, 2)
     packed = hardware.pack(weight_OI)
     out_NO = run(hardware, packed, x_NI)
-    software_NO = run(tiled(form), tiled(form).pack(weight_OI), x_NI)
-    assert_right(form, out_NO, software_NO)
+    software_NO = run(software_of(form), software_of(form).pack(weight_OI), x_NI)
+    if kind != TILES:
+        assert torch.equal(out_NO, software_NO)
+    assert_right(form, out_NO, software_NO.double())
     for rows in row_choices(40):
         assert torch.equal(run(hardware, packed, x_NI[rows]), out_NO[rows])

@@ -149,17 +149,19 @@ class Head {
 
     void go(const Run& run) {
         const int count = run.count();
-        const size_t floats = static_cast<size_t>(count) * (2 * key_size_ + value_size_ + 2 * shared_)
+        // Whole vectors each, so that a state's rows do not cross cache lines.
+        const size_t gates = round_up(count * shared_);
+        const size_t pointers = sizeof(const float*) * round_up(window_ + count);
+        const size_t floats = static_cast<size_t>(count) * (2 * key_size_ + value_size_) + 2 * gates
                             + static_cast<size_t>(layer_.key_dim) * value_blocks() * COLUMNS;
-        const size_t pointers = sizeof(const float*) * (window_ + count);
         char* memory = static_cast<char*>(scratch_.take(pointers + sizeof(float) * floats + 64));
         lines_ = reinterpret_cast<const float**>(memory);
         query_ = reinterpret_cast<float*>(memory + pointers);
         key_ = query_ + static_cast<size_t>(count) * key_size_;
         value_ = key_ + static_cast<size_t>(count) * key_size_;
         rate_ = value_ + static_cast<size_t>(count) * value_size_;
-        decay_ = rate_ + static_cast<size_t>(count) * shared_;
-        state_ = decay_ + static_cast<size_t>(count) * shared_;
+        decay_ = rate_ + gates;
+        state_ = decay_ + gates;
         remember(run);
         if (run.fold >= 0) keep_window(run.fold, 0);
         for (int t = 0; t < count; ++t) prepare(run, t);

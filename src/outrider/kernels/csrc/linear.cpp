@@ -1,16 +1,16 @@
 // out_NO (+)= x_NI W_OI^T, bit for bit the same for a row whatever rows it comes with.
 //
-// Each output is one chain of fused multiply-adds over i = 0, 1, 2, ...; tiles of 1 to MAX_ROWS
-// rows differ only in how many chains run side by side. Weights are packed once into blocks of
-// BLOCK output columns, [O / BLOCK][I][BLOCK], so a block streams through the caches once per pass
-// and serves every tile of rows from there. Threads split the blocks.
-//
-// bfloat16 pairs column l with column l + LANES in one 32-bit lane, and rounds x as well.
+// Each output is one chain of fused multiply-adds, or of dot products of pairs, over i = 0, 1, 2,
+// ...; tiles of 1 to MAX_ROWS rows differ only in how many chains run side by side. Weights are
+// packed once into blocks of BLOCK output columns, [O / BLOCK][steps][BLOCK] (formats.h), so a block
+// streams through the caches once per pass and serves every tile of rows from there. Threads split
+// the blocks.
 #include <algorithm>
 #include <array>
 #include <type_traits>
 #include <utility>
 
+#include "formats.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -19,59 +19,65 @@ namespace outrider {
 namespace {
 
 constexpr int BLOCK = LANES * BLOCK_VECS;
-// Inputs a pass over a block takes at once when several tiles of rows need it again: the slice
-// stays in the first-level cache. A chain's running sum is kept between slices, unrounded.
-constexpr int SLICE_BYTES = 16 * 1024;
-// How many weights ahead of use memory is asked for them. Without it a pass of several rows takes
-// the time of its memory and of its arithmetic one after the other; with it, the longer of the two.
-// The more rows share a weight, the more time there is. float32 gains nothing from memory and loses
-// a fifth from the second-level cache.
-constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 1024, AHEAD_OF_MANY = 8192;
+// Weights a pass over a block takes at once when several tiles of rows need them again: the slice
+// stays in the second-level cache, and starting a tile anew counts for little. A chain's running sum
+// is kept between slices, unrounded.
+constexpr int SLICE_BYTES = 64 * 1024;
+// How far ahead of use memory is asked for weights. Without it a pass of several rows takes the time
+// of its memory and of its arithmetic one after the other; with it, the longer of the two. The more
+// rows share a weight, the more time there is.
+constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 2 * 1024, AHEAD_OF_MANY = 16 * 1024;
+constexpr int CACHE_LINE = 64;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 
-inline void load_weights(const float* from, Vec (&to)[BLOCK_VECS]) {
-    for (int v = 0; v < BLOCK_VECS; ++v) to[v] = load(from + v * LANES);
-}
+// Rows of inputs, `stride` entries apart.
+template <class W>
+struct Rows {
+    using Input = typename Format<W>::Input;
+    const Input* at;
+    int64_t stride;
 
-inline void load_weights(const BFloat16* from, Vec (&to)[BLOCK_VECS]) {
-    for (int v = 0; v < BLOCK_VECS; v += 2) {
-        const BitVec pairs = load_pairs(from + v * LANES);
-        to[v] = low_halves(pairs);
-        to[v + 1] = high_halves(pairs);
-    }
-}
-
-// Where weight column c of a block lies within its BLOCK entries.
-inline int packed_column(const float*, int c) { return c; }
-inline int packed_column(const BFloat16*, int c) {
-    const int pair = c / (2 * LANES), half = c / LANES % 2;
-    return pair * 2 * LANES + c % LANES * 2 + half;
-}
-
-struct Slice {
-    const float* x;
-    int64_t row_stride;
-    int first, last;  // inputs
-    int ahead;        // weights to prefetch by
+    const Input* row(int row) const { return at + row * stride; }
 };
+
+// Steps [first, last) of a block. With each, memory is asked for weights: for the first, `ahead`
+// bytes from the block's beginning; then `pace` bytes further each time.
+struct Slice {
+    int first, last;
+    int64_t ahead;
+    int pace;
+};
+
+template <class W>
+constexpr int STEP_BYTES = BLOCK * sizeof(W);
+
+template <class W>
+inline void prefetch(const W* block, const Slice& slice, int step) {
+    const char* at = reinterpret_cast<const char*>(block) + slice.ahead +
+                     static_cast<int64_t>(step - slice.first) * slice.pace;
+    for (int line = 0; line < STEP_BYTES<W>; line += CACHE_LINE)
+        __builtin_prefetch(at + line, 0, 2);
+}
 
 // Adds a slice of inputs to the sums of ROWS rows by BLOCKS blocks, kept in registers meanwhile.
 template <class W, int ROWS, int BLOCKS>
-void add_slice(const Slice& slice, const W* weights, int64_t block_stride, Vec* sums, bool fresh) {
+void add_slice(const Slice& slice, const Rows<W>& x, const W* weights, int64_t block_stride,
+               Vec* sums) {
+    using F = Format<W>;
     constexpr int VECS = BLOCKS * BLOCK_VECS;
     Vec acc[ROWS][VECS];
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECS; ++v) acc[r][v] = fresh ? Vec{} : sums[r * VECS + v];
+        for (int v = 0; v < VECS; ++v) acc[r][v] = slice.first == 0 ? Vec{} : sums[r * VECS + v];
     for (int i = slice.first; i < slice.last; ++i) {
         for (int b = 0; b < BLOCKS; ++b) {
-            const W* from = weights + b * block_stride + static_cast<int64_t>(i) * BLOCK;
-            if (sizeof(W) < 4) __builtin_prefetch(from + slice.ahead, 0, 2);
-            Vec w[BLOCK_VECS];
-            load_weights(from, w);
+            const W* block = weights + b * block_stride;
+            if (F::PREFETCHES) prefetch(block, slice, i);
+            typename F::Weights w[BLOCK_VECS];
+            F::load(block + static_cast<int64_t>(i) * BLOCK, w);
             for (int r = 0; r < ROWS; ++r)
                 for (int v = 0; v < BLOCK_VECS; ++v)
-                    acc[r][b * BLOCK_VECS + v] += w[v] * slice.x[r * slice.row_stride + i];
+                    F::add(acc[r][b * BLOCK_VECS + v], w[v], x.row(r)[i]);
         }
     }
     for (int r = 0; r < ROWS; ++r)
@@ -79,21 +85,21 @@ void add_slice(const Slice& slice, const W* weights, int64_t block_stride, Vec* 
 }
 
 template <class W>
-using AddSlice = void (*)(const Slice&, const W*, int64_t, Vec*, bool);
+using AddSlice = void (*)(const Slice&, const Rows<W>&, const W*, int64_t, Vec*);
 
 template <class W, int... ROWS>
 constexpr std::array<AddSlice<W>, MAX_ROWS> one_block(std::integer_sequence<int, ROWS...>) {
     return {add_slice<W, ROWS + 1, 1>...};
 }
 
-// Blocks that so few rows take at once: more chains, to hide the latency of an addition.
-constexpr int blocks_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+// Blocks that so few rows take at once: enough chains to hide the latency of an addition.
+constexpr int blocks_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
 template <class W>
 AddSlice<W> kernel_for(int rows, int blocks) {
     static constexpr auto ONE_BLOCK = one_block<W>(std::make_integer_sequence<int, MAX_ROWS>());
     if (blocks == 4) return add_slice<W, 1, 4>;
-    if (blocks == 2) return add_slice<W, 2, 2>;
+    if (blocks == 2) return rows == 2 ? add_slice<W, 2, 2> : add_slice<W, 3, 2>;
     return ONE_BLOCK[rows - 1];
 }
 
@@ -109,7 +115,6 @@ struct Problem {
     float* out;
     int num_rows, num_in, num_out;
     bool accumulate;
-    int64_t row_stride = num_in;
 };
 
 void finish(const Problem& p, const Vec* sums, int row, int rows, int column, int vecs) {
@@ -126,99 +131,101 @@ void finish(const Problem& p, const Vec* sums, int row, int rows, int column, in
 
 // All rows fit one tile: whole blocks, one after the other.
 template <class W>
-void one_tile(const Problem& p, const W* weights, int first, int last) {
-    const int64_t block_stride = static_cast<int64_t>(p.num_in) * BLOCK;
+void one_tile(const Problem& p, const Rows<W>& x, const W* weights, int first, int last) {
+    const int steps = num_steps<W>(p.num_in);
+    const int64_t block_stride = static_cast<int64_t>(steps) * BLOCK;
     const int ahead = p.num_rows <= FEW_ROWS ? AHEAD_OF_FEW : AHEAD_OF_MANY;
-    const Slice slice{p.x, p.row_stride, 0, p.num_in, ahead};
+    const Slice whole{0, steps, ahead, STEP_BYTES<W>};
     Vec sums[MAX_ROWS * BLOCK_VECS];
     for (int block = first, blocks; block < last; block += blocks) {
         blocks = blocks_at_once(p.num_rows);
         if (blocks > last - block) blocks = 1;
         const W* from = weights + block * block_stride;
-        kernel_for<W>(p.num_rows, blocks)(slice, from, block_stride, sums, true);
+        kernel_for<W>(p.num_rows, blocks)(whole, x, from, block_stride, sums);
         finish(p, sums, 0, p.num_rows, block * BLOCK, blocks * BLOCK_VECS);
     }
 }
 
 // Tiles of nearly equal height (sixteen rows as 8 + 8) take turns on a slice of one block.
 template <class W>
-void many_tiles(const Problem& p, const W* weights, int first, int last, Scratch& scratch) {
+void many_tiles(const Problem& p, const Rows<W>& x, const W* weights, int first, int last,
+                Scratch& scratch) {
     const int num_tiles = (p.num_rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_row = [&](int tile) {
         return static_cast<int>(static_cast<int64_t>(p.num_rows) * tile / num_tiles);
     };
-    const int slice_inputs = SLICE_BYTES / (BLOCK * sizeof(W));
-    constexpr int TILE_VECS = MAX_ROWS * BLOCK_VECS;
+    const int steps = num_steps<W>(p.num_in);
+    constexpr int SLICE_STEPS = SLICE_BYTES / STEP_BYTES<W>, TILE_VECS = MAX_ROWS * BLOCK_VECS;
+    const int share = SLICE_BYTES / num_tiles;
     auto* sums = static_cast<Vec*>(scratch.take(sizeof(Vec) * TILE_VECS * num_tiles));
     for (int block = first; block < last; ++block) {
-        const W* from = weights + static_cast<int64_t>(p.num_in) * BLOCK * block;
-        for (int i = 0; i < p.num_in; i += slice_inputs) {
-            const int end = std::min(i + slice_inputs, p.num_in);
+        const W* from = weights + static_cast<int64_t>(steps) * BLOCK * block;
+        for (int i = 0; i < steps; i += SLICE_STEPS) {
+            const int end = std::min(i + SLICE_STEPS, steps);
             for (int t = 0; t < num_tiles; ++t) {
                 const int row = tile_row(t), rows = tile_row(t + 1) - row;
-                // The first tile asks for the next slice, while the others find this one in cache.
-                const int ahead = t == 0 ? slice_inputs * BLOCK : 0;
-                const Slice slice{p.x + row * p.row_stride, p.row_stride, i, end, ahead};
+                // Each asks for its share of the next slice, so that memory is never idle.
+                const int64_t next = static_cast<int64_t>(end) * STEP_BYTES<W> + t * share;
+                const Slice slice{i, end, next, (share + end - i - 1) / (end - i)};
                 Vec* tile_sums = sums + t * TILE_VECS;
-                kernel_for<W>(rows, 1)(slice, from, 0, tile_sums, i == 0);
-                if (end == p.num_in) finish(p, tile_sums, row, rows, block * BLOCK, BLOCK_VECS);
+                kernel_for<W>(rows, 1)(slice, {x.row(row), x.stride}, from, 0, tile_sums);
+                if (end == steps) finish(p, tile_sums, row, rows, block * BLOCK, BLOCK_VECS);
             }
         }
     }
 }
 
-// Inputs of a row and what keeps rows apart: an odd number of cache lines, since rows a multiple of
+// Entries of a row and what keeps rows apart: an odd number of cache lines, since rows a multiple of
 // 4 KB apart would drive each other out of the first-level cache.
-inline int64_t padded_row(int num_in) { return (((num_in + 15) / 16) | 1) * 16; }
+inline int64_t padded_row(int num_entries) { return (((num_entries + 15) / 16) | 1) * 16; }
 
-inline Vec rounded(Vec x, const float*) { return x; }
-inline Vec rounded(Vec x, const BFloat16*) { return round_to_bfloat16(x); }
-
+// The rows as the format reads them.
 template <class W>
-void take_rows(Scratch& scratch, Problem& p, const W* weights) {
-    if (std::is_same_v<W, float> && p.num_rows == 1) return;
-    const int64_t stride = padded_row(p.num_in);
-    auto* to = static_cast<float*>(scratch.take(p.num_rows * stride * sizeof(float)));
+Rows<W> read_rows(Scratch& scratch, const Problem& p) {
+    using Input = typename Format<W>::Input;
+    if constexpr (std::is_same_v<W, float>)
+        if (p.num_rows == 1) return {p.x, p.num_in};
+    const int64_t stride = padded_row(num_steps<W>(p.num_in));
+    auto* to = static_cast<Input*>(scratch.take(p.num_rows * stride * sizeof(Input)));
     for (int r = 0; r < p.num_rows; ++r) {
-        const float* from = p.x + r * p.row_stride;
-        for (int i = 0; i < p.num_in; i += LANES) {
-            const int some = std::min(LANES, p.num_in - i);
-            store_some(to + r * stride + i, rounded(load_some(from + i, some), weights), some);
-        }
+        const float* from = p.x + static_cast<int64_t>(r) * p.num_in;
+        for (int i = 0; i < p.num_in; i += LANES)
+            Format<W>::read(from + i, std::min(LANES, p.num_in - i),
+                            to + r * stride + i / Format<W>::INPUTS);
     }
-    p.x = to;
-    p.row_stride = stride;
+    return {to, stride};
 }
 
 template <class W>
-void linear(Team& team, Problem p, const W* weights) {
-    if (p.num_rows == 0) return;
+void linear(const Weights& w, const float* x, float* out, int num_rows, bool accumulate) {
+    if (num_rows == 0) return;
+    const Problem p{x, out, num_rows, w.num_in, w.num_out, accumulate};
+    const auto* weights = static_cast<const W*>(w.packed);
+    Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
-    take_rows(team.shared(), p, weights);
+    const Rows<W> rows = read_rows<W>(team.shared(), p);
     const int num_blocks = (p.num_out + BLOCK - 1) / BLOCK;
     const int64_t block_work = static_cast<int64_t>(p.num_rows) * p.num_in * BLOCK;
     const int64_t worthwhile = std::min<int64_t>(MIN_SPLIT_WORK / block_work, num_blocks);
     team.run(num_blocks, std::max(blocks_at_once(p.num_rows), static_cast<int>(worthwhile)),
              [&](int first, int last, int thread) {
-                 if (p.num_rows <= MAX_ROWS) one_tile(p, weights, first, last);
-                 else many_tiles(p, weights, first, last, team.own(thread));
+                 if (p.num_rows <= MAX_ROWS) one_tile(p, rows, weights, first, last);
+                 else many_tiles(p, rows, weights, first, last, team.own(thread));
              });
 }
 
 template <class W>
-void pack(Team& team, const W* from, W* to, int num_out, int num_in) {
+void pack(Team& team, const typename Format<W>::Plain* from, W* to, int num_out, int num_in) {
     std::lock_guard<std::mutex> lock(team.entry());
-    const int num_blocks = (num_out + BLOCK - 1) / BLOCK;
+    const int num_blocks = (num_out + BLOCK - 1) / BLOCK, steps = num_steps<W>(num_in);
     team.run(num_blocks, 1, [&](int first, int last, int) {
-        for (int block = first; block < last; ++block) {
-            W* block_to = to + static_cast<int64_t>(block) * num_in * BLOCK;
-            for (int c = 0; c < BLOCK; ++c) {
-                const int column = block * BLOCK + c;
-                const W* row = from + static_cast<int64_t>(column) * num_in;
-                W* entry = block_to + packed_column(from, c);
-                for (int i = 0; i < num_in; ++i)
-                    entry[static_cast<int64_t>(i) * BLOCK] = column < num_out ? row[i] : W{};
-            }
+        for (int column = first * BLOCK; column < last * BLOCK; ++column) {
+            const auto* inputs = from + static_cast<int64_t>(column) * num_in;
+            W* entry = to + static_cast<int64_t>(column / BLOCK) * steps * BLOCK +
+                       Format<W>::place(column % BLOCK);
+            for (int i = 0; i < steps; ++i)
+                entry[static_cast<int64_t>(i) * BLOCK] =
+                    column < num_out ? Format<W>::entry(inputs, i, num_in) : W{};
         }
     });
 }
@@ -244,13 +251,24 @@ void outrider_pack_bfloat16(Team* team, const BFloat16* from, BFloat16* to, int 
 
 void outrider_linear_float32(const Weights* w, const float* x, float* out, int num_rows,
                              int accumulate) {
-    linear(w->team->here(), {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
-           static_cast<const float*>(w->packed));
+    linear<float>(*w, x, out, num_rows, accumulate != 0);
 }
 
 void outrider_linear_bfloat16(const Weights* w, const float* x, float* out, int num_rows,
                               int accumulate) {
-    linear(w->team->here(), {x, out, num_rows, w->num_in, w->num_out, accumulate != 0},
-           static_cast<const BFloat16*>(w->packed));
+    linear<BFloat16>(*w, x, out, num_rows, accumulate != 0);
 }
+
+#if defined(OUTRIDER_HAS_PAIRS)
+void outrider_pack_bfloat16_dots(Team* team, const BFloat16* from, Pair* to, int num_out,
+                                  int num_in) {
+    pack(*team, from, to, num_out, num_in);
+}
+
+void outrider_linear_bfloat16_dots(const Weights* w, const float* x, float* out, int num_rows,
+                                    int accumulate) {
+    linear<Pair>(*w, x, out, num_rows, accumulate != 0);
+}
+
+#endif
 }

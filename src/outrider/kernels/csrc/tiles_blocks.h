@@ -22,8 +22,6 @@
 
 namespace outrider {
 
-typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
-
 constexpr int TILE_BLOCK = 2 * TILE_COLUMNS;
 constexpr int STEP_STRIDE = TILE_BLOCK * 4, STEP_BYTES = TILE_ROWS * STEP_STRIDE;
 // How far ahead of use memory is asked for weights.

@@ -25,6 +25,7 @@ constexpr int LANES = 4, BLOCK_VECS = 2, MAX_ROWS = 6;
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
 struct BFloat16 {
     uint16_t bits;
@@ -80,9 +81,9 @@ inline Vec round_to_bfloat16(Vec vec) {
 }
 
 inline void store_some(BFloat16* to, Vec vec, int count) {
-    const BitVec bits = cast<BitVec>(round_to_bfloat16(vec));
-    for (int lane = 0; lane < LANES; ++lane)
-        if (lane < count) to[lane].bits = static_cast<uint16_t>(bits[lane] >> 16);
+    const BitVec bits = cast<BitVec>(round_to_bfloat16(vec)) >> 16;
+    const HalfVec halves = __builtin_convertvector(bits, HalfVec);
+    std::memcpy(to, &halves, sizeof(BFloat16) * (count < LANES ? count : LANES));
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }

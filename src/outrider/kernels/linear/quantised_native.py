@@ -20,6 +20,8 @@ from ctypes import Structure, c_int32, c_void_p
 import torch
 from torch import Tensor
 
+from outrider.kernels import huge_pages
+from outrider.kernels.kinds import ENDINGS, TILES, VECTORS
 from outrider.kernels.linear.quantised import GROUP, in_parts, num_groups
 from outrider.kernels.native import TILE_BLOCK, TILE_BYTES, address, function, team
 from outrider.kernels.packed import PackedLinear
@@ -37,17 +39,18 @@ class _Weights(Structure):
 class NativeQuantised:
     """`pack` and `linear` of one scheme. Activations are contiguous float32, on the CPU.
 
-    With `tiles`, which `tiles_refusal` must allow, it uses the CPU's matrix tiles.
+    `kind` is VECTORS or TILES, which `refused_kinds` must allow.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, scheme: str, num_threads: int, *, tiles: bool = False
+        self, library: ctypes.CDLL, scheme: str, num_threads: int, *, kind: str = VECTORS
     ) -> None:
+        tiles = kind == TILES
         self.scheme = scheme
         self._team = team(library, num_threads)
         self._block: int = TILE_BLOCK if tiles else library.outrider_block()
         self._step = TILE_BYTES if tiles and scheme == "int8" else GROUP
-        self._linear = function(library, "linear", f"_{scheme}_tiles" if tiles else f"_{scheme}")
+        self._linear = function(library, "linear", f"_{scheme}{ENDINGS[kind]}")
         self._call = address(self._linear)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
@@ -56,7 +59,7 @@ class NativeQuantised:
         num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
         padded_in = -(-groups * GROUP // self._step) * self._step
         size = 4 + padded_in if self.scheme == "int8" else groups * (2 + GROUP // 2)
-        data_PY = torch.zeros(num_blocks, self._block * size, dtype=torch.uint8)
+        data_PY = huge_pages.empty(num_blocks, self._block * size, dtype=torch.uint8).zero_()
         lay_out = _int8_blocks if self.scheme == "int8" else _int4_blocks
         for first, values_OI, scales in in_parts(weight_OI, self.scheme, self._block):
             part_PY = lay_out(values_OI, scales, self._block)

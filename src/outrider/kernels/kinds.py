@@ -1,0 +1,39 @@
+"""The kinds of native linear, and which of them this machine can run.
+
+Vectors run anywhere. Dots multiply pairs of bfloat16 with one instruction (AVX512-BF16); tiles
+multiply blocks of bfloat16 or of bytes (AMX). See csrc/linear.cpp and csrc/tiles.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from outrider.kernels.tiles import tiles_refusal
+
+VECTORS, DOTS, TILES = "vectors", "dots", "tiles"
+# What the names of a kind's functions end in.
+ENDINGS = {VECTORS: "", DOTS: "_dots", TILES: "_tiles"}
+
+# As in csrc/pairs.cpp.
+_NO_DOTS = (
+    None,
+    "AVX512-BF16: this CPU has no dot products of bfloat16",
+    "AVX512-BF16: the compiler does not know it",
+)
+
+
+def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict[str, str]:
+    """By kind, why linears of `dtype`, or of a scheme of quantisation unless that is "none", cannot
+    use it, in one sentence. Kinds that are not named can be used."""
+    # Asked of every precision: permission must come before the first team of threads.
+    no_tiles = tiles_refusal(library)
+    missing: int = library.outrider_dots_missing()
+    no_dots: str | None = _NO_DOTS[missing]
+    if scheme != "none":
+        no_dots = "they multiply bfloat16 only"
+    elif dtype != torch.bfloat16:
+        no_dots = "they multiply bfloat16 only"
+        no_tiles = "they multiply bfloat16 and integers only"
+    return {kind: why for kind, why in ((DOTS, no_dots), (TILES, no_tiles)) if why}
