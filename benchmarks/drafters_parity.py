@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider import LLM, EngineConfig
 from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground
 from outrider.bench.drafters.lineup import Drafts
 from outrider.bench.drafters.table import available, known
@@ -76,7 +77,9 @@ def ground_of(name: str, target: str, draft: str | None) -> Ground:
     drafts: dict[str, str | None] = {}
     for drafter in available():
         try:
-            drafts[drafter] = found.of_drafter(drafter, known(drafter).source)
+            draft = found.of_drafter(drafter, known(drafter).source)
+            LLM(target, draft=draft, config=EngineConfig(drafter=drafter)).close()
+            drafts[drafter] = draft
         except ConfigError as error:
             print(f"{name}: {drafter} is left out: {error}", file=sys.stderr)
     return Ground(name=name, target=target, drafts=drafts, recurrent=name == "hybrid")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.core.host import host_floats
 from outrider.core.noise import Pick, inverse_cdf
+from outrider.core.tree_nodes import ChosenNodes, MakeNodes
 
 # (logits_NV, temperature, out_NV): rows of softmax(logits / temperature); `out` may be `logits`.
 Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
@@ -109,6 +110,7 @@ class Sampling:
     masses: Masses = masses
     top_k: TopK = top_k
     keep_likely: KeepLikely = keep_likely
+    nodes: MakeNodes = ChosenNodes
 
 
 PLAIN = Sampling()

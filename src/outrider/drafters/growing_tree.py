@@ -1,18 +1,15 @@
 """A tree that grows level by level, its laws read off a model that is fed the level before.
 
-A greedy tree keeps the worthiest of all nodes that it has looked at, where a node is worth the
-product of the model's own chances along its path (EAGLE-2, Li et al. 2024, arXiv 2406.16858):
-each level feeds only those nodes whose children may still be among them. A drawn tree has a shape
-that was settled before the first token was drawn.
+A greedy tree keeps the worthiest of all nodes that it has looked at (core/tree_nodes.py): each
+level feeds only those whose children may still be among them. A drawn tree has a shape that was
+settled before the first token was drawn.
 
-Shapes:  V = vocabulary, M = nodes that were fed, R = ranks.
+Shapes:  V = vocabulary, M = nodes that were fed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 import torch
@@ -20,12 +17,13 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.host import host_floats, host_rows
 from outrider.core.laws import processed_probs
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.core.tree_shape import (
+    LEAST_WORTH,
     Chances,
     Shape,
     best_shape,
@@ -34,92 +32,47 @@ from outrider.core.tree_shape import (
     worthwhile,
 )
 from outrider.drafters.growing import drawn_params
-from outrider.drafters.trees import DrawInTree, DrawnTree, pick_in_tree, sharp_shares
+from outrider.drafters.trees import DrawInTree, DrawnTree, pick_in_tree
 from outrider.models.heads import MAX_WIDTH
 
 
 class GrowingTree(Protocol):
-    """One sequence's draft. `feed` and `grow` take turns until nothing is fed any more."""
+    """One sequence's draft. It is told what follows the root, and then, as long as there is a next
+    level, what follows its nodes."""
 
     @property
     def row(self) -> DraftRow: ...
-    def feed(self) -> Sequence[int]:
-        """Nodes of this tree to be read next, ROOT the first time."""
+    @property
+    def level(self) -> Level:
+        """The nodes that are to be read next; none when the tree is done."""
         ...
 
     def grow(self, logits_MV: Tensor) -> None:
-        """By the logits after what was fed; they may be written over."""
-        ...
-
-    def token(self, node: int) -> int: ...
-    def parent(self, node: int) -> int: ...
-    def path(self, node: int) -> list[int]:
-        """Tokens from below the root to `node`, itself included."""
+        """By the logits after what was read; they may be written over."""
         ...
 
     def draft(self) -> Draft: ...
 
 
-@dataclass(slots=True)
 class ChosenTree:
     """Greedy. `whose` logits they are is told where those are no numbers."""
 
-    row: DraftRow
-    whose: str
-    _tokens: list[int] = field(default_factory=list[int])
-    _parents: list[int] = field(default_factory=list[int])
-    _worths: list[float] = field(default_factory=list[float])
-    # The worthiest of all so far, worthiest first: who is not among them will never be.
-    _kept: Sequence[int] = ()
-    _level: Sequence[int] = (ROOT,)
-    _depth: int = 0
+    def __init__(self, row: DraftRow, whose: str, sampling: Sampling = PLAIN) -> None:
+        self.row, self._whose = row, whose
+        self._nodes = sampling.nodes(tree_limits(row))
+        self._paths = _Paths(row)
 
-    def feed(self) -> Sequence[int]:
-        return self._level
+    @property
+    def level(self) -> Level:
+        return self._nodes.level
 
     def grow(self, logits_MV: Tensor) -> None:
-        _shape_logits(self, self._level, logits_MV)
-        num_ranks = min(MAX_WIDTH, self.row.budget.size, logits_MV.shape[-1])
-        best_MR, ids_MR = logits_MV.topk(num_ranks)
-        if bool(best_MR.isnan().any()):
-            raise NumericsError(self.whose)
-        shares = iter(host_floats(sharp_shares(best_MR, logits_MV).flatten()))
-        first = len(self._tokens)
-        for parent, ids in zip(self._level, host_rows(ids_MR), strict=True):
-            above = 1.0 if parent == ROOT else self._worths[parent]
-            self._tokens += ids
-            self._parents += [parent] * len(ids)
-            self._worths += [above * share for share in islice(shares, len(ids))]
-        self._keep(range(first, len(self._tokens)))
-        self._depth += 1
-        self._level = self._promising(range(first, len(self._tokens)))
-
-    def token(self, node: int) -> int:
-        return self._tokens[node]
-
-    def parent(self, node: int) -> int:
-        return self._parents[node]
-
-    def path(self, node: int) -> list[int]:
-        return _path(node, self._tokens, self._parents)
+        self._paths.shape(self.level, logits_MV)
+        if not self._nodes.grow(logits_MV):
+            raise NumericsError(self._whose)
 
     def draft(self) -> Draft:
-        kept = self._kept[: num_worthwhile([self._worths[node] for node in self._kept])]
-        place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
-        tokens = tuple(self._tokens[node] for node in kept)
-        return Draft(tokens, tuple(place[self._parents[node]] for node in kept))
-
-    def _promising(self, newest: range) -> Sequence[int]:
-        """Those of the newest nodes whose children may be kept, as many as one level may have."""
-        if self._depth >= self.row.budget.depth:
-            return ()
-        return [node for node in self._kept if node in newest][:MAX_WIDTH]
-
-    def _keep(self, newest: range) -> None:
-        """Of equal nodes those that were found first, so that parents come before children."""
-        nodes = [*self._kept, *(node for node in newest if self._worths[node] > 0)]
-        nodes.sort(key=lambda node: (-self._worths[node], node))
-        self._kept = nodes[: self.row.budget.size]
+        return chosen_draft(self._nodes.kept())
 
 
 class SettledTree:
@@ -133,20 +86,18 @@ class SettledTree:
         draw: DrawInTree = pick_in_tree,
         sampling: Sampling = PLAIN,
     ) -> None:
-        self.row = row
+        self.row, self.level = row, Level()
         self._params, self._sampling = drawn_params(row), sampling
         self._shape = shape.by_depth()
         self._tree = DrawnTree(self._shape, row.noise, draw)
         self._has_children = set(self._shape.parents)
-        self._level: Sequence[int] = (ROOT,)
-
-    def feed(self) -> Sequence[int]:
-        return self._level
+        self._reading: Sequence[int] = (ROOT,)
+        self._paths = _Paths(row)
 
     def grow(self, logits_MV: Tensor) -> None:
-        _shape_logits(self, self._level, logits_MV)
+        self._paths.shape(self.level, logits_MV)
         laws_MV = processed_probs(logits_MV, self._params, self._sampling)
-        laws = dict(zip(self._level, laws_MV, strict=True))
+        laws = dict(zip(self._reading, laws_MV, strict=True))
         tree, parents = self._tree, self._shape.parents
         level: list[int] = []
         while (index := len(tree.nodes)) < len(parents):
@@ -158,19 +109,26 @@ class SettledTree:
             node = tree.nodes[index]
             if node is not None and index in self._has_children:
                 level.append(node)
-        self._level = level
-
-    def token(self, node: int) -> int:
-        return self._tree.tokens[node]
-
-    def parent(self, node: int) -> int:
-        return self._tree.parents[node]
-
-    def path(self, node: int) -> list[int]:
-        return _path(node, self._tree.tokens, self._tree.parents)
+        places = {node: place for place, node in enumerate(self._reading)}
+        self._reading = level
+        self.level = Level(
+            [tree.tokens[node] for node in level], [places[tree.parents[node]] for node in level]
+        )
 
     def draft(self) -> Draft:
         return self._tree.draft()
+
+
+def tree_limits(row: DraftRow) -> TreeLimits:
+    """Of a greedy tree for `row`. What is not worth a row of the target's is not worth one of the
+    draft's either: children are worth less still."""
+    return TreeLimits(row.budget.size, row.budget.depth, MAX_WIDTH, LEAST_WORTH)
+
+
+def chosen_draft(kept: KeptNodes) -> Draft:
+    """Those of a greedy tree that are worth a row."""
+    count = num_worthwhile(kept.worths)
+    return Draft(tuple(kept.tokens[:count]), tuple(kept.parents[:count]))
 
 
 def settled_shape(row: DraftRow, chances: Chances = ()) -> Shape:
@@ -179,18 +137,20 @@ def settled_shape(row: DraftRow, chances: Chances = ()) -> Shape:
     return worthwhile(best_shape(chances, row.budget.size)).narrowed(MAX_WIDTH)
 
 
-def _path(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    path: list[int] = []
-    while node != ROOT:
-        path.append(tokens[node])
-        node = parents[node]
-    return path[::-1]
+class _Paths:
+    """Shapes logits as the target's will be, after the path of each node of a level."""
 
+    def __init__(self, row: DraftRow) -> None:
+        self._row = row
+        self._paths: list[list[int]] = [[]]
 
-def _shape_logits(tree: GrowingTree, level: Sequence[int], logits_MV: Tensor) -> None:
-    """Shape logits in place as the target's will be, after each node's own path."""
-    row = tree.row
-    if row.shaper is not None:
-        suffixes = [tree.path(node) for node in level]
+    def shape(self, level: Level, logits_MV: Tensor) -> None:
+        """Shape `logits_MV` in place: those after `level`, or after the root at first."""
+        row = self._row
+        if row.shaper is None:
+            return
+        if level.tokens:
+            above = (self._paths[place] for place in level.above)
+            self._paths = [[*path, t] for path, t in zip(above, level.tokens, strict=True)]
         with blaming(row.seq_id), torch.inference_mode():
-            logits_MV.copy_(row.shaper.shape(logits_MV, row.tokens, suffixes))
+            logits_MV.copy_(row.shaper.shape(logits_MV, row.tokens, self._paths))

@@ -10,8 +10,8 @@ Shapes:  N = packed tokens, M = packed logits rows, R = rows of one tree, D = hi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +19,9 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import Sampling
-from outrider.core.tree_shape import ROOT
 from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
 from outrider.drafters.heads import HeadNet
-from outrider.drafters.hidden_chain import Blocks, ChainLimits
+from outrider.drafters.hidden_chain import Blocks, ChainLimits, Part
 from outrider.drafters.trees import DrawInTree
 
 # A tree for one row, within its budget.
@@ -32,41 +31,52 @@ Plant: TypeAlias = Callable[[DraftRow], GrowingTree]
 def planted(row: DraftRow, *, whose: str, draw: DrawInTree, sampling: Sampling) -> GrowingTree:
     """Greedy trees keep the net's likeliest paths; drawn ones have a shape settled before."""
     if row.params.greedy:
-        return ChosenTree(row, whose)
+        return ChosenTree(row, whose, sampling)
     return SettledTree(row, settled_shape(row), draw=draw, sampling=sampling)
+
+
+class WholeTrees(Protocol):
+    """Trees of one block that are made at once."""
+
+    def draft(self, parts: Sequence[Part]) -> Sequence[Draft] | None:
+        """Stage `parts`, the end of each text, and draft below it. None, with nothing done that
+        counts, if that takes a pass for each level."""
+        ...
 
 
 @dataclass(slots=True)
 class _Staged:
-    """A tree and where its nodes are: their `ids` in the net's memory, and, of those read last, the
-    `places` of their states among those of the pass."""
+    """A tree, and where what it was last told about is: nodes `first` and on of the net's memory,
+    with states from `place` on among those of the pass."""
 
     tree: GrowingTree
-    ids: dict[int, int] = field(default_factory=dict[int, int])
-    places: dict[int, int] = field(default_factory=dict[int, int])
+    first: int
+    place: int
 
     def feed(self, first: int, place: int) -> tuple[StepRow, list[int]]:
-        """The nodes to be read next, which become nodes `first` and on of the memory, with states
-        from `place` on; and the places of the states above them, of the pass before."""
-        tree, nodes = self.tree, self.tree.feed()
-        parents = [tree.parent(node) for node in nodes]
-        step = StepRow(
-            tree.row.seq_id,
-            tuple(tree.token(node) for node in nodes),
-            tuple(self.ids[parent] for parent in parents),
-        )
-        above = [self.places[parent] for parent in parents]
-        self.ids |= {node: first + index for index, node in enumerate(nodes)}
-        self.places = {node: place + index for index, node in enumerate(nodes)}
-        return step, above
+        """The next level, which becomes nodes `first` and on of the memory, with states from
+        `place` on; and the places of the states above it, of the pass before."""
+        level = self.tree.level
+        parents = tuple(self.first + above for above in level.above)
+        states = [self.place + above for above in level.above]
+        self.first, self.place = first, place
+        return StepRow(self.tree.row.seq_id, tuple(level.tokens), parents), states
 
 
 class HiddenTreeDrafter:
     """Drafts trees with one net, whose logits are over the target's ids, and nothing where
-    `HiddenChainDrafter` drafts nothing."""
+    `HiddenChainDrafter` drafts nothing. With `whole`, trees are drafted at once where that can
+    be."""
 
-    def __init__(self, name: str, net: HeadNet, plant: Plant, limits: ChainLimits) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        net: HeadNet,
+        plant: Plant,
+        limits: ChainLimits,
+        whole: WholeTrees | None = None,
+    ) -> None:
+        self.name, self._whole = name, whole
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
         self._net, self._blocks = net, Blocks([net], limits)
         self._plant = plant
@@ -79,31 +89,43 @@ class HiddenTreeDrafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         depths = map(self._blocks.depth, rows)
-        trees = {
-            index: self._plant(replace(row, budget=replace(row.budget, depth=depth)))
+        asked = {
+            index: replace(row, budget=replace(row.budget, depth=depth))
             for index, (row, depth) in enumerate(zip(rows, depths, strict=True))
             if depth
         }
-        if trees:
-            with self._blocks.drafting([tree.row.seq_id for tree in trees.values()]):
-                self._grow(list(trees.values()))
-        return [trees[i].draft() if i in trees else Draft.empty() for i in range(len(rows))]
+        if not asked:
+            return [Draft.empty()] * len(rows)
+        with self._blocks.drafting([row.seq_id for row in asked.values()]):
+            drafts = self._drafts(self._blocks.catch_up(list(asked.values())))
+        made = dict(zip(asked, drafts, strict=True))
+        return [made.get(index, Draft.empty()) for index in range(len(rows))]
 
-    def _grow(self, trees: Sequence[GrowingTree]) -> None:
-        below = self._blocks.read(self._blocks.catch_up([tree.row for tree in trees]))
+    def _drafts(self, parts: Sequence[Part]) -> Sequence[Draft]:
+        made = None if self._whole is None else self._whole.draft(parts)
+        if made is not None:
+            self._blocks.note(parts)
+            return made
+        trees = [self._plant(part.row) for part in parts]
+        self._grow(trees, parts)
+        return [tree.draft() for tree in trees]
+
+    def _grow(self, trees: Sequence[GrowingTree], parts: Sequence[Part]) -> None:
+        below = self._blocks.read(parts)
         state = self._net.state
         live = [
-            _Staged(tree, {ROOT: state.num_staged(tree.row.seq_id) - 1}, {ROOT: place})
+            _Staged(tree, state.num_staged(tree.row.seq_id) - 1, place)
             for place, tree in enumerate(trees)
         ]
         logits_MV, states_ND = below.logits_MV, below.states[0]
+        counts = [1] * len(live)
         while True:
-            counts = [len(one.tree.feed()) for one in live]
             for one, logits_RV in zip(live, torch.split(logits_MV, counts), strict=True):
                 one.tree.grow(logits_RV)
-            live = [one for one in live if one.tree.feed()]
+            live = [one for one in live if one.tree.level.tokens]
             if not live:
                 return
+            counts = [len(one.tree.level.tokens) for one in live]
             logits_MV, states_ND = self._read(live, states_ND)
 
     def _read(self, live: Sequence[_Staged], states_ND: Tensor) -> tuple[Tensor, Tensor]:

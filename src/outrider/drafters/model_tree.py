@@ -17,7 +17,14 @@ from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.tree_shape import Chances
-from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
+from outrider.drafters.growing_tree import (
+    ChosenTree,
+    GrowingTree,
+    SettledTree,
+    chosen_draft,
+    settled_shape,
+)
+from outrider.drafters.tree_pass import ModelTrees
 from outrider.drafters.trees import DrawInTree, pick_in_tree
 
 _NO_NEEDS = DraftNeeds()
@@ -51,7 +58,8 @@ class _Staged:
 
 class ModelTreeDrafter:
     """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass. `draw` takes nodes
-    from laws at temperature > 0, which `sampling` makes; `chances` shape those trees."""
+    from laws at temperature > 0, which `sampling` makes; `chances` shape those trees. With `whole`,
+    trees are drafted at once where that can be."""
 
     name = "model"
     needs = _NO_NEEDS
@@ -64,9 +72,11 @@ class ModelTreeDrafter:
         draw: DrawInTree = pick_in_tree,
         sampling: Sampling = PLAIN,
         chances: Chances = (),
+        whole: ModelTrees | None = None,
     ) -> None:
         self._model, self._chunk = model, chunk
         self._draw, self._sampling, self._chances = draw, sampling, chances
+        self._whole = whole
         self._staged: dict[int, _Staged] = {}
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
@@ -78,30 +88,42 @@ class ModelTreeDrafter:
         del self._staged[seq_id]
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        trees = {index: self._tree(row) for index, row in enumerate(rows) if row.budget.depth}
-        if trees:
-            self._grow(list(trees.values()))
-        empty = Draft.empty()
-        return [trees[i].draft() if i in trees else empty for i in range(len(rows))]
+        asked = {index: row for index, row in enumerate(rows) if row.budget.depth}
+        if not asked:
+            return [Draft.empty()] * len(rows)
+        made = dict(zip(asked, self._drafts(list(asked.values())), strict=True))
+        return [made.get(index, Draft.empty()) for index in range(len(rows))]
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        feeds = [self._unread(row) for row in rows]
+        grown = None
+        if self._whole is not None:
+            grown = self._whole.grow(rows, [feed.tokens for feed in feeds])
+        if grown is None:
+            trees = [self._tree(row) for row in rows]
+            self._grow(trees, feeds)
+            return [tree.draft() for tree in trees]
+        for row, one in zip(rows, grown, strict=True):
+            self._staged[row.seq_id] = _Staged(list(one.tokens), list(one.parents))
+        return [chosen_draft(one.kept) for one in grown]
 
     def _tree(self, row: DraftRow) -> GrowingTree:
         if row.params.greedy:
-            return ChosenTree(row, "the draft model")
+            return ChosenTree(row, "the draft model", self._sampling)
         shape = settled_shape(row, self._chances)
         return SettledTree(row, shape, draw=self._draw, sampling=self._sampling)
 
-    def _grow(self, trees: Sequence[GrowingTree]) -> None:
-        feeds = [self._unread(tree.row) for tree in trees]
-        # Where each tree's nodes are staged, by the tree's own numbers.
-        places = {
-            tree.row.seq_id: {ROOT: len(feed.tokens) - 1}
-            for tree, feed in zip(trees, feeds, strict=True)
-        }
+    def _grow(self, trees: Sequence[GrowingTree], feeds: Sequence[StepRow]) -> None:
         live = list(trees)
         while live:
+            # Where the rows that are told about will be staged: of the first, the pending token.
+            starts = [len(self._staged[feed.seq_id].tokens) + feed.logits_from for feed in feeds]
             self._step(live, feeds)
-            live = [tree for tree in live if tree.feed()]
-            feeds = [self._level(tree, places[tree.row.seq_id]) for tree in live]
+            grown = [
+                (tree, start) for tree, start in zip(live, starts, strict=True) if tree.level.tokens
+            ]
+            live = [tree for tree, _ in grown]
+            feeds = [_below(tree, start) for tree, start in grown]
 
     def _step(self, trees: Sequence[GrowingTree], feeds: Sequence[StepRow]) -> None:
         logits_MV = self._model.step(feeds, self.needs).logits_MV
@@ -134,9 +156,10 @@ class ModelTreeDrafter:
         self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
         self._model.state.commit({seq_id: range(len(tokens))})
 
-    def _level(self, tree: GrowingTree, places: dict[int, int]) -> StepRow:
-        """The tree's next level, below what was fed of it before."""
-        nodes, first = tree.feed(), len(self._staged[tree.row.seq_id].tokens)
-        parents = tuple(places[tree.parent(node)] for node in nodes)
-        places |= {node: place for place, node in enumerate(nodes, first)}
-        return StepRow(tree.row.seq_id, tuple(tree.token(node) for node in nodes), parents)
+
+def _below(tree: GrowingTree, start: int) -> StepRow:
+    """The tree's next level, below the one that is staged from `start` on."""
+    level = tree.level
+    return StepRow(
+        tree.row.seq_id, tuple(level.tokens), tuple(start + place for place in level.above)
+    )

@@ -25,6 +25,7 @@ from outrider.core.host import host_floats, host_rows
 from outrider.core.laws import processed_probs
 from outrider.core.protocols import DraftRow
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.tree_nodes import sharp_shares
 from outrider.core.tree_shape import (
     Chances,
     best_shape,
@@ -38,7 +39,6 @@ from outrider.drafters.trees import (
     DrawnTree,
     chosen_tree,
     pick_in_tree,
-    sharp_shares,
 )
 
 TreeKind = Literal["confident", "calibrated"]

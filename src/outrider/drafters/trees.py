@@ -4,7 +4,7 @@ Chances come from a drafter's own laws, where those are known before anything is
 tally of ranks over text (`RankTally`). At temperature > 0 the shape is settled before the first
 token is drawn, and siblings are drawn without replacement.
 
-Shapes:  V = vocabulary, N = nodes, M = laws, R = ranks.
+Shapes:  V = vocabulary, N = nodes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.noise import Noise, Role
 from outrider.core.tree_shape import ROOT, Chances, Shape, falling
-
-# The target's likeliest token is a draft model's first more often than its law gives it mass, so
-# greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to 5.5
-# tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
-SHARPNESS = 1.5
 
 
 class RankTally:
@@ -124,12 +119,6 @@ class DrawnTree:
 
     def _drawn_below(self, parent: int) -> list[int]:
         return [t for t, p in zip(self.tokens, self.parents, strict=True) if p == parent]
-
-
-def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNESS) -> Tensor:
-    """Chances of candidates by the logits of a whole law: shares_MR, 1 at most in all."""
-    total_M1 = (sharpness * logits_MV).logsumexp(-1, keepdim=True)
-    return (sharpness * best_MR - total_M1).exp().clamp_max(1.0)
 
 
 def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:

@@ -22,6 +22,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
+from outrider.drafters.tree_pass import model_trees
 from outrider.drafters.trees import pick_in_tree, race_in_tree
 from outrider.engine.head_drafters import build_with_heads, build_without_weights
 from outrider.engine.lookup_drafters import build_portfolio, build_recycling, build_suffix
@@ -181,7 +182,11 @@ def _with_model(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
     if not ahead and branches(config):
         in_tree = race_in_tree if config.sampler == "coupled" else pick_in_tree
         return ModelTreeDrafter(
-            parts.draft, chunk=config.prefill_chunk, draw=in_tree, sampling=parts.sampling
+            parts.draft,
+            chunk=config.prefill_chunk,
+            draw=in_tree,
+            sampling=parts.sampling,
+            whole=model_trees(parts.draft, batch_size=config.batch_size),
         )
     if not ahead:
         return build.in_turns(parts.draft, drawing, chunk=config.prefill_chunk)

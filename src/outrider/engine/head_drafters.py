@@ -58,6 +58,7 @@ def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.eagle.weights import load_eagle
     from outrider.drafters.head_pass import whole_chains
     from outrider.drafters.hidden_chain import ChainLimits
+    from outrider.drafters.tree_pass import head_trees
 
     assert parts.heads is not None
     net = load_eagle(parts.heads, normed_target(parts.target))
@@ -69,7 +70,8 @@ def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
     )
     growth = growth_of(config, parts, "the EAGLE heads")
     whole = whole_chains(net.native, net.fuse, growth, batch_size=config.batch_size)
-    return eagle_drafter(net, growth, limits, _plant(config, parts, growth.whose), whole)
+    trees = head_trees(net.native, net.fuse, batch_size=config.batch_size)
+    return eagle_drafter(net, growth, limits, _plant(config, parts, growth.whose), whole, trees)
 
 
 def _plant(config: EngineConfig, parts: Parts, whose: str) -> Plant | None:

@@ -269,9 +269,13 @@ class PagedKV:
     def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Say that a chain of nodes from the committed state on was staged without a plan, on pages
         that were reserved."""
+        self.note_tree(seq_id, tokens, range(ROOT, len(tokens) - 1))
+
+    def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """The same of a tree."""
         seq = self._sequences[seq_id]
         assert not seq.num_staged
-        seq.stage(tokens, range(ROOT, len(tokens) - 1))
+        seq.stage(tokens, parents)
 
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:
         """Stage the rows' tokens as new nodes and say where each reads and writes.

@@ -77,7 +77,7 @@ def test_a_word_names_drafter_draft_depth_and_nodes() -> None:
     assert [(c.k, c.tree_nodes, c.profile) for c in configs] == [
         (5, 0, True),
         (8, 0, True),
-        (5, 24, True),
+        (23, 24, True),
         (2, 7, True),
     ]
     assert off.config(base).drafter == "none"

@@ -21,10 +21,12 @@ from outrider.core.noise import ROOT, KeyedNoise, Noise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.sampling import PLAIN
+from outrider.core.tree_nodes import sharp_shares
+from outrider.core.tree_shape import LEAST_WORTH
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden_chain import ChainLimits
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted
-from outrider.drafters.trees import pick_in_tree, sharp_shares
+from outrider.drafters.trees import pick_in_tree
 
 VOCAB = 5
 LIMITS = ChainLimits(chunk=3, reach=5, window=1000, first=1)
@@ -100,7 +102,7 @@ def _some_path(draft: Draft, rng: random.Random) -> list[int]:
 
 @pytest.mark.parametrize(("depth", "size"), [(1, 3), (2, 6), (3, 12)])
 def test_a_greedy_tree_is_the_likeliest_paths(depth: int, size: int) -> None:
-    """Against all paths of the net, each read by itself."""
+    """Against all paths of the net, each read by itself, whose parents are worth being read."""
     worths: dict[Tokens, float] = {}
     for first in range(VOCAB):
         _walk((first,), depth, worths)
@@ -114,7 +116,7 @@ def test_a_greedy_tree_is_the_likeliest_paths(depth: int, size: int) -> None:
 
 def _walk(path: Tokens, depth: int, worths: dict[Tokens, float]) -> None:
     worths[path] = _worth(path)
-    if len(path) < depth:
+    if len(path) < depth and worths[path] >= LEAST_WORTH:
         for token in range(VOCAB):
             _walk((*path, token), depth, worths)
 

@@ -23,8 +23,8 @@ from outrider.core.noise import ROOT
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.shaping import Shaper
+from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.model_tree import ModelTreeDrafter
-from outrider.drafters.trees import SHARPNESS
 
 Make = Callable[[], CausalLM]
 MODELS: dict[str, Make] = {

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from outrider.bench.drafters.cells import EVERYTHING, Cell
 from outrider.bench.drafters.table import OFF
 from outrider.bench.engines.findings import spoken
-from outrider.bench.engines.report import number, percent
 from outrider.bench.interval import MIN_PAIRS
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, number, percent
 
 HEADER = (
     "domain",

@@ -62,7 +62,8 @@ _WORD = re.compile(r"(?P<drafter>[\w-]+)(=(?P<draft>.+?))?(:(?P<k>\d+))?(\+(?P<n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """`name` is what results call it. `k` None is the setting's own."""
+    """`name` is what results call it. `k` None is the setting's own, or for a tree as deep as its
+    nodes allow: it is a chain where the text is sure."""
 
     name: str
     drafter: str
@@ -77,7 +78,7 @@ class Contestant:
     def config(self, base: EngineConfig) -> EngineConfig:
         """`base` with this drafter. Rounds are recorded, for all contestants alike. Raises
         ConfigError for a K that cannot be."""
-        k = base.k if self.k is None else self.k
+        k = max(base.k, self.tree_nodes - 1) if self.k is None else self.k
         return replace(base, drafter=self.drafter, k=k, tree_nodes=self.tree_nodes, profile=True)
 
 

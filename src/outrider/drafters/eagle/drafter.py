@@ -7,7 +7,7 @@ from outrider.core.protocols import Drafter
 from outrider.drafters.growing import Growth
 from outrider.drafters.heads import HeadNet
 from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter, WholeChains
-from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant
+from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant, WholeTrees
 
 NAME = "eagle"
 
@@ -18,8 +18,10 @@ def eagle_drafter(
     limits: ChainLimits,
     plant: Plant | None,
     whole: WholeChains | None = None,
+    whole_trees: WholeTrees | None = None,
 ) -> Drafter:
-    """Without `plant` it drafts chains, by `whole` where that can be."""
+    """Without `plant` it drafts chains, by `whole` where that can be; with it trees, by
+    `whole_trees` where that can be."""
     if plant is None:
         return HiddenChainDrafter(NAME, [net], growth, limits, whole)
-    return HiddenTreeDrafter(NAME, net, plant, limits)
+    return HiddenTreeDrafter(NAME, net, plant, limits, whole_trees)

@@ -16,6 +16,7 @@ from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
+from outrider.drafters.tree_pass import head_trees
 from outrider.models.heads import Heads
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ def mtp_drafter(
         window=min(window, wanted),
     )
     if plant is not None and len(nets) == 1:
-        return HiddenTreeDrafter("mtp", nets[0], plant, limits)
+        trees = head_trees(nets[0].native, nets[0].fuse, batch_size=batch_size)
+        return HiddenTreeDrafter("mtp", nets[0], plant, limits, trees)
     if plant is not None:
         _log.warning("%d MTP blocks take turns in a path: chains are drafted, no trees.", len(nets))
     whole = None

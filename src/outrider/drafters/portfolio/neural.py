@@ -78,7 +78,7 @@ class Neural:
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         try:
             self.drafter.open(seq_id, prompt)
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a drafter may be anybody's code
             _log.warning("%s did not start; lookups draft alone.", self.drafter.name, exc_info=True)
         else:
             self._requests[seq_id] = _Request()
@@ -147,7 +147,7 @@ class Neural:
     def _proposed(self, rows: Sequence[DraftRow]) -> list[Draft]:
         try:
             return self.drafter.propose(rows)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
             if len(rows) > 1:
                 return [draft for row in rows for draft in self._proposed([row])]
             if not isinstance(error, CapacityError):

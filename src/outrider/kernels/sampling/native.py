@@ -18,12 +18,21 @@ from torch import Tensor
 
 from outrider.core.errors import NumericsError
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.kernels.trees.native import NativeTrees
 
 
 def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
     """The operators of `library` on the team at this address (`kernels/native.py`)."""
     ops = _NativeSampling(library, team)
-    return Sampling(ops.softmax, ops.pick, ops.leftover, masses, ops.top_k, ops.keep_likely)
+    return Sampling(
+        ops.softmax,
+        ops.pick,
+        ops.leftover,
+        masses,
+        ops.top_k,
+        ops.keep_likely,
+        NativeTrees(library, team).nodes,
+    )
 
 
 class _NativeSampling:

@@ -1,0 +1,175 @@
+"""Which nodes a greedy tree has: the worthiest of all that were looked at, found level by level.
+
+A node is worth the product of the drafter's own chances along its path (EAGLE-2, Li et al. 2024,
+arXiv 2406.16858). A level has only nodes whose children may still be among the worthiest; the next
+one is known when the level has been read. Of equal nodes those found first are the worthier, so
+parents come before children and, of equal tokens, those with the lower id come first.
+
+This is the definition; kernels/trees/native.py does the same in C++.
+
+Shapes:  V = vocabulary, M = nodes of a level, R = ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.core.host import host_floats, host_rows
+from outrider.core.tree_shape import ROOT
+
+# The target's likeliest token is a draft model's first more often than its law gives it mass, so
+# greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to 5.5
+# tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
+SHARPNESS = 1.5
+# What a float32 is turned by, as an integer, where its sign is set: then integers rise as it does.
+_MAGNITUDE = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """At most so many nodes, so many of them on a path, and so many of a level that are read, none
+    of which is worth less than `least_read`."""
+
+    num_nodes: int
+    depth: int
+    width: int
+    least_read: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Nodes that are to be read next: their tokens, and where in the level before each one's parent
+    stood, 0 for those below the root."""
+
+    tokens: Sequence[int] = ()
+    above: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNodes:
+    """The worthiest nodes, worthiest first; parents are places in here, or ROOT."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    worths: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """After each of M nodes, the likeliest tokens, and the chance that each is the next one; 0
+    stands for those that are none."""
+
+    tokens: Sequence[Sequence[int]]
+    shares: Sequence[Sequence[float]]
+
+
+class NodeChoice(Protocol):
+    """The nodes of one tree while it grows."""
+
+    @property
+    def level(self) -> Level:
+        """What is to be read next: nothing before the first `grow`, which is of the root, and
+        nothing when the tree is done."""
+        ...
+
+    def grow(self, logits_MV: Tensor) -> bool:
+        """By the logits after each node of the level. False, and all is over, if some of them are
+        no numbers."""
+        ...
+
+    def kept(self) -> KeptNodes: ...
+
+
+# How trees within these limits choose their nodes.
+MakeNodes: TypeAlias = Callable[[TreeLimits], NodeChoice]
+# (logits_MV, num_ranks, sharpness); None if some logits are no numbers.
+Rank: TypeAlias = Callable[[Tensor, int, float], Ranked | None]
+
+
+def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNESS) -> Tensor:
+    """Chances of candidates by the logits of a whole law: shares_MR, 1 at most in all."""
+    # Where all logits are far below zero, only differences have bits left for a share.
+    top_M1 = logits_MV.amax(-1, keepdim=True)
+    total_M1 = (sharpness * (logits_MV - top_M1)).logsumexp(-1, keepdim=True)
+    return (sharpness * (best_MR - top_M1) - total_M1).exp().clamp_max(1.0)
+
+
+def rank(logits_MV: Tensor, num_ranks: int, sharpness: float) -> Ranked | None:
+    """Of equal tokens the first is the likelier. `num_ranks` is at most V."""
+    if bool(logits_MV.isnan().any()):
+        return None
+    ids_MR = _first_of_equals(logits_MV, num_ranks)
+    shares_MR = sharp_shares(logits_MV.gather(-1, ids_MR), logits_MV, sharpness)
+    shares_M = host_floats(shares_MR.nan_to_num(0.0).flatten())
+    rows = [shares_M[at : at + num_ranks] for at in range(0, len(shares_M), num_ranks)]
+    return Ranked(host_rows(ids_MR), rows)
+
+
+def _first_of_equals(logits_MV: Tensor, num_ranks: int) -> Tensor:
+    """Ids by falling logits. No two keys are equal, for `topk` says nothing of equal ones."""
+    # Zero has two signs, which only the sum makes one.
+    bits_MV = (logits_MV.float() + 0.0).view(torch.int32)
+    rising_MV = torch.where(bits_MV < 0, bits_MV ^ _MAGNITUDE, bits_MV).long()
+    ids_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device)
+    return ((rising_MV << 32) - ids_V).topk(num_ranks).indices
+
+
+class ChosenNodes:
+    """NodeChoice by sorting lists. `rank` says what follows a node."""
+
+    def __init__(self, limits: TreeLimits, rank: Rank = rank) -> None:
+        self._limits, self._rank = limits, rank
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._worths: list[float] = []
+        # The worthiest of all so far, worthiest first: who is not among them will never be.
+        self._kept: Sequence[int] = ()
+        self._reading: Sequence[int] = (ROOT,)
+        self._depth = 0
+        self.level = Level()
+
+    def grow(self, logits_MV: Tensor) -> bool:
+        limits, parents = self._limits, self._reading
+        num_ranks = min(limits.width, limits.num_nodes, logits_MV.shape[-1])
+        ranked = self._rank(logits_MV, num_ranks, SHARPNESS)
+        if ranked is None:
+            return False
+        first = len(self._tokens)
+        for parent, tokens, shares in zip(parents, ranked.tokens, ranked.shares, strict=True):
+            above = 1.0 if parent == ROOT else self._worths[parent]
+            self._tokens += tokens
+            self._parents += [parent] * len(tokens)
+            self._worths += [above * share for share in shares]
+        newest = range(first, len(self._tokens))
+        self._keep(newest)
+        self._depth += 1
+        promising = [
+            node
+            for node in self._kept
+            if node in newest and self._worths[node] >= limits.least_read
+        ]
+        self._reading = promising[: limits.width] if self._depth < limits.depth else ()
+        places = {parent: place for place, parent in enumerate(parents)}
+        self.level = Level(
+            [self._tokens[node] for node in self._reading],
+            [places[self._parents[node]] for node in self._reading],
+        )
+        return True
+
+    def kept(self) -> KeptNodes:
+        places = {node: place for place, node in enumerate(self._kept)} | {ROOT: ROOT}
+        return KeptNodes(
+            [self._tokens[node] for node in self._kept],
+            [places[self._parents[node]] for node in self._kept],
+            [self._worths[node] for node in self._kept],
+        )
+
+    def _keep(self, newest: range) -> None:
+        nodes = [*self._kept, *(node for node in newest if self._worths[node] > 0)]
+        nodes.sort(key=lambda node: (-self._worths[node], node))
+        self._kept = nodes[: self._limits.num_nodes]

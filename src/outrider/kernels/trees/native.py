@@ -1,0 +1,133 @@
+"""The nodes of greedy trees by csrc/trees.cpp: a call a level, over memory of the tree's own.
+
+They take contiguous float32 on the CPU; other logits are copied. Trees beyond the limits that
+memory is made for go to the definition in core/tree_nodes.py.
+
+Shapes:  M = nodes of a level, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.tree_nodes import (
+    SHARPNESS,
+    ChosenNodes,
+    KeptNodes,
+    Level,
+    NodeChoice,
+    Ranked,
+    TreeLimits,
+    rank,
+)
+from outrider.core.tree_shape import ROOT
+
+# As in csrc/trees.h.
+MOST_NODES, MOST_WIDTH = 256, 16
+
+
+class Tree(Structure):
+    """As in csrc/trees.h."""
+
+    _fields_ = [
+        ("num_nodes", c_int32),
+        ("most_depth", c_int32),
+        ("width", c_int32),
+        ("sharpness", c_float),
+        ("num_kept", c_int32),
+        ("depth", c_int32),
+        ("num_level", c_int32),
+        ("unused", c_int32),
+        ("least_read", c_double),
+        ("worths", c_double * MOST_NODES),
+        ("tokens", c_int32 * MOST_NODES),
+        ("parents", c_int32 * MOST_NODES),
+        ("level", c_int32 * MOST_WIDTH),
+        ("above", c_int32 * MOST_WIDTH),
+    ]
+
+
+def new_tree(limits: TreeLimits) -> Tree:
+    """Of the root alone, which is to be read next."""
+    tree = Tree(limits.num_nodes, limits.depth, limits.width, SHARPNESS)
+    tree.num_level, tree.level[0], tree.least_read = 1, ROOT, limits.least_read
+    return tree
+
+
+def kept_nodes(tree: Tree) -> KeptNodes:
+    count: int = tree.num_kept
+    return KeptNodes(tree.tokens[:count], tree.parents[:count], tree.worths[:count])
+
+
+def fits(limits: TreeLimits) -> bool:
+    return limits.num_nodes <= MOST_NODES and limits.width <= MOST_WIDTH
+
+
+class NativeTrees:
+    """The operators of `library` on the team at this address (`kernels/native.py`)."""
+
+    def __init__(self, library: ctypes.CDLL, team: int) -> None:
+        self._team = team
+        self._grow: Any = library.outrider_grow_tree
+        self._grow.argtypes = (c_void_p, c_void_p, c_void_p, c_int64)
+        self._grow.restype = c_int
+        self._rank: Any = library.outrider_rank
+        self._rank.argtypes = (
+            c_void_p, c_void_p, c_int, c_int64, c_int, c_float, c_void_p, c_void_p,
+        )  # fmt: skip
+        self._rank.restype = c_int
+
+    def nodes(self, limits: TreeLimits) -> NodeChoice:
+        """As MakeNodes says."""
+        return _NativeNodes(self, limits) if fits(limits) else ChosenNodes(limits, self.rank)
+
+    def grow(self, tree: Tree, logits_MV: Tensor) -> bool:
+        assert len(logits_MV) == tree.num_level
+        address, size = logits_MV.data_ptr(), logits_MV.shape[1]
+        return bool(self._grow(self._team, ctypes.addressof(tree), address, size))
+
+    def rank(self, logits_MV: Tensor, num_ranks: int, sharpness: float) -> Ranked | None:
+        """As `rank` of core; what has no chance at all is told as token 0."""
+        num_rows, size = logits_MV.shape
+        if not is_plain(logits_MV) or max(num_rows, num_ranks) > MOST_WIDTH:
+            return rank(logits_MV, num_ranks, sharpness)
+        tokens = ((c_int32 * num_ranks) * num_rows)()
+        shares = ((c_float * num_ranks) * num_rows)()
+        told = ctypes.addressof(tokens), ctypes.addressof(shares)
+        address = logits_MV.data_ptr()
+        if not self._rank(self._team, address, num_rows, size, num_ranks, sharpness, *told):
+            return None
+        return Ranked([row[:] for row in tokens], [row[:] for row in shares])
+
+
+class _NativeNodes:
+    """NodeChoice over memory that a call grows."""
+
+    def __init__(self, ops: NativeTrees, limits: TreeLimits) -> None:
+        self._ops, self._tree = ops, new_tree(limits)
+        self.level = Level()
+
+    def grow(self, logits_MV: Tensor) -> bool:
+        if not is_plain(logits_MV):
+            logits_MV = logits_MV.to("cpu", torch.float32).contiguous()
+        if not self._ops.grow(self._tree, logits_MV):
+            return False
+        count: int = self._tree.num_level
+        self.level = Level(self._read_next(count), self._tree.above[:count])
+        return True
+
+    def kept(self) -> KeptNodes:
+        return kept_nodes(self._tree)
+
+    def _read_next(self, count: int) -> list[int]:
+        tokens = self._tree.tokens
+        return [tokens[node] for node in self._tree.level[:count]]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()

@@ -1,0 +1,234 @@
+"""Greedy trees in one call are those that grow level by level, and memory follows them alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks.drafters import GREEDY, SAMPLED, assert_same
+from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
+from doubles.toy_hybrid import ToyHybrid
+from outrider.core.budget import Budget
+from outrider.core.draft import Draft
+from outrider.core.errors import NumericsError
+from outrider.core.host import host_ints
+from outrider.core.noise import ROOT
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
+from outrider.core.shaping import Shaper
+from outrider.drafters.hidden_chain import ChainLimits, Part
+from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted
+from outrider.drafters.model_tree import ModelTreeDrafter
+from outrider.drafters.tree_pass import ModelTrees, head_trees, model_trees
+from outrider.drafters.trees import pick_in_tree
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.trees.drafts import Grown
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
+
+BATCH = 3
+HEADS = ("EAGLE 3", "EAGLE 1", "llama")
+
+
+@dataclass(slots=True)
+class Counted:
+    """Trees at once, and how often they were asked for and made."""
+
+    inner: ModelTrees | WholeTrees
+    asked: int = 0
+    made: int = 0
+
+    def grow(self, rows: Sequence[DraftRow], unread: Sequence[Sequence[int]]) -> list[Grown] | None:
+        assert isinstance(self.inner, ModelTrees)
+        grown = self.inner.grow(rows, unread)
+        self.note(grown is not None)
+        return grown
+
+    def draft(self, parts: Sequence[Part]) -> Sequence[Draft] | None:
+        assert not isinstance(self.inner, ModelTrees)
+        made = self.inner.draft(parts)
+        self.note(made is not None)
+        return made
+
+    def note(self, made: bool) -> None:
+        self.asked += 1
+        self.made += made
+
+
+Pair = tuple[Drafter, Drafter, Counted]
+
+
+def draft_model(folder: Path, num_slots: int = 2048) -> LlamaModel:
+    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=BATCH * 16)
+    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    assert isinstance(model, LlamaModel)
+    return model
+
+
+def of_models(folder: Path, num_slots: int = 2048) -> Pair:
+    """A drafter that has trees made at once where it can, and one that never does."""
+    written = write_checkpoint(folder, variant("llama2"), seed=4)
+    one, other = (draft_model(written, num_slots) for _ in range(2))
+    whole = model_trees(one, batch_size=BATCH)
+    if whole is None:
+        pytest.skip("no compiler, no native kernels")
+    counted = Counted(whole)
+    at_once = ModelTreeDrafter(
+        one,
+        chunk=5,
+        sampling=one.kernels.sampling,
+        whole=counted,  # pyright: ignore[reportArgumentType]
+    )
+    return at_once, ModelTreeDrafter(other, chunk=5, sampling=other.kernels.sampling), counted
+
+
+def of_heads(name: str, folder: Path) -> Pair:
+    target = random_llama()
+    limits = ChainLimits(chunk=3, reach=5, window=1000, first=int(name in EAGLES))
+    nets = [loaded(name, folder / place, target, num_slots=2048) for place in ("one", "other")]
+    sampling = target.kernels.sampling
+    plant = partial(planted, whose="the heads", draw=pick_in_tree, sampling=sampling)
+    whole = head_trees(nets[0].native, nets[0].fuse, batch_size=BATCH)
+    assert whole is not None
+    counted = Counted(whole)
+    at_once = HiddenTreeDrafter("it", nets[0], plant, limits, counted)
+    return at_once, HiddenTreeDrafter("it", nets[1], plant, limits), counted
+
+
+MAKERS: dict[str, Callable[[Path], Pair]] = {
+    "model": of_models,
+    **{name: partial(of_heads, name) for name in HEADS},
+}
+
+
+def asked(
+    name: str, seq_id: int, text: Sequence[int], budget: Budget, params: SamplingParams = GREEDY
+) -> DraftRow:
+    known = name if name in HEADS else "llama"
+    return replace(row(known, seq_id, text, params=params), budget=budget)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None:
+    """Rounds keep some path of a tree, or go by unasked; texts take turns and share batches."""
+    at_once, levels, counted = MAKERS[name](tmp_path)
+    most = BATCH if name == "model" else 1
+    rng = random.Random(6)
+    texts = [list(TEXT), [3, 3], [40] * 17]
+    for seq_id, text in enumerate(texts):
+        at_once.open(seq_id, text)
+        levels.open(seq_id, text)
+    branched = 0
+    for _ in range(16):
+        ids = rng.sample(range(BATCH), rng.randint(1, most))
+        rows = [
+            asked(name, i, texts[i], Budget(rng.randint(1, 6), num_nodes=rng.randint(7, 40)))
+            for i in ids
+        ]
+        drafts = at_once.propose(rows)
+        for i, one, other in zip(ids, drafts, levels.propose(rows), strict=True):
+            assert_same(one, other)
+            branched += len(one) > one.max_depth > 1
+            texts[i] += [*_some_path(one, rng), rng.randrange(VOCAB)]
+        if isinstance(at_once, ModelTreeDrafter) and isinstance(levels, ModelTreeDrafter):
+            # What a path is found in later.
+            assert at_once._staged == levels._staged  # pyright: ignore[reportPrivateUsage]
+    assert counted.asked == counted.made == 16
+    assert branched > 8
+
+
+def _some_path(draft: Draft, rng: random.Random) -> list[int]:
+    path: list[int] = []
+    node = ROOT
+    while (children := draft.children(node)) and rng.random() < 0.7:
+        node = rng.choice(children)
+        path.append(draft.tokens[node])
+    return path
+
+
+def only(drafter: Drafter, one: DraftRow) -> Draft:
+    drafter.open(one.seq_id, one.tokens)
+    try:
+        return drafter.propose([one])[0]
+    finally:
+        drafter.close(one.seq_id)
+
+
+@pytest.mark.parametrize("name", ["model", "EAGLE 3"])
+def test_what_a_call_cannot_do_grows_by_levels(name: str, tmp_path: Path) -> None:
+    at_once, levels, counted = MAKERS[name](tmp_path)
+    params = replace(GREEDY, presence_penalty=1.5)
+    budget = Budget(3, num_nodes=9)
+    shaped = replace(asked(name, 0, TEXT, budget, params), shaper=Shaper(params, prompt_length=3))
+    assert_same(only(at_once, shaped), only(levels, shaped))
+    drawn = asked(name, 0, TEXT, budget, SAMPLED)
+    assert_same(only(at_once, drawn), only(levels, drawn))
+    assert (counted.asked, counted.made) == (2, 0)
+    huge = asked(name, 0, TEXT, Budget(3, num_nodes=300))
+    assert_same(only(at_once, huge), only(levels, huge))
+    assert (counted.asked, counted.made) == (3, 0)
+    assert only(at_once, asked(name, 0, TEXT, budget)).tokens
+    assert counted.made == 1
+
+
+def test_memory_goes_on_below_a_tree_that_it_was_told_of(tmp_path: Path) -> None:
+    state = draft_model(write_checkpoint(tmp_path, variant("llama2"), seed=4)).state
+    tokens, parents = (5, 6, 7, 8, 9), (ROOT, 0, 0, 1, 2)
+    below = StepRow(0, (1, 2), (4, 5))
+    plans: list[PackedPlan] = []
+    for told in (True, False):
+        state.open(0, ())
+        state.reserve({0: len(tokens)})
+        if told:
+            state.note_tree(0, tokens, parents)
+        else:
+            state.plan([StepRow(0, tokens, parents)])
+        plans.append(state.plan([below]))
+        state.close(0)
+    one, other = plans
+    assert torch.equal(one.positions_N, other.positions_N)
+    assert one.extra_offsets_N1 is not None
+    assert other.extra_offsets_N1 is not None
+    assert host_ints(one.extra_offsets_N1) == host_ints(other.extra_offsets_N1) == [0, 3, 7]
+
+
+def test_memory_for_the_widest_levels_need_not_be_there(tmp_path: Path) -> None:
+    """What a call would need at worst is more than what the tree takes."""
+    at_once, levels, counted = of_models(tmp_path, num_slots=48)
+    one = asked("model", 0, TEXT, Budget(4, num_nodes=18))
+    assert_same(only(at_once, one), only(levels, one))
+    assert (counted.asked, counted.made) == (1, 0)
+
+
+def test_exchanged_kernels_are_called(tmp_path: Path) -> None:
+    """As a profile exchanges them, to time each."""
+    at_once, _, counted = of_models(tmp_path)
+    assert isinstance(counted.inner, ModelTrees)
+    model = counted.inner._model  # pyright: ignore[reportPrivateUsage]
+    model.kernels = replace(model.kernels)
+    assert only(at_once, asked("model", 0, TEXT, Budget(2, num_nodes=5))).tokens
+    assert (counted.asked, counted.made) == (1, 0)
+
+
+def test_logits_that_are_no_numbers_are_told(tmp_path: Path) -> None:
+    at_once, levels, counted = MAKERS["llama"](tmp_path)
+    told = asked("llama", 0, TEXT, Budget(3, num_nodes=9))
+    layers = torch.full((len(TEXT) - 1, 1, 64), torch.nan)
+    bad = replace(told, hidden=HiddenStates(len(TEXT) - 1, lambda a, b: layers[a:b]))
+    with pytest.raises(NumericsError, match="the heads gave logits"):
+        only(at_once, bad)
+    assert (counted.asked, counted.made) == (1, 0)
+    assert_same(only(at_once, told), only(levels, told))
+
+
+def test_models_without_a_native_pass_have_no_such_call() -> None:
+    assert model_trees(ToyHybrid(vocab_size=VOCAB, seed=5), batch_size=1) is None
+    assert head_trees(None, torch.clone, batch_size=1) is None
