@@ -69,7 +69,8 @@ class Machine(RuleBasedStateMachine):
         if not idle:
             return
         lane = data.draw(st.sampled_from(idle))
-        pool = self.ledger.pool(self.arena.state.num_free_tokens)
+        free = self.arena.state.num_free_tokens
+        pool = self.ledger.pool(free, patient=bool(self.jobs))
         job = self.schedule.next_job(lane, pool, self.ledger.num_live)
         if job is None:
             return

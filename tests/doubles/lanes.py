@@ -2,7 +2,7 @@
 
 Time is a heap of ends. Jobs may fail, requests come and are dropped at given times, and each start
 is checked: a sequence is in one job at a time (drafting ahead of its verdict excepted), is fed what
-it waits for, and no lane stays idle beside work that it could do.
+it waits for, and no lane stays idle beside work that it could do, unless it waits for another.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from outrider.core.budget import JobTrace
 from outrider.sched.jobs import Job, Pool, Schedule, Stage
 from outrider.sched.ledger import Ledger
 
@@ -111,16 +112,17 @@ class Lanes:
 
     def _dispatch(self) -> None:
         """Ask idle lanes until none wants anything: a job may make work for a lane asked before."""
-        started = True
-        while started:
+        started = patient = True
+        while started or (patient and not self._busy):
+            patient = patient and (started or bool(self._busy))
             started = False
             for lane in self.schedule.lanes:
                 if lane not in self._busy:
-                    started = self._ask(lane) or started
+                    started = self._ask(lane, patient=patient) or started
         self._check_idle()
 
-    def _ask(self, lane: str) -> bool:
-        pool = self._ledger.pool(num_free_tokens=99)
+    def _ask(self, lane: str, *, patient: bool) -> bool:
+        pool = self._ledger.pool(num_free_tokens=99, patient=patient)
         job = self.schedule.next_job(lane, pool, self._ledger.num_live)
         if job is None:
             return False
@@ -135,12 +137,28 @@ class Lanes:
         del self._busy[lane]
         given_up = self.fault(job)
         self.ran.append(Ran(lane, job, began, self._now, pool, given_up is not None))
+        self.schedule.observe(self._trace(lane, job, began, len(given_up or ())))
         if given_up is None:
             self._advance(job)
         else:
             self._ledger.undo(job)
         for seq_id in {*(given_up or ()), *(self._unwanted & set(job.seq_ids))}:
             self._drop(seq_id)
+
+    def _trace(self, lane: str, job: Job, began: float, num_failed: int) -> JobTrace:
+        return JobTrace(
+            lane=lane,
+            kinds=tuple(stage.name.lower() for stage in job.stages),
+            seq_ids=job.seq_ids,
+            num_tokens=0,
+            began=began,
+            ended=self._now,
+            queues=(0, 0, 0),
+            num_waiting=0,
+            num_live=self._ledger.num_live,
+            num_free_tokens=99,
+            num_failed=num_failed,
+        )
 
     def _advance(self, job: Job) -> None:
         for work in (*job.of(Stage.PREFILL), *job.of(Stage.VERIFY)):
@@ -172,7 +190,7 @@ class Lanes:
                 assert work.num_tokens == unread[work.seq_id]
 
     def _check_idle(self) -> None:
-        """What waits, waits for a lane that is busy."""
+        """What waits, waits for a lane that is busy, its own or the other of a round."""
         pool = self._ledger.pool(num_free_tokens=99)
         lanes = self.schedule.lanes
         for waiting, lane in (
@@ -180,4 +198,7 @@ class Lanes:
             (pool.draft or pool.ahead, "decode"),
             (pool.verify, "verify"),
         ):
-            assert not waiting or (lane if lane in lanes else lanes[0]) in self._busy
+            own = {lane if lane in lanes else lanes[0]}
+            if lane != "prefill":
+                own |= {"decode", "verify"}
+            assert not waiting or own & self._busy.keys()

@@ -16,6 +16,7 @@ from outrider.core.budget import JobTrace
 from outrider.drafters.ahead.pace import Pace
 from outrider.engine.lanes import threads
 from outrider.metrics.timeline import timeline
+from outrider.sched.contest import Contest
 
 pytestmark = [
     pytest.mark.weights,
@@ -61,7 +62,11 @@ def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
         del pace, seconds, window, saved
 
+    def keep_on(contest: Contest, trace: JobTrace, guess: float | None) -> None:
+        del contest, trace, guess
+
     monkeypatch.setattr(Pace, "observe", learn_nothing)
+    monkeypatch.setattr(Contest, "observe", keep_on)
 
 
 @pytest.fixture

@@ -107,12 +107,14 @@ class Engine:
     # Jobs
 
     def _start_jobs(self) -> None:
-        """Poll idle lanes until none starts: a verify that starts may make work ahead of it."""
-        started = True
-        while started:
+        """Poll idle lanes until none starts: a verify that starts may make work ahead of it. Lanes
+        may wait for each other only while something runs."""
+        started = patient = True
+        while started or (patient and not self.executor.busy):
+            patient = patient and (started or bool(self.executor.busy))
             started = False
             for lane in self._lanes():
-                if lane not in self.executor.busy and self._start(lane):
+                if lane not in self.executor.busy and self._start(lane, patient=patient):
                     started = True
 
     def _lanes(self) -> Sequence[str]:
@@ -122,9 +124,10 @@ class Engine:
         pool = residents.ledger.pool(residents.target.state.num_free_tokens)
         return self.order.arrange(lanes, pool)
 
-    def _start(self, lane: str) -> bool:
+    def _start(self, lane: str, *, patient: bool) -> bool:
         residents = self.residents
-        pool = residents.ledger.pool(residents.target.state.num_free_tokens)
+        free = residents.target.state.num_free_tokens
+        pool = residents.ledger.pool(free, patient=patient)
         job = again = self.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
@@ -217,6 +220,7 @@ class Engine:
             self.jobs(trace)
         if self.order is not None:
             self.order.observe(trace)
+        self.schedule.observe(trace)
 
     def _settle(self, done: Done) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.errors import CapacityError, ConfigError
+from outrider.core.errors import ConfigError
 from outrider.core.nearest import did_you_mean
 from outrider.core.round_law import PLAIN, RoundLaw
 from outrider.planner.candidates import (
@@ -31,12 +31,14 @@ from outrider.planner.energy import Energy, joules_a_token
 from outrider.planner.pareto import Point, frontier
 from outrider.planner.places import Belief, believe
 from outrider.planner.reasons import Ends, explain
+from outrider.planner.room import must_fit, no_room
 from outrider.planner.rounds import break_even, plain_times
+from outrider.planner.trees import Tree, best_tree, sizes_to_try
 
 # Chains that are tried where nobody names candidates.
 USUAL_K = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-# And trees, of a drafter whose candidates' ranks were counted.
-_USUAL_NODES = (15, 31)
+# The drafter that runs a draft model.
+MODEL = "model"
 MOST_BATCH = 256
 MOST_CONTEXT = 131_072
 # Speed-ups are equal that do not differ in these.
@@ -48,7 +50,7 @@ _FRONTIER_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 class Question:
     """`candidates` are all that is tried; none given are all drafters with the usual K. Memory is
     judged if `memory_limit` (bytes) is given, joules are reckoned with `energy`. Break-even is
-    looked for up to `most_batch` and `most_context`."""
+    looked for up to `most_batch` and `most_context`. `trees` names drafters that draft trees."""
 
     job: Job = field(default_factory=Job)
     candidates: tuple[Candidate, ...] = ()
@@ -57,6 +59,7 @@ class Question:
     energy: Energy | None = None
     most_batch: int = MOST_BATCH
     most_context: int = MOST_CONTEXT
+    trees: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ class Plan:
     candidate for each engine. `break_even_batch` is the smallest at which `best` no
     longer pays, None if it does throughout the range; the same of `break_even_context`. `reasons`
     are sentences, `left_out` says of whom nothing is known or who does not fit. `frontier` has the
-    batches worth running, by tokens a second of one text and of all."""
+    batches worth running, by tokens a second of one text and of all. `tree` is the best tree of the
+    drafter of `best`, if long texts would gain more by it than by `best`."""
 
     job: Job
     speculate: bool
@@ -82,6 +86,7 @@ class Plan:
     reasons: tuple[str, ...]
     left_out: tuple[str, ...]
     frontier: tuple[Point, ...]
+    tree: Tree | None
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,8 +112,8 @@ def advise(calibration: Calibration, question: Question) -> Plan:
     """Raises ConfigError for a candidate or engine that is not known, CapacityError for a target
     that does not fit into the memory there is."""
     job = question.job
-    _must_fit(calibration, question)
-    tried = question.candidates or _usual(calibration.drafters)
+    must_fit(calibration, job, question.memory_limit)
+    tried = question.candidates or _usual(calibration.drafters, job.batch)
     known, left_out = _known(calibration, question, tried)
     every = [_of(known, one) for one in tried if one.drafter in known.beliefs]
     found = sorted((_best(options) for options in every if options), key=_order)
@@ -117,7 +122,8 @@ def advise(calibration: Calibration, question: Question) -> Plan:
     way = None if best is None else best.candidate
     ends = _ends(known, way)
     engines = _by_engine(question.engines.names, every)
-    verdict, reasons = explain(found, engines, ends, speculate=speculate, job=job)
+    tree = _tree(known, best) if best is not None and speculate else None
+    verdict, reasons = explain(found, engines, ends, speculate=speculate, job=job, tree=tree)
     chosen = known.drafters[best.drafter] if best is not None and speculate else None
     return Plan(
         job=job,
@@ -134,6 +140,7 @@ def advise(calibration: Calibration, question: Question) -> Plan:
         reasons=reasons,
         left_out=tuple(left_out),
         frontier=_frontier(known, way),
+        tree=tree,
     )
 
 
@@ -152,13 +159,13 @@ def _by_engine(names: Sequence[str], every: Sequence[Sequence[Option]]) -> tuple
     return tuple(sorted((_best(options) for options in found if options), key=_order))
 
 
-def _usual(drafters: Sequence[DrafterCosts]) -> tuple[Candidate, ...]:
+def _usual(drafters: Sequence[DrafterCosts], batch: int) -> tuple[Candidate, ...]:
+    """Chains, and trees of a drafter whose candidates' ranks were counted."""
     chains = [Candidate(one.name, k) for one in drafters for k in USUAL_K if one.draft]
     trees = [
-        Candidate(one.name, min(len(one.chances), nodes), nodes)
+        Candidate(one.name, len(one.chances), nodes)
         for one in drafters
-        for nodes in _USUAL_NODES
-        if one.chances
+        for nodes in (sizes_to_try(batch, least=len(one.chances) + 1) if one.chances else ())
     ]
     return (*chains, *trees)
 
@@ -178,29 +185,7 @@ def _why_not(
         rounds = drafters[name].num_rounds
         silent = f"{name}: it drafted nothing in {rounds} rounds"
         return silent if rounds else f"{name}: nobody counted what is accepted of its drafts"
-    needed = memory_bytes(calibration, drafters[name], question.job)
-    limit = question.memory_limit
-    if limit is not None and needed is not None and needed > limit:
-        return f"{name}: with it {_gb(needed)} are needed, and there are {_gb(limit)}"
-    return None
-
-
-def _must_fit(calibration: Calibration, question: Question) -> None:
-    job, limit = question.job, question.memory_limit
-    needed = memory_bytes(calibration, None, job)
-    if limit is None or needed is None or needed <= limit:
-        return
-    weights = calibration.memory_bytes
-    kept = needed - weights
-    hint = "lower --batch, --context or --max-tokens, or try --quantise int8"
-    if weights > limit:
-        hint = "try --quantise int8 or int4, a smaller target, or a device with more memory"
-    raise CapacityError(
-        f"{calibration.target_name} needs {_gb(needed)} ({_gb(weights)} of weights, {_gb(kept)} of "
-        f"keys and values of {job.batch} x {job.context + job.new_tokens} tokens), and there are "
-        f"{_gb(limit)}.",
-        hint=hint,
-    )
+    return no_room(calibration, drafters[name], question.job, question.memory_limit)
 
 
 def _known(
@@ -229,14 +214,17 @@ def _of(known: _Known, way: Candidate) -> list[Option]:
         question.job,
         engines=question.engines,
     )
-    if question.energy is None:
+    energy = question.energy
+    if energy is None:
         return made
+    if way.drafter != MODEL:
+        energy = replace(energy, draft=None)
     law, job = known.law(way), question.job
     return [
         replace(
             option,
             joules=joules_a_token(
-                question.energy,
+                energy,
                 job.load,
                 law,
                 law.tokens * job.batch / option.tokens_per_second,
@@ -245,6 +233,16 @@ def _of(known: _Known, way: Candidate) -> list[Option]:
         )
         for option in made
     ]
+
+
+def _tree(known: _Known, best: Option) -> Tree | None:
+    drafter = known.drafters[best.drafter]
+    # What is drafted ahead are chains.
+    if drafter.name not in known.question.trees or best.engine == "ssd":
+        return None
+    rates = known.beliefs[drafter.name].mean
+    tree = best_tree(known.calibration, drafter, known.question.job.load, rates, depth=best.k)
+    return tree if tree is not None and tree.speed_up > best.steady else None
 
 
 def _ends(known: _Known, way: Candidate | None) -> Ends:
@@ -287,7 +285,3 @@ def _plain_joules(known: _Known) -> float | None:
         return None
     seconds = plain_times(known.calibration, load).total
     return joules_a_token(energy, load, PLAIN, seconds, depth=0)
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"

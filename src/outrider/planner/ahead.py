@@ -46,12 +46,16 @@ class AheadWays:
 
 @dataclass(frozen=True, slots=True)
 class AheadForecast:
-    """`hides` says whether the work ahead fits beside a verification."""
+    """`hides` says whether the work ahead fits beside a verification, `most_hidden` up to which K
+    it does (None: any). `jit_below` is the batch b* below which fallback jit is the better one,
+    None where that is not what decides: work that is not hidden, or lanes that share a device."""
 
     fallback: str
     times: AheadTimes
     speed_up: float
     hides: bool
+    most_hidden: int | None
+    jit_below: float | None
 
 
 def outcome_chances(law: RoundLaw) -> list[float]:
@@ -74,7 +78,8 @@ def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -
     verify = found.times.verify + found.times.host
     context = load.batch * load.context
     branches = drafter.seconds(depth, load.batch * ways.fan_out, ways.fan_out * context)
-    beside = (drafter.seconds(1, load.batch, context) + branches) / verify
+    trunk = drafter.seconds(1, load.batch, context)
+    beside = (trunk + branches) / verify
     hit = foreseen(found.law, ways)
     jit = AheadTimes(
         p_hit=hit,
@@ -97,8 +102,16 @@ def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -
         contention=ways.contention,
     )
     name, times = max((("jit", jit), ("none", none)), key=lambda one: one[1].speed)
-    speed_up = times.speed * found.plain.total / verify
-    return AheadForecast(name, times, speed_up, beside <= 1)
+    apart = beside <= 1 and not ways.contention and not ways.sync
+    turn = crossover_batch(hit, jit.tokens, none.tokens, jit.fallback)
+    return AheadForecast(
+        fallback=name,
+        times=times,
+        speed_up=times.speed * found.plain.total / verify,
+        hides=beside <= 1,
+        most_hidden=hide_limit(max(0.0, verify - trunk), branches / depth),
+        jit_below=turn if apart and math.isfinite(turn) else None,
+    )
 
 
 def lanes(

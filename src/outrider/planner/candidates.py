@@ -76,13 +76,19 @@ class Job:
         """At the mean context: costs are linear in it."""
         return Load(self.batch, self.context + self.new_tokens / 2)
 
+    @property
+    def most_tokens(self) -> int:
+        """Of all texts at their end."""
+        return self.batch * (self.context + self.new_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """Seconds are those of a round of the whole batch. `draft_over_plain` and `draft_over_verify`
     are both meanings of T_SD, `by_formula` is E / (1 + T_SD), `steady` the speed-up of long texts.
     `low` and `high` bound 95 %. `memory_bytes` is None where the calibration does not say, and
-    `joules` a token where nobody gave an energy."""
+    `joules` a token where nobody gave an energy. What begins with `fallback` is of drafting ahead
+    (`AheadForecast`)."""
 
     drafter: str
     k: int
@@ -105,6 +111,8 @@ class Option:
     joules: float | None = None
     fallback: str | None = None
     p_hit: float | None = None
+    most_hidden: int | None = None
+    jit_below: float | None = None
 
     @property
     def candidate(self) -> Candidate:
@@ -221,13 +229,14 @@ def options(
             made.append(_scaled(base, found.times.total / cycle, engine=name))
         elif candidate.drafter in engines.ahead:
             best = ahead(drafter, job.load, found, engines.ways)
+            option = _scaled(base, best.speed_up / found.speed_up, engine=name)
             made.append(
-                _scaled(
-                    base,
-                    best.speed_up / found.speed_up,
-                    engine=name,
+                replace(
+                    option,
                     fallback=best.fallback,
                     p_hit=best.times.p_hit,
+                    most_hidden=best.most_hidden,
+                    jit_below=best.jit_below,
                 )
             )
     return made
@@ -237,26 +246,16 @@ def memory_bytes(calibration: Calibration, drafter: DrafterCosts | None, job: Jo
     """Weights, and keys and values of all texts at their end; None where nobody said."""
     if not calibration.memory_bytes:
         return None
-    kept = job.batch * (job.context + job.new_tokens)
-    needed = calibration.memory_bytes + kept * calibration.kv_bytes_per_token
+    needed = calibration.memory_bytes + job.most_tokens * calibration.kv_bytes_per_token
     if drafter is not None:
-        needed += drafter.memory_bytes + kept * drafter.kv_bytes_per_token
+        needed += drafter.memory_bytes + job.most_tokens * drafter.kv_bytes_per_token
     return needed
 
 
-def _scaled(
-    base: Option,
-    factor: float,
-    *,
-    engine: str,
-    fallback: str | None = None,
-    p_hit: float | None = None,
-) -> Option:
+def _scaled(base: Option, factor: float, *, engine: str) -> Option:
     return replace(
         base,
         engine=engine,
-        fallback=fallback,
-        p_hit=p_hit,
         steady=base.steady * factor,
         speed_up=base.speed_up * factor,
         low=base.low * factor,

@@ -20,28 +20,55 @@ from outrider.planner.sheets import Power
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """`draft` is the draft model, None of a drafter that runs none."""
+    """`draft` is the draft model, None of a drafter that runs none; `draft_power` that of a device
+    of its own, which rests while nothing is drafted."""
 
     power: Power
     target: PassWork
     draft: PassWork | None = None
+    draft_power: Power | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joules:
+    """Of a round: what flows in its time whatever is done, what moving bytes costs, and what
+    arithmetic does."""
+
+    static: float
+    moving: float
+    counting: float
+
+    @property
+    def total(self) -> float:
+        return self.static + self.moving + self.counting
+
+
+def round_joules(
+    energy: Energy, load: Load, law: RoundLaw, seconds: float, *, depth: int
+) -> Joules:
+    """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0."""
+    drafted = law.drafting * law.num_drafted if depth else 0.0
+    moved, counted = _pass(energy.target, load, load.batch * (1 + drafted))
+    power = energy.power
+    static = power.static_watts * seconds
+    moving, counting = power.byte_joules * moved, power.flop_joules * counted
+    if energy.draft is not None and drafted:
+        steps = law.drafting * depth
+        once, each = _pass(energy.draft, load, load.batch)
+        drafts_with = energy.draft_power or power
+        moving += drafts_with.byte_joules * steps * once
+        counting += drafts_with.flop_joules * steps * each
+        if energy.draft_power is not None:
+            static += energy.draft_power.static_watts * seconds
+    return Joules(static, moving, counting)
 
 
 def joules_a_token(
     energy: Energy, load: Load, law: RoundLaw, seconds: float, *, depth: int
 ) -> float:
-    """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0."""
-    drafted = law.drafting * law.num_drafted if depth else 0.0
-    rows = load.batch * (1 + drafted)
-    moved, counted = _pass(energy.target, load, rows)
-    if energy.draft is not None and drafted:
-        steps = law.drafting * depth
-        once, each = _pass(energy.draft, load, load.batch)
-        moved, counted = moved + steps * once, counted + steps * each
-    power = energy.power
-    joules = power.static_watts * seconds
-    joules += power.byte_joules * moved + power.flop_joules * counted
-    return joules / (load.batch * law.tokens)
+    """Of rounds as those of `round_joules`."""
+    spent = round_joules(energy, load, law, seconds, depth=depth)
+    return spent.total / (load.batch * law.tokens)
 
 
 def _pass(work: PassWork, load: Load, rows: float) -> tuple[float, float]:

@@ -1,13 +1,12 @@
 """Which of many ways are worth having: those that no other beats in both respects.
 
 Here both are to be large: tokens a second that one user sees, and that all users get together. A
-larger batch gives more of the second and less of the first. The hypervolume, the area that points
-dominate above a reference, is one number for a whole frontier (Zitzler, Thiele 1998).
+larger batch gives more of the second and less of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -27,13 +26,3 @@ def frontier(points: Iterable[Point]) -> list[Point]:
         if not kept or point.total > kept[-1].total:
             kept.append(point)
     return kept
-
-
-def hypervolume(points: Sequence[Point], *, each: float = 0.0, total: float = 0.0) -> float:
-    """The area between the frontier of `points` and the reference (each, total)."""
-    area, low = 0.0, total
-    for point in frontier(points):
-        if point.each > each and point.total > low:
-            area += (point.each - each) * (point.total - low)
-            low = point.total
-    return area

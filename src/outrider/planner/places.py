@@ -143,16 +143,6 @@ def believe(drafter: DrafterCosts, *, seed: int = 0, num_draws: int = NUM_DRAWS)
     return Belief(mean, tuple(one() for _ in range(num_draws)))
 
 
-def of_rates(rates: Sequence[float], *, carry: float = 0.0) -> Belief:
-    """Rates that are supposed rather than counted, at least one: no doubt of them."""
-    if not rates or not all(0 <= rate <= 1 for rate in rates):
-        raise ConfigError(
-            f"rates of acceptance lie between 0 and 1; these are {list(rates)}.",
-            hint="give one, or one for each place, such as 0.8,0.7,0.6",
-        )
-    return Belief(Rates(tuple(rates), carry=carry), ())
-
-
 def fitted_carry(drafter: DrafterCosts, k: int, tokens: float) -> float:
     """The carry at which rounds of `k` emit `tokens` on the mean, as another probe counted; the
     nearer end where none does."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.planner.candidates import Job, Option
+from outrider.planner.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ def explain(
     *,
     speculate: bool,
     job: Job,
+    tree: Tree | None,
 ) -> tuple[str, tuple[str, ...]]:
     """The verdict, and why; `found` and `engines` have the best first."""
     if not found:
@@ -36,6 +39,9 @@ def explain(
     if not speculate:
         return f"Do not speculate, because {_why_not(best)}.", tuple(about)
     about += [_range(ends, job, best), *_others(best, found), *_engines(engines)]
+    about += [_ahead(one) for one in engines if one.engine == "ssd"]
+    if tree is not None:
+        about.append(_tree(tree, best))
     return f"Speculate: {best.words}, engine {best.engine}, {_gain(best)}.", tuple(about)
 
 
@@ -107,3 +113,26 @@ def _engines(engines: Sequence[Option]) -> list[str]:
         return []
     parts = (f"{one.engine} {one.speed_up:.2f} ({one.words})" for one in engines)
     return [f"By engine: {'; '.join(parts)}."]
+
+
+def _ahead(option: Option) -> str:
+    """What decides whether drafting ahead pays."""
+    assert option.p_hit is not None
+    after = "with a new draft" if option.fallback == "jit" else "without a draft"
+    told = f"Drafting ahead foresees {100 * option.p_hit:.0f} % of verdicts and goes on {after}"
+    told += " after the others; "
+    most = 0 if option.jit_below is None else math.ceil(option.jit_below) - 1
+    if most > 0:
+        told += f"a new draft is the better way up to a batch of {most}; "
+    if option.most_hidden is None:
+        return f"{told}drafts of any length fit beside a verification."
+    return f"{told}drafts of up to K = {option.most_hidden} fit beside a verification."
+
+
+def _tree(tree: Tree, best: Option) -> str:
+    guess = " What its siblings bring is guessed, not counted." if tree.is_guess else ""
+    return (
+        f"In long texts trees of {tree.num_nodes} nodes, {tree.depth} deep, would be "
+        f"{tree.speed_up:.2f} times as fast ({tree.tokens:.2f} tokens a round), {best.words} "
+        f"{best.steady:.2f}: add --tree-nodes {tree.num_nodes}.{guess}"
+    )

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 
 from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.core.cost import Curve
-from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
+from outrider.planner.rounds import Load
 from outrider.planner.sheets import DeviceSheet
 
 # Rows of a pass and sequences of a draft for which seconds are reckoned; between them lines.
@@ -53,14 +53,6 @@ class Mixture:
     num_active: int
     expert_share: float
 
-    def __post_init__(self) -> None:
-        if not (1 <= self.num_active <= self.num_experts and 0 <= self.expert_share <= 1):
-            raise ConfigError(
-                f"a mixture of {self.num_experts} experts cannot use {self.num_active} of them for "
-                f"a share of {self.expert_share} of its parameters.",
-                hint="give 1 <= active <= experts, and a share from 0 to 1",
-            )
-
     def read_share(self, num_rows: float) -> float:
         """Of all weights, what a pass over so many rows reads."""
         chosen = 1 - (1 - self.num_active / self.num_experts) ** num_rows
@@ -72,20 +64,29 @@ class Mixture:
         return 1 - self.expert_share * (1 - self.num_active / self.num_experts)
 
 
+def mixture_of(spec: ModelSpec) -> Mixture | None:
+    """None of a dense model."""
+    if not spec.num_experts:
+        return None
+    share = spec.expert_parameters / spec.num_parameters
+    return Mixture(spec.num_experts, spec.num_active_experts, share)
+
+
 @dataclass(frozen=True, slots=True)
 class PassWork:
     """Bytes and operations of a model's passes."""
 
     spec: ModelSpec
-    mixture: Mixture | None = None
 
     def weight_bytes(self, num_rows: float) -> float:
-        share = 1.0 if self.mixture is None else self.mixture.read_share(num_rows)
+        mixture = mixture_of(self.spec)
+        share = 1.0 if mixture is None else mixture.read_share(num_rows)
         return self.spec.weight_bytes * share
 
     @property
     def row_flops(self) -> float:
-        share = 1.0 if self.mixture is None else self.mixture.active_share
+        mixture = mixture_of(self.spec)
+        share = 1.0 if mixture is None else mixture.active_share
         return 2.0 * self.spec.num_parameters * share
 
     @property
@@ -103,21 +104,46 @@ def compute_dtype(spec: ModelSpec) -> str:
     return "float32" if spec.bytes_per_weight == 4 and spec.quantise == "none" else "bfloat16"
 
 
+def reading_seconds(work: PassWork, sheet: DeviceSheet, num_rows: float) -> float:
+    """Of reading the weights that so many rows need."""
+    return work.weight_bytes(num_rows) / sheet.bytes_per_second
+
+
+def row_seconds(work: PassWork, sheet: DeviceSheet) -> float:
+    """Of multiplying one row with them."""
+    return work.row_flops / sheet.flops_per_second(compute_dtype(work.spec))
+
+
+def context_seconds(work: PassWork, sheet: DeviceSheet) -> tuple[float, float]:
+    """Of a token of context: of reading its key and value, once a pass, and of attending to it,
+    once a row."""
+    attending = work.read_flops / sheet.flops_per_second(compute_dtype(work.spec))
+    return work.spec.kv_bytes_per_token / sheet.bytes_per_second, attending
+
+
 def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
     """Of a pass at no context."""
     tiled = -(-num_rows // sheet.row_tile) * sheet.row_tile
-    moving = work.weight_bytes(num_rows) / sheet.bytes_per_second
-    counting = tiled * work.row_flops / sheet.flops_per_second(compute_dtype(work.spec))
+    moving = reading_seconds(work, sheet, num_rows)
+    counting = tiled * row_seconds(work, sheet)
     # The larger is taken out, or powers overflow.
     high, low = max(moving, counting), min(moving, counting)
     norm = high * (1 + (low / high) ** sheet.p_norm) ** (1 / sheet.p_norm)
     return sheet.overhead + norm
 
 
-def ridge_rows(spec: ModelSpec, sheet: DeviceSheet) -> float:
-    """R*, up to which a pass waits for memory."""
-    weight = spec.weight_bytes / spec.num_parameters
-    return sheet.flops_per_second(compute_dtype(spec)) * weight / (2 * sheet.bytes_per_second)
+def pass_seconds(work: PassWork, sheet: DeviceSheet, load: Load, rows_each: int) -> float:
+    """Of a pass over `rows_each` rows of every sequence."""
+    num_rows = load.batch * rows_each
+    reading, attending = context_seconds(work, sheet)
+    context = load.context * (load.batch * reading + num_rows * attending)
+    return rows_seconds(work, sheet, num_rows) + context
+
+
+def ridge_rows(work: PassWork, sheet: DeviceSheet) -> float:
+    """R*, up to which a pass waits for memory; of a mixture with all experts read, as so many rows
+    do."""
+    return work.spec.weight_bytes / sheet.bytes_per_second / row_seconds(work, sheet)
 
 
 def critical_context(spec: ModelSpec, batch: int) -> float:
@@ -131,18 +157,17 @@ def calibrate(
     draft: ModelSpec | None,
     sheet: DeviceSheet,
     *,
-    mixture: Mixture | None = None,
     draft_sheet: DeviceSheet | None = None,
 ) -> Calibration:
     """What measuring both on that device would give, if it did as its sheet says; the draft model
     on `draft_sheet` if it has a device of its own. Acceptance is not known: `places` is empty.
     Raises ConfigError if a sheet has no rate of the model's dtype."""
-    work = PassWork(target, mixture)
     drafters = () if draft is None else (model_costs(draft, draft_sheet or sheet),)
+    apart = "" if draft_sheet is None else f", drafting on {draft_sheet.name}"
     return Calibration(
-        machine=sheet.name,
+        machine=sheet.name + apart,
         target_name=target.name,
-        target=pass_costs(work, sheet),
+        target=pass_costs(PassWork(target), sheet),
         drafters=drafters,
         scatter=_SUPPOSED_SCATTER,
         memory_bytes=target.weight_bytes,
@@ -153,11 +178,8 @@ def calibrate(
 
 def pass_costs(work: PassWork, sheet: DeviceSheet) -> PassCosts:
     points = [(float(rows), rows_seconds(work, sheet, rows)) for rows in _row_counts(sheet)]
-    return PassCosts(
-        _growing(points),
-        per_context=work.spec.kv_bytes_per_token / sheet.bytes_per_second,
-        per_read=work.read_flops / sheet.flops_per_second(compute_dtype(work.spec)),
-    )
+    reading, attending = context_seconds(work, sheet)
+    return PassCosts(_growing(points), per_context=reading, per_read=attending)
 
 
 def model_costs(draft: ModelSpec, sheet: DeviceSheet) -> DrafterCosts:
@@ -167,11 +189,10 @@ def model_costs(draft: ModelSpec, sheet: DeviceSheet) -> DrafterCosts:
     for batch in _BATCHES:
         once = rows_seconds(work, sheet, batch)
         curves.append((batch, Curve(((1.0, once), (float(_DEEPEST), _DEEPEST * once)))))
-    read = work.read_flops / sheet.flops_per_second(compute_dtype(draft))
     return DrafterCosts(
         "model",
         tuple(curves),
-        per_context=draft.kv_bytes_per_token / sheet.bytes_per_second + read,
+        per_context=sum(context_seconds(work, sheet)),
         memory_bytes=draft.weight_bytes,
         kv_bytes_per_token=draft.kv_bytes_per_token,
     )

@@ -10,13 +10,6 @@ the number of sequences that do is binomial, and T_round its mean.
 
 Two numbers go by the name T_SD: the time of drafting over that of a plain pass, which is in
 E / (1 + T_SD), and over that of the verifying pass. They differ as soon as verifying is not free.
-
-Draft one more token if it brings more than the round does so far (optimal stopping):
-
-    a_1 ... a_(K+1) / (T_round(K+1) - T_round(K)) > E(K) / T_round(K)
-
-Where goodput rises and then falls with K this finds the best K; inside a row tile the next token
-costs hardly anything, so K ends at the tile's edge. `best_depth` tries all instead.
 """
 
 from __future__ import annotations
@@ -28,7 +21,6 @@ from dataclasses import dataclass, replace
 from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.expected import measured_speed_up, speed_up
 from outrider.core.round_law import PLAIN, RoundLaw
-from outrider.planner.places import Rates, round_law
 
 # Batches up to this size are reckoned by how many of them draft, larger ones by the mean number.
 _COUNTED_BATCH = 64
@@ -115,29 +107,6 @@ def forecast(
 ) -> Forecast:
     times = round_times(calibration, drafter, load, law, depth=depth)
     return Forecast(law, times, plain_times(calibration, load))
-
-
-def best_depth(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, rates: Rates, *, most: int
-) -> int:
-    """The K from 0 to `most` with the largest speed-up; of equals the smallest."""
-
-    def speed(k: int) -> float:
-        return forecast(calibration, drafter, load, round_law(rates, k), depth=k).speed_up
-
-    return max(range(most + 1), key=lambda k: (speed(k), -k))
-
-
-def stopping_depth(
-    tokens: Callable[[int], float], seconds: Callable[[int], float], *, most: int
-) -> int:
-    """The K at which the marginal rule stops; `tokens` and `seconds` of a round by K. A token that
-    costs nothing is drafted."""
-    for k in range(most):
-        gain, cost = tokens(k + 1) - tokens(k), seconds(k + 1) - seconds(k)
-        if gain * seconds(k) <= tokens(k) * cost:
-            return k
-    return most
 
 
 def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | None:

@@ -119,16 +119,18 @@ class _Simulation:
     # Jobs
 
     def _start_jobs(self) -> None:
-        """Poll idle lanes until none starts: a verify that starts may make work ahead of it."""
+        """Poll idle lanes until none starts: a verify that starts may make work ahead of it. Lanes
+        may wait for each other only while something runs."""
         lanes, busy = self._schedule.lanes, self._lanes.busy
-        started = True
-        while started and len(busy) < len(lanes):
+        started = patient = True
+        while (started or (patient and not busy)) and len(busy) < len(lanes):
+            patient = patient and (started or bool(busy))
             started = False
-            pool = self._ledger.pool(sys.maxsize)
+            pool = self._ledger.pool(sys.maxsize, patient=patient)
             for lane in self._order.arrange(lanes, pool):
                 if lane not in busy and self._start(lane, pool):
                     started = True
-                    pool = self._ledger.pool(sys.maxsize)
+                    pool = self._ledger.pool(sys.maxsize, patient=patient)
 
     def _start(self, lane: str, pool: Pool) -> bool:
         job = self._schedule.next_job(lane, pool, self._ledger.num_live)
@@ -190,6 +192,7 @@ class _Simulation:
         trace = task.trace(self._now)
         self._jobs.append(trace)
         self._order.observe(trace)
+        self._schedule.observe(trace)
         self._note_passes(task)
         for work in task.job.of(Stage.AHEAD):
             if work.seq_id in self._live:

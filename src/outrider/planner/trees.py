@@ -9,11 +9,16 @@ Where only first candidates were counted, what their siblings bring is guessed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.round_law import RoundLaw
 from outrider.core.tree_shape import ROW_TILE, Chances, best_shape, with_siblings
 from outrider.planner.places import Rates
-from outrider.planner.rounds import Forecast, Load, forecast
+from outrider.planner.rounds import Load, forecast
+
+# Nodes of the largest tree that is tried.
+MOST_NODES = 63
 
 
 def chances_of(drafter: DrafterCosts, rates: Rates, depth: int) -> Chances:
@@ -34,28 +39,39 @@ def tree_law(chances: Chances, num_nodes: int) -> RoundLaw:
     return RoundLaw(tuple(min(1.0, one) for one in kept), 1.0, float(len(shape)))
 
 
-def sizes_to_try(batch: int, *, least: int, most: int, tile: int = ROW_TILE) -> list[int]:
+def sizes_to_try(batch: int, *, least: int, most: int = MOST_NODES) -> list[int]:
     """Nodes a tree of each of `batch` sequences, from `least` to `most`, that fill their tiles."""
     edges: set[int] = set()
-    rows = tile
+    rows = ROW_TILE
     while rows // batch - 1 <= most:
         edges.add(rows // batch - 1)
-        rows += tile
+        rows += ROW_TILE
     return sorted(size for size in {*edges, most} if least <= size <= most)
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The best tree of a drafter: at most `num_nodes`, at most `depth` deep. `speed_up` is of long
+    texts, with `tokens` a round; `is_guess` says that nobody counted what siblings bring."""
+
+    drafter: str
+    num_nodes: int
+    depth: int
+    tokens: float
+    speed_up: float
+    is_guess: bool
+
+
 def best_tree(
-    calibration: Calibration,
-    drafter: DrafterCosts,
-    load: Load,
-    chances: Chances,
-    *,
-    most: int,
-) -> tuple[int, Forecast] | None:
-    """The nodes of the tree with the largest speed-up, as deep as `chances` and at least as many
-    nodes; None where `most` is fewer."""
-    found: list[tuple[int, Forecast]] = []
-    for size in sizes_to_try(load.batch, least=len(chances), most=most):
+    calibration: Calibration, drafter: DrafterCosts, load: Load, rates: Rates, *, depth: int
+) -> Tree | None:
+    """That with the largest speed-up, of more nodes than a chain of `depth`. Choosing its nodes is
+    taken to cost no more than drafting the chain."""
+    chances = chances_of(drafter, rates, depth)
+    found: list[Tree] = []
+    for size in sizes_to_try(load.batch, least=len(chances) + 1):
         law = tree_law(chances, size)
-        found.append((size, forecast(calibration, drafter, load, law, depth=len(law.kept))))
-    return max(found, key=lambda one: one[1].speed_up, default=None)
+        speed_up = forecast(calibration, drafter, load, law, depth=len(law.kept)).speed_up
+        guess = not drafter.chances
+        found.append(Tree(drafter.name, size, len(law.kept), law.tokens, speed_up, guess))
+    return max(found, key=lambda one: one.speed_up, default=None)

@@ -66,7 +66,8 @@ class Pool:
     token) while decoding, the unread prompt before. Who waits in `prefill` may be given chunks of
     the prompt, or a first round that also reads all of the rest. `ahead` lists those whose drafts
     are being verified in another lane now, for which nothing was drafted ahead yet.
-    `num_free_tokens` is the arena's room.
+    `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now. A lane
+    may wait for them as long as the pool is `patient`; it is not where nothing else would run.
     """
 
     prefill: tuple[Work, ...]
@@ -74,10 +75,14 @@ class Pool:
     verify: tuple[Work, ...]
     num_free_tokens: int
     ahead: tuple[Work, ...] = ()
+    drafting: tuple[int, ...] = ()
+    verifying: tuple[int, ...] = ()
+    patient: bool = True
 
 
 class Schedule(Protocol):
-    """Which job each idle lane takes next. All state that jobs change is in the pool."""
+    """Which job each idle lane takes next. All state that jobs change is in the pool; what a
+    schedule knows besides is what jobs took."""
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -85,6 +90,9 @@ class Schedule(Protocol):
         ...
 
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None: ...
+    def observe(self, trace: JobTrace) -> None:
+        """A job of some lane ended."""
+        ...
 
 
 class LaneOrder(Protocol):

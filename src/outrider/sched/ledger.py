@@ -63,13 +63,17 @@ class Ledger:
         """Whether a job of it has started and not ended, AHEAD included."""
         return seq_id in self._running or seq_id in self._looking
 
-    def pool(self, num_free_tokens: int) -> Pool:
+    def pool(self, num_free_tokens: int, *, patient: bool = True) -> Pool:
         prefill, draft, verify = (
             tuple([Work(seq_id, stage, self._unread[seq_id]) for seq_id in self._waiting[stage]])
             for stage in _STAGES
         )
         ahead = tuple([Work(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead])
-        return Pool(prefill, draft, verify, num_free_tokens, ahead)
+        drafting, verifying = (
+            tuple([seq_id for seq_id, own in self._running.items() if own is stage])
+            for stage in (Stage.DRAFT, Stage.VERIFY)
+        )
+        return Pool(prefill, draft, verify, num_free_tokens, ahead, drafting, verifying, patient)
 
     def start(self, job: Job) -> None:
         for seq_id, stages in _stages_of(job).items():

@@ -41,6 +41,7 @@ def schedule_for(config: EngineConfig) -> Schedule:
         case "pdv":
             return PrefillDraftVerify(sizes, threshold=config.hybrid_threshold)
         case "ssd":
-            return DraftAheadLanes(sizes)
+            # Who forces hits studies drafting ahead.
+            return DraftAheadLanes(sizes, always=config.force_hits >= 0)
         case _:
             return SingleLane(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)

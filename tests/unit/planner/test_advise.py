@@ -169,6 +169,28 @@ def test_trees_where_ranks_were_counted() -> None:
     assert "trees of 15 nodes" in plan.verdict
 
 
+def test_a_tree_is_named_where_long_texts_gain_by_it() -> None:
+    """15 nodes cost as many rows as a chain of 4; with dear rows they do not pay."""
+    rows = Curve(((1.0, 1.0), (16.0, 1.0), (17.0, 2.0), (64.0, 4.0)))
+    cheap = replace(flat(costs(0.05, [0.6] * 4)), target=PassCosts(rows))
+    question = Question(job=Job(new_tokens=FAR), trees=("model",))
+    plan = advise(cheap, question)
+    assert plan.tree is not None
+    assert plan.best is not None
+    assert plan.best.num_nodes == 0
+    assert (plan.tree.num_nodes, plan.tree.is_guess) == (15, True)
+    assert plan.tree.speed_up > plan.best.steady
+    assert plan.reasons[-1].startswith("In long texts trees of 15 nodes, ")
+    assert plan.reasons[-1].endswith("guessed, not counted.")
+    assert "--tree-nodes 15" in plan.reasons[-1]
+    for less in (
+        advise(cheap, replace(question, trees=("suffix",))),
+        advise(sloped(costs(0.05, [0.6] * 4), per_row=0.1), question),
+    ):
+        assert less.speculate
+        assert less.tree is None
+
+
 def everything(contention: float, batch: int) -> Plan:
     engines = Engines(
         names=("single", "pd", "pdv", "ssd"),
@@ -186,7 +208,12 @@ def test_engines_on_one_device_and_on_two() -> None:
     assert (one.best.engine, two.best.engine) == ("single", "ssd")
     assert two.best.fallback == "jit"
     assert two.best.speed_up / one.best.speed_up == pytest.approx(1.8 / 1.08, rel=1e-3)
-    assert two.reasons[-1].startswith("By engine: ssd ")
+    assert two.reasons[-2].startswith("By engine: ssd ")
+    assert two.reasons[-1] == (
+        "Drafting ahead foresees 90 % of verdicts and goes on with a new draft after the others; a "
+        "new draft is the better way up to a batch of 1; drafts of up to K = 4 fit beside a "
+        "verification."
+    )
     assert [option.engine for option in one.options] == ["single"]
     many = {option.engine: option.speed_up for option in everything(0.0, 8).engines}
     assert many["pdv"] < many["single"] == many["pd"]
@@ -258,6 +285,16 @@ def test_joules_where_somebody_gave_an_energy() -> None:
     assert plan.plain_joules is not None
     assert plan.plain_joules / plan.best.joules == pytest.approx(plan.best.steady, rel=0.1)
     assert advise(flat(costs(0.1, [0.9] * 4)), asked(Candidate("model", 4))).plain_joules is None
+
+
+def test_only_the_draft_model_spends_its_joules() -> None:
+    spec = ModelSpec("t", "llama", 1000, 64, 2, 2, 2, 32, 256, 512, 10**6, 2, 2)
+    energy = Energy(Power(0.0, 1e-7, 0.0), PassWork(spec), PassWork(spec))
+    both = flat(costs(0.1, [0.9] * 4), costs(0.1, [0.9] * 4, name="ngram"))
+    ways = Candidate("model", 4), Candidate("ngram", 4)
+    plan = advise(both, replace(asked(*ways), energy=energy))
+    spent = {one.drafter: one.joules for one in plan.options}
+    assert spent["model"] == pytest.approx(5 * (spent["ngram"] or 0.0), rel=0.1)
 
 
 def test_a_record_for_programs() -> None:

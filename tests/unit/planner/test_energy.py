@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.round_law import PLAIN, RoundLaw
 from outrider.core.spec import ModelSpec
-from outrider.planner.energy import Energy, joules_a_token
-from outrider.planner.pareto import Point, frontier, hypervolume
+from outrider.planner.energy import Energy, joules_a_token, round_joules
+from outrider.planner.pareto import Point, frontier
 from outrider.planner.places import Rates, round_law
 from outrider.planner.roofline import PassWork, calibrate
 from outrider.planner.rounds import Load, plain_times, round_times
@@ -43,6 +43,23 @@ def test_a_drafter_that_rests_moves_nothing() -> None:
     law = RoundLaw((0.25, 0.125), 0.5, 2.0)
     found = joules_a_token(energy, Load(1, 0), law, 1.0, depth=2)
     assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / law.tokens)
+
+
+def test_a_draft_device_of_its_own_flows_while_it_drafts() -> None:
+    """Its watts in all the round's time, its own joules a byte and a FLOP."""
+    target, draft = Power(10.0, 1e-9, 1e-12), Power(2.0, 3e-9, 5e-12)
+    law, load = round_law(Rates((0.5,)), 2), Load()
+    works = PassWork(TARGET), PassWork(DRAFT)
+    one = round_joules(Energy(target, *works), load, law, 0.2, depth=2)
+    two = round_joules(Energy(target, *works, draft), load, law, 0.2, depth=2)
+    assert two.static - one.static == pytest.approx(2 * 0.2)
+    assert two.moving - one.moving == pytest.approx(2e-9 * 2 * 6e8)
+    assert two.counting - one.counting == pytest.approx(4e-12 * 2 * 6e8)
+    plain = [
+        joules_a_token(e, load, PLAIN, 0.1, depth=0)
+        for e in (Energy(target, *works), Energy(target, *works, draft))
+    ]
+    assert plain[0] == plain[1]
 
 
 def by_length(device: str, beta: float, batch: int) -> tuple[list[float], list[float]]:
@@ -100,23 +117,3 @@ def test_a_frontier_has_what_no_other_beats(points: list[Point]) -> None:
         assert beaten
     for a, b in itertools.permutations(kept, 2):
         assert not (a.each >= b.each and a.total >= b.total)
-
-
-@examples(20)
-@given(points=points, cell=st.tuples(numbers, numbers))
-def test_hypervolume_is_the_area_of_the_union(
-    points: list[Point], cell: tuple[float, float]
-) -> None:
-    """By inclusion over a grid of all coordinates."""
-    xs = sorted({0.0, *(p.each for p in points)})
-    ys = sorted({0.0, *(p.total for p in points)})
-    area = sum(
-        (x2 - x1) * (y2 - y1)
-        for x1, x2 in itertools.pairwise(xs)
-        for y1, y2 in itertools.pairwise(ys)
-        if any(p.each >= x2 and p.total >= y2 for p in points)
-    )
-    assert hypervolume(points) == pytest.approx(area)
-    more = [*points, Point("new", *cell)]
-    assert hypervolume(more) >= hypervolume(points) - 1e-12
-    assert hypervolume(points, each=20.0) == 0

@@ -16,7 +16,7 @@ from outrider.core.calibration import DrafterCosts, PlaceCount
 from outrider.core.errors import ConfigError
 from outrider.core.expected import beta_rates, expected_by_place, expected_tokens
 from outrider.core.round_law import RoundLaw
-from outrider.planner.places import Rates, believe, fitted_carry, of_rates, round_law
+from outrider.planner.places import Rates, believe, fitted_carry, round_law
 from outrider.planner.texts import likeness, texts_differ
 
 shares = st.floats(0, 1)
@@ -188,13 +188,6 @@ def test_nothing_is_known_without_counts() -> None:
         believe(DrafterCosts("model", ()))
     assert caught.value.hint is not None
     assert "outrider plan" in caught.value.hint
-
-
-@pytest.mark.parametrize("wrong", [(), (1.2,), (0.5, -0.1)])
-def test_supposed_rates_must_be_rates(wrong: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        of_rates(wrong)
-    assert of_rates((0.8, 0.7)).mean.accepted == (0.8, 0.7)
 
 
 def texts(u: float, v: float, num: int = 60) -> list[tuple[PlaceCount, ...]]:

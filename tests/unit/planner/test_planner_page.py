@@ -12,7 +12,7 @@ from doubles.planned import costs, flat
 from outrider.core.spec import ModelSpec
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Candidate, Job
-from outrider.planner.roofline import calibrate, ridge_rows
+from outrider.planner.roofline import PassWork, calibrate, ridge_rows
 from outrider.planner.sheets import SHEETS, device_sheet
 
 PAGE = Document.named("algorithms/planner.md")
@@ -31,7 +31,7 @@ def test_the_table_of_sheets() -> None:
             sheet.bandwidth / 1e9,
             sheet.flops["bfloat16"] / 1e12,
             sheet.memory_bytes / 1e9,
-            round(ridge_rows(LLAMA, sheet)),
+            round(ridge_rows(PassWork(LLAMA), sheet)),
             *(1e3 * target.seconds(count, 0, 0) for count in (1, 8, 64, 512)),
         ]
         for cell, number in zip(cells, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""What rounds cost and bring: closed forms, the marginal rule, batches and where gains end."""
+"""What rounds cost and bring: closed forms, batches and where gains end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat, sloped
-from outrider.core.calibration import PassCosts
+from outrider.core.calibration import Calibration, PassCosts
 from outrider.core.cost import Curve
 from outrider.core.expected import expected_tokens
 from outrider.core.round_law import PLAIN
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import (
     Load,
-    best_depth,
     binomial,
     break_even,
     forecast,
     plain_times,
     round_times,
-    stopping_depth,
 )
 
 shares = st.floats(0, 1)
@@ -107,43 +105,34 @@ BEST = [
 ]
 
 
+def longest(
+    calibration: Calibration, beta: float, *, most: int, batch: int = 1
+) -> tuple[int, float]:
+    """The K with the largest speed-up, and that."""
+    drafter, rates = calibration.drafters[0], Rates((beta,))
+
+    def gain(k: int) -> float:
+        law = round_law(rates, k)
+        return forecast(calibration, drafter, Load(batch), law, depth=k).speed_up
+
+    k = max(range(most + 1), key=gain)
+    return k, gain(k)
+
+
 @pytest.mark.parametrize(("beta", "share", "best", "speed"), BEST)
 def test_known_best_lengths(beta: float, share: float, best: int | None, speed: float) -> None:
     calibration = flat(costs(share))
-    drafter, rates = calibration.drafters[0], Rates((beta,))
-    k = best_depth(calibration, drafter, Load(), rates, most=40)
+    k, gain = longest(calibration, beta, most=40)
     assert best in (None, k)
-    found = forecast(calibration, drafter, Load(), round_law(rates, k), depth=k)
-    assert f"{found.speed_up:.2f}" == f"{speed:.2f}"
-
-
-@examples(20)
-@given(beta=st.floats(0.05, 0.95), step=st.floats(0.01, 1), per_row=st.floats(0, 0.3))
-def test_the_marginal_rule_finds_the_best_where_costs_are_even(
-    beta: float, step: float, per_row: float
-) -> None:
-    """Seconds that grow evenly and tokens that grow ever less: one peak."""
-    calibration = sloped(costs(step), per_row=per_row)
-    drafter, rates = calibration.drafters[0], Rates((beta,))
-
-    def seconds(k: int) -> float:
-        return round_times(calibration, drafter, Load(), round_law(rates, k), depth=k).total
-
-    stopped = stopping_depth(lambda k: expected_tokens(beta, k), seconds, most=24)
-    best = best_depth(calibration, drafter, Load(), rates, most=24)
-
-    def speed(k: int) -> float:
-        return expected_tokens(beta, k) / seconds(k)
-
-    assert speed(stopped) == pytest.approx(speed(best), rel=1e-9)
+    assert f"{gain:.2f}" == f"{speed:.2f}"
 
 
 def test_a_full_tile_is_used_to_its_edge() -> None:
     """Up to 8 rows cost one second, the ninth a second more."""
     rows = Curve(((1.0, 1.0), (8.0, 1.0), (9.0, 2.0), (16.0, 2.0)))
     calibration = replace(flat(costs(0.001)), target=PassCosts(rows))
-    assert best_depth(calibration, calibration.drafters[0], Load(), Rates((0.8,)), most=15) == 7
-    assert best_depth(calibration, calibration.drafters[0], Load(2), Rates((0.8,)), most=7) == 3
+    assert longest(calibration, 0.8, most=15)[0] == 7
+    assert longest(calibration, 0.8, most=7, batch=2)[0] == 3
 
 
 @examples(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,9 +20,13 @@ from outrider.planner.roofline import (
     PassWork,
     calibrate,
     critical_context,
+    mixture_of,
+    pass_seconds,
     ridge_rows,
+    row_seconds,
     rows_seconds,
 )
+from outrider.planner.rounds import Load
 from outrider.planner.sheets import SHEETS, device_sheet
 
 
@@ -68,7 +73,7 @@ def test_every_sheet_makes_a_calibration(name: str) -> None:
 
 
 def test_where_memory_and_arithmetic_meet() -> None:
-    assert round(ridge_rows(EIGHT_B, device_sheet("h200"))) == 183
+    assert round(ridge_rows(PassWork(EIGHT_B), device_sheet("h200"))) == 183
     sheet = device_sheet("h100")
     below, above = (rows_seconds(PassWork(EIGHT_B), sheet, rows) for rows in (64, 1024))
     once = rows_seconds(PassWork(EIGHT_B), sheet, 1)
@@ -112,13 +117,34 @@ def test_a_mixture_reads_more_as_rows_grow(experts: int, rows: int, share: float
 
 def test_a_mixture_leaves_less_room_for_drafts() -> None:
     """8 of 128 experts: five rows read more than twice the weights of one."""
-    mixture = Mixture(128, 8, 0.9)
+    experts = round(0.9 * EIGHT_B.num_parameters)
+    sparse = replace(EIGHT_B, num_experts=128, num_active_experts=8, expert_parameters=experts)
+    mixture = mixture_of(sparse)
+    assert mixture is not None
     assert mixture.read_share(5) / mixture.read_share(1) == pytest.approx(2.23, abs=0.005)
     sheet = device_sheet("h100")
-    dense, mixed = calibrate(EIGHT_B, None, sheet), calibrate(EIGHT_B, None, sheet, mixture=mixture)
+    dense, mixed = calibrate(EIGHT_B, None, sheet), calibrate(sparse, None, sheet)
     ratios = [one.target.seconds(5, 0, 0) / one.target.seconds(1, 0, 0) for one in (dense, mixed)]
     assert ratios[0] < 1.01 < 1.9 < ratios[1]
     assert mixed.target.seconds(1, 0, 0) < dense.target.seconds(1, 0, 0) / 4
+
+
+def test_a_mixture_is_at_its_ridge_where_computing_takes_as_long_as_reading() -> None:
+    experts = round(0.9 * EIGHT_B.num_parameters)
+    sparse = replace(EIGHT_B, num_experts=128, num_active_experts=8, expert_parameters=experts)
+    work, sheet = PassWork(sparse), device_sheet("h200")
+    rows = ridge_rows(work, sheet)
+    assert 183 < rows < 183 / 0.1
+    assert rows * row_seconds(work, sheet) == pytest.approx(
+        work.weight_bytes(rows) / sheet.bytes_per_second, rel=1e-3
+    )
+
+
+def test_a_pass_costs_what_the_calibration_says_of_it() -> None:
+    sheet = device_sheet("a100")
+    costs = calibrate(EIGHT_B, None, sheet).target
+    found = pass_seconds(PassWork(EIGHT_B), sheet, Load(4, 1000), 4)
+    assert found == pytest.approx(costs.seconds(16, 4 * 1000, 16 * 1000))
 
 
 def test_eight_bits_are_read_in_half_the_time() -> None:
@@ -132,6 +158,7 @@ def test_a_drafter_with_a_device_of_its_own() -> None:
     found = calibrate(EIGHT_B, ONE_B, device_sheet("h100"), draft_sheet=device_sheet("rtx4090"))
     apart = calibrate(EIGHT_B, ONE_B, device_sheet("rtx4090"))
     assert found.drafters == apart.drafters
+    assert found.machine == "h100, drafting on rtx4090"
 
 
 def test_a_model_that_keeps_no_context() -> None:

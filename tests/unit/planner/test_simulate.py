@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,9 +83,15 @@ def test_what_is_never_foreseen_takes_as_long_as_drafting_in_turns() -> None:
     turns = run("single", costs(1.0, 0.15), chance, outputs=outputs)
     assert ahead.seconds == pytest.approx(turns.seconds)
     assert not any(trace.hit for trace in ahead.rounds)
-    # With one memory it is slower: what is drafted ahead is for nobody.
+    # With one memory it is slower: what is drafted ahead is for nobody. So it soon is given up.
     shared = run("ssd", costs(1.0, 0.15), chance, outputs=outputs, contention=1.0)
-    assert shared.seconds > 1.3 * turns.seconds
+    assert turns.seconds < shared.seconds < 1.15 * turns.seconds
+    before, after = (
+        [job for job in shared.jobs if job.kinds == ("ahead",) and (job.began < 30) == early]
+        for early in (True, False)
+    )
+    assert 10 < len(before) < 25
+    assert len(after) < 12
 
 
 @pytest.mark.parametrize(("p_hit", "batch"), [(0.8, 1), (0.8, 4), (0.9, 8)])
@@ -147,7 +151,6 @@ def test_only_what_was_drafted_ahead_since_the_last_draft_is_a_hit() -> None:
     config = EngineConfig(schedule="ssd", k=4, batch_size=4)
     load = Load(tuple(Request(1, 41 + i, arrives=1.3 * i) for i in range(4)))
     found = simulate(config, load, costs(1.0, 0.3), Chance((0.8,), p_hit=1.0))
-    lost = False
     for seq_id in range(4):
         own = [job for job in found.jobs if seq_id in job.seq_ids]
         drafts = [(job.began, True) for job in own if job.kinds == ("draft",)]
@@ -160,8 +163,7 @@ def test_only_what_was_drafted_ahead_since_the_last_draft_is_a_hit() -> None:
             ready = not drafting
         hits = [trace.hit for trace in found.rounds if trace.seq_id == seq_id]
         assert [hit for hit in hits if hit is not None] == foreseen[: len(hits) - hits.count(None)]
-        lost |= (True, False) in pairwise(hits)
-    assert lost
+    assert any(trace.hit for trace in found.rounds)
 
 
 def test_lanes_of_their_own_overlap_and_raise_throughput() -> None:
@@ -175,6 +177,30 @@ def test_lanes_of_their_own_overlap_and_raise_throughput() -> None:
     assert found.seconds == pytest.approx(21)
     shared = simulate(config, load, costs(1.0, 0.25), Chance(ALL_KEPT), contention=1.0)
     assert shared.seconds == pytest.approx(40)
+
+
+def crowd(engine: str, step: float, *, threshold: int = 0, contention: float = 0.0) -> float:
+    """Seconds of four users who come one by one and whose texts differ in length."""
+    config = EngineConfig(schedule=engine, k=4, batch_size=4, hybrid_threshold=threshold)
+    load = Load(tuple(Request(1 + i % 3, 90 + 17 * (i % 5)) for i in range(16)), in_flight=4)
+    chance = Chance((0.8,), p_hit=0.9)
+    return simulate(config, load, costs(1.0, step), chance, contention=contention).seconds
+
+
+@pytest.mark.parametrize("step", [0.05, 0.1])
+def test_groups_that_were_parted_go_on_as_one_where_a_pass_takes_the_same_for_all(
+    step: float,
+) -> None:
+    turns = crowd("single", step)
+    assert crowd("pdv", step) < 1.15 * turns
+    assert crowd("ssd", step) < 1.1 * turns
+
+
+def test_lanes_are_joined_where_side_by_side_they_only_slow_each_other_down() -> None:
+    """Drafts take longer than a pass, so nobody waits for them."""
+    turns = crowd("single", 0.3)
+    assert crowd("pdv", 0.3, threshold=0, contention=1.0) > 1.5 * turns
+    assert crowd("pdv", 0.3, threshold=3, contention=1.0) < 1.25 * turns
 
 
 def test_a_closed_loop_keeps_its_users_busy() -> None:
@@ -241,7 +267,7 @@ seconds_each = st.floats(1e-3, 2.0)
     chunk=st.integers(1, 20),
     threshold=st.integers(0, 4),
 )
-def test_every_sequence_ends_and_no_lane_idles_beside_its_work(
+def test_every_sequence_ends_and_lanes_wait_only_for_each_other(
     engine: str,
     work: list[Request],
     known: JobCosts,
@@ -274,5 +300,7 @@ def test_every_sequence_ends_and_no_lane_idles_beside_its_work(
         total = sum(ended - began for began, ended in own)
         assert total == pytest.approx(seconds(own)), "a lane runs two jobs at once"
     for lane, began, ended in gaps(found.jobs):
-        busy = shared_seconds(by_lane[lane], [(began, ended)])
-        assert busy == pytest.approx(ended - began, abs=1e-6), "a lane idles beside its work"
+        both = [lane] if lane == "prefill" else ["decode", "verify", "main"]
+        own = [span for name in both for span in by_lane.get(name, ())]
+        busy = shared_seconds(own, [(began, ended)])
+        assert busy == pytest.approx(ended - began, abs=1e-6), "lanes idle beside their work"

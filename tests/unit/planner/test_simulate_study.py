@@ -49,7 +49,8 @@ def test_numbers_tell_of_their_run() -> None:
     # Both requests are verified in one pass by one lane.
     assert 1.5 < found.numbers["single"].rounds_per_pass <= 2
     assert found.numbers[PLAIN].p_hit is None
-    assert found.numbers["ssd"].p_hit == pytest.approx(0.9, abs=0.15)
+    # A round or two is tried in turns.
+    assert 0.6 < (found.numbers["ssd"].p_hit or 0) < 1
     assert found.numbers[PLAIN].stats.drafter == "none"
     assert found.numbers[PLAIN].busy == {"main": pytest.approx(1.0)}
 

@@ -14,8 +14,8 @@ from outrider.core.calibration import PassCosts
 from outrider.core.cost import Curve
 from outrider.core.tree_shape import best_shape, chain_shape
 from outrider.planner.places import Rates, round_law
-from outrider.planner.rounds import Load
-from outrider.planner.trees import best_tree, chances_of, sizes_to_try, tree_law
+from outrider.planner.rounds import Load, forecast
+from outrider.planner.trees import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
     lambda shares: tuple(sorted(shares, reverse=True))
@@ -56,13 +56,20 @@ def test_the_tree_ends_where_the_next_tile_begins() -> None:
     """16 rows cost 1 second, the next 16 ten times as much."""
     rows = Curve(((1.0, 1.0), (16.0, 1.0), (17.0, 10.0), (64.0, 11.0)))
     calibration = replace(flat(costs(0.01)), target=PassCosts(rows))
-    chances = [(0.6, 0.2, 0.1)] * 5
+    counted = replace(costs(0.01), chances=((0.6, 0.2, 0.1),) * 5)
     for batch, nodes in ((1, 15), (2, 7)):
-        found = best_tree(calibration, costs(0.01), Load(batch), chances, most=40)
+        found = best_tree(calibration, counted, Load(batch), Rates((0.6,)), depth=5)
         assert found is not None
-        assert found[0] == nodes
-        assert found[1].law.tokens > round_law(Rates((0.6,)), 5).tokens
-    assert best_tree(calibration, costs(0.01), Load(), chances, most=4) is None
+        assert found.tokens > round_law(Rates((0.6,)), 5).tokens
+        law = tree_law(counted.chances, nodes)
+        depth = len(law.kept)
+        assert (found.num_nodes, found.depth, found.is_guess) == (nodes, depth, False)
+        long = forecast(calibration, counted, Load(batch), law, depth=depth)
+        assert found.speed_up == pytest.approx(long.speed_up)
+    guessed = best_tree(calibration, costs(0.01), Load(), Rates((0.6,)), depth=5)
+    assert guessed is not None
+    assert guessed.is_guess
+    assert best_tree(calibration, costs(0.01), Load(), Rates((0.6,)), depth=MOST_NODES) is None
 
 
 def test_siblings_are_guessed_where_nobody_counted_them() -> None:

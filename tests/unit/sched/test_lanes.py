@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.job_traces import trace
 from doubles.lanes import Arrival, Lanes, Ran
 from outrider.sched.draft_ahead import DraftAheadLanes
 from outrider.sched.jobs import Job, Pool, Schedule, Stage, Work
@@ -131,3 +134,15 @@ def test_every_verification_is_drafted_ahead_of_while_it_runs() -> None:
         assert ("verify", "VERIFY", start + 1) in told
         assert ("decode", "AHEAD", start + 1) in told
     assert len(told) == 15
+
+
+def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait() -> None:
+    schedule = DraftAheadLanes(SIZES)
+    waiting = Pool((), (), VERIFIES, 99, POOL.ahead, drafting=(7,))
+    assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
+    for size in (1, 2):
+        schedule.observe(trace("draft", size, 0.1))
+        schedule.observe(trace("verify", size, 1.0))
+    assert schedule.next_job("verify", waiting, 5) is None
+    assert schedule.next_job("decode", waiting, 5) == Job(POOL.ahead)
+    assert schedule.next_job("verify", replace(waiting, patient=False), 5) == Job(VERIFIES)

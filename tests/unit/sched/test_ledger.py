@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.sched.jobs import Job, Pool, Stage, Work
@@ -11,7 +13,8 @@ NOTHING = Pool((), (), (), 99)
 
 
 def pool_of(ledger: Ledger) -> Pool:
-    return ledger.pool(num_free_tokens=99)
+    """Who waits for what."""
+    return replace(ledger.pool(num_free_tokens=99), drafting=(), verifying=())
 
 
 def job(*works: tuple[int, Stage, int]) -> Job:
@@ -68,6 +71,21 @@ def test_drafting_and_verifying_may_be_separate_jobs_even_in_a_first_round() -> 
     assert pool_of(ledger) == Pool((), (), (Work(0, Stage.VERIFY, 3),), 99)
     run(ledger, job((0, Stage.VERIFY, 3)))
     assert pool_of(ledger) == Pool((), (Work(0, Stage.DRAFT, 1),), (), 99)
+
+
+def test_a_pool_tells_who_drafts_and_who_is_verified() -> None:
+    ledger = Ledger()
+    for seq_id in range(4):
+        ledger.add(seq_id, 1)
+    for seq_id in (1, 3):
+        ledger.start(job((seq_id, Stage.DRAFT, 1)))
+    ledger.finish(job((3, Stage.DRAFT, 1)), lambda _: False)
+    ledger.start(job((3, Stage.VERIFY, 1)))
+    pool = ledger.pool(99, patient=False)
+    assert (pool.drafting, pool.verifying, pool.patient) == ((1,), (3,), False)
+    ledger.undo(job((3, Stage.VERIFY, 1)))
+    ledger.drop(1)
+    assert ledger.pool(99) == replace(ledger.pool(99), drafting=(), verifying=(), patient=True)
 
 
 def test_whoever_runs_does_not_wait() -> None:
