@@ -66,7 +66,30 @@ def peers(call: Call[PeersOptions]) -> int:
             f"\ninterrupted: what was measured until then is in {journal.folder}; the same command "
             f"with --output-dir {journal.folder} goes on from there"
         )
-    return 0 if whole else INTERRUPTED
+        return INTERRUPTED
+    return 0 if _compared(comparison) else 1
+
+
+def _compared(comparison: Comparison) -> bool:
+    """Whether any other engine ran, if any was asked for. Those that did not are named."""
+    plan, found = comparison.plan, comparison.journal.found
+    asked = dict.fromkeys((*plan.names, *(server.peer for server in plan.servers)))
+    ran = {who.peer for (who, _), runs in found.runs.items() if runs}
+    absent = [name for name in asked if name not in ran]
+    for name in absent:
+        engine_setup.say(f"note: {name} was not measured: {_why_not(comparison, name)}")
+    if absent and len(absent) == len(asked):
+        engine_setup.say("nothing was compared: no engine but ours ran")
+        return False
+    return True
+
+
+def _why_not(comparison: Comparison, name: str) -> str:
+    if name in comparison.missing:
+        return f"get it with: {comparison.missing[name]}"
+    refused = comparison.journal.found.refused
+    reasons = (why for what, why in refused.items() if what.split()[0] == name)
+    return next(reasons, "its turn did not come")
 
 
 def _plan(options: PeersOptions) -> Plan:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
 from outrider.core.ahead import AheadTimes
 from outrider.core.expected import expected_tokens, speed_up
 from outrider.core.fan_out import Misses, chances, geometric, hit_rate, optimal, uniform
+from outrider.planner.ahead import crossover_batch, hide_limit
 
 _SHARES = (0.0, 0.5, 0.7, 0.9, 1.0)
 _POWER = Misses().recovered.power
@@ -32,8 +34,10 @@ def ahead(numbers: Numbers) -> Explanation:
     others = f"{numbers.p_hit:g}^{numbers.batch}"
     better = "drafting" if drafting.speed >= plain.speed else "plain decoding"
     hidden = f"{draft:.2f} of a verification" + (
-        ", and all of it fits beside one." if draft <= 1 else ", which is more than fits beside it."
+        ", and all of it fits beside one" if draft <= 1 else ", which is more than fits beside it"
     )
+    most = hide_limit(1.0, numbers.c)
+    hidden += "." if most is None else f"; up to K = {most} does."
     return Explanation(
         title="Drafting ahead of the verdict (SSD)",
         idea="While the target verifies a round, a drafter with resources of its own drafts after "
@@ -60,8 +64,9 @@ def ahead(numbers: Numbers) -> Explanation:
         rows=tuple(rows),
         result=f"{drafting.speed / in_turns:.2f} times drafting in turns. Drafting takes {hidden} "
         f"It can gain {1 + draft:.2f} times at most, the time that it hides. After a miss, "
-        f"{better} is better here. On one device both lanes share its bandwidth, and the gain is "
-        "at most 1 / (share of the bandwidth that drafting in turns reaches).",
+        f"{better} is better here{_turn(numbers, drafting, plain)}. On one device both lanes share "
+        "its bandwidth, and the gain is at most 1 / (share of the bandwidth that drafting in turns "
+        "reaches).",
         more=(
             "docs/theory.md, sections 8 and 9",
             "docs/algorithms/drafting-ahead.md",
@@ -105,6 +110,16 @@ def fan_out(numbers: Numbers) -> Explanation:
             "outrider generate PROMPT --schedule ssd --fan-policy geometric",
         ),
     )
+
+
+def _turn(numbers: Numbers, drafting: AheadTimes, plain: AheadTimes) -> str:
+    """From which batch on plain decoding after a miss is better, where all work ahead is hidden."""
+    if drafting.ahead > 1 or numbers.p_hit in (0, 1):
+        return ""
+    turn = crossover_batch(numbers.p_hit, drafting.tokens, plain.tokens, drafting.fallback)
+    if math.isinf(turn):
+        return " (as in any batch)"
+    return f" (plain decoding from a batch of {max(1, math.ceil(turn))} on)"
 
 
 def _row(drafting: AheadTimes, plain: AheadTimes, in_turns: float) -> tuple[str, ...]:

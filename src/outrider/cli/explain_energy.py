@@ -1,22 +1,22 @@
 """The topic `energy`: joules a token.
 
-A round costs what the device draws in its time whatever it does, and energy for every byte read
-and every operation done:
-
-    J = (P T_round + e_byte bytes + e_flop operations) / E
-
-The energies are orders of magnitude: 30 pJ a byte is HBM2 (O'Connor et al. 2017, Fine-grained
-DRAM, 3.9 pJ a bit), 0.75 pJ an operation half of an FP16 multiply and add (Horowitz 2014,
-Computing's energy problem).
+The formula is the planner's (planner/energy.py). The energies are orders of magnitude: 30 pJ a
+byte is HBM2 (O'Connor et al. 2017, Fine-grained DRAM, 3.9 pJ a bit), 0.75 pJ an operation half of
+an FP16 multiply and add (Horowitz 2014, Computing's energy problem).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.cli.explain_machine import Device
+from outrider.cli.explain_machine import Device, model_of
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
-from outrider.core.expected import expected_tokens
+from outrider.core.expected import expected_tokens, prefix_products
+from outrider.core.round_law import RoundLaw
+from outrider.planner.energy import Energy, Joules, joules_a_token, round_joules
+from outrider.planner.roofline import PassWork
+from outrider.planner.rounds import Load
+from outrider.planner.sheets import Power
 
 BYTE, OPERATION = 30e-12, 0.75e-12
 _MOST_K = 64
@@ -24,20 +24,30 @@ _MOST_K = 64
 
 def joules(numbers: Numbers, k: int) -> float:
     """A token, of one sequence in rounds of `k`; 0 is plain decoding."""
-    return sum(_spent(numbers, k)) / expected_tokens(numbers.alpha, k)
+    law, seconds = _round(numbers, k)
+    return joules_a_token(_energy(numbers), Load(), law, seconds, depth=k)
 
 
-def _spent(numbers: Numbers, k: int) -> tuple[float, float, float]:
-    """Joules of a round: drawn in its time, for bytes, for operations."""
+def _spent(numbers: Numbers, k: int) -> Joules:
+    law, seconds = _round(numbers, k)
+    return round_joules(_energy(numbers), Load(), law, seconds, depth=k)
+
+
+def _round(numbers: Numbers, k: int) -> tuple[RoundLaw, float]:
+    """What it brings, and its seconds."""
     device = Device.of(numbers)
-    weights = 2 * numbers.parameters * 1e9
-    passes, rows = 1 + k * numbers.c, k + 1 + k * numbers.c
-    seconds = device.seconds(k + 1) + k * numbers.c * device.seconds(1)
-    return numbers.watts * seconds, weights * passes * BYTE, weights * rows * OPERATION
+    law = RoundLaw(tuple(prefix_products([numbers.alpha] * k)), 1.0 if k else 0.0, float(k))
+    return law, device.seconds(1, k + 1) + k * numbers.c * device.seconds(1, 1)
+
+
+def _energy(numbers: Numbers) -> Energy:
+    draft = PassWork(model_of(numbers.c * numbers.parameters)) if numbers.c else None
+    return Energy(Power(numbers.watts, BYTE, OPERATION), Device.of(numbers).work, draft)
 
 
 def _sum_of(numbers: Numbers, k: int) -> str:
-    parts = " + ".join(f"{part:.3f}" for part in _spent(numbers, k))
+    spent = _spent(numbers, k)
+    parts = f"{spent.static:.3f} + {spent.moving:.3f} + {spent.counting:.3f}"
     return f"({parts}) / {expected_tokens(numbers.alpha, k):.3f}"
 
 

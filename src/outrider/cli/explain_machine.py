@@ -1,57 +1,103 @@
 """Topics about the machine: what a pass waits for, and what becomes of speculation in a batch.
 
-A pass over R rows of b sequences with n tokens each reads all weights and the keys and values of
-those sequences, and computes R rows. The slower of the two is its time (Williams, Waterman,
-Patterson 2009, Roofline).
+Seconds of passes are the planner's (planner/roofline.py), on a device that reaches its peaks, takes
+rows one by one, and turns sharply from one limit to the other.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
 from outrider.core.expected import expected_tokens, measured_speed_up
+from outrider.core.spec import ModelSpec
+from outrider.planner import rounds
+from outrider.planner.roofline import (
+    PassWork,
+    context_seconds,
+    pass_seconds,
+    reading_seconds,
+    ridge_rows,
+    row_seconds,
+)
+from outrider.planner.rounds import Load
+from outrider.planner.sheets import DeviceSheet
 
-_BYTES, _OPERATIONS = 2, 2
-# Keys and values of a token as a share of the weights: those of Llama-2-7B, 0.5 MiB of 14 GB.
-KV_SHARE = 2 * 32 * 32 * 128 * 2 / 14e9
+# Llama-2-7B: keys and values of a token take 0.5 MiB beside 14 GB. Models of other sizes have
+# layers in proportion.
+_LAYERS, _HEADS, _HEAD_DIM, _PARAMETERS = 32, 32, 128, 7.0
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _ROWS = (1, 5, 64, 256, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A model of `parameters` on a device, in seconds: of reading its weights, and of a row."""
+    """A model on a device."""
 
-    reading: float
-    row: float
+    work: PassWork
+    sheet: DeviceSheet
 
     @classmethod
     def of(cls, numbers: Numbers) -> Device:
-        parameters = numbers.parameters * 1e9
-        return cls(
-            reading=_BYTES * parameters / (numbers.bandwidth * 1e9),
-            row=_OPERATIONS * parameters / (numbers.tflops * 1e12),
+        sheet = DeviceSheet(
+            name="device",
+            bandwidth=numbers.bandwidth * 1e9,
+            flops={"bfloat16": numbers.tflops * 1e12},
+            memory_bytes=0,
+            row_tile=1,
+            bandwidth_share=1.0,
+            flops_share=1.0,
+            p_norm=math.inf,
         )
+        return cls(PassWork(model_of(numbers.parameters)), sheet)
+
+    @property
+    def reading(self) -> float:
+        """Seconds of reading the weights."""
+        return reading_seconds(self.work, self.sheet, 1)
+
+    @property
+    def row(self) -> float:
+        """Seconds of a row's products."""
+        return row_seconds(self.work, self.sheet)
 
     @property
     def ridge(self) -> float:
         """Rows at which computing takes as long as reading the weights."""
-        return self.reading / self.row
+        return ridge_rows(self.work, self.sheet)
 
-    def seconds(self, num_rows: float, *, batch: float = 0, context: float = 0) -> float:
-        """Of a pass over `num_rows`, of `batch` sequences that have `context` tokens each."""
-        reading = self.reading * (1 + KV_SHARE * batch * context)
-        return max(reading, self.row * num_rows)
+    def seconds(self, batch: int, rows_each: int, context: int = 0) -> float:
+        """Of a pass over `rows_each` rows of each of `batch` sequences that have `context` tokens
+        each."""
+        return pass_seconds(self.work, self.sheet, Load(batch, context), rows_each)
 
-    def gain(self, numbers: Numbers, batch: float) -> float:
+    def gain(self, numbers: Numbers, batch: int) -> float:
         """Speed-up of `batch` sequences; a pass of the drafter takes its share of a plain one."""
-        where = {"batch": batch, "context": numbers.context}
-        plain = self.seconds(batch, **where)
-        verify = self.seconds(batch * (numbers.k + 1), **where)
+        plain = self.seconds(batch, 1, numbers.context)
+        verify = self.seconds(batch, numbers.k + 1, numbers.context)
         draft = numbers.k * numbers.c * plain
         expected = expected_tokens(numbers.alpha, numbers.k)
         return measured_speed_up(expected, plain=plain, draft=draft, verify=verify)
+
+
+def model_of(parameters: float) -> ModelSpec:
+    """A model of so many billion parameters of two bytes, shaped as Llama-2-7B."""
+    return ModelSpec(
+        name=f"{parameters:g}B",
+        family="llama",
+        vocab_size=32_000,
+        hidden_size=_HEADS * _HEAD_DIM,
+        num_layers=max(1, round(_LAYERS * parameters / _PARAMETERS)),
+        num_heads=_HEADS,
+        num_kv_heads=_HEADS,
+        head_dim=_HEAD_DIM,
+        ffn_size=11_008,
+        max_tokens=4096,
+        num_parameters=max(1, round(parameters * 1e9)),
+        bytes_per_weight=2,
+        bytes_per_kv=2,
+    )
 
 
 def break_even(numbers: Numbers) -> int | None:
@@ -59,7 +105,7 @@ def break_even(numbers: Numbers) -> int | None:
     device = Device.of(numbers)
     # Beyond the ridge every ratio of times stays as it is.
     highest = max(2, 2 * round(device.ridge))
-    return next((b for b in range(1, highest + 1) if device.gain(numbers, b) <= 1), None)
+    return rounds.break_even(lambda b: device.gain(numbers, b), least=1, most=highest)
 
 
 def roofline(numbers: Numbers) -> Explanation:
@@ -108,23 +154,23 @@ def roofline(numbers: Numbers) -> Explanation:
 
 def batch(numbers: Numbers) -> Explanation:
     device = Device.of(numbers)
-    size, rows = numbers.batch, numbers.batch * (numbers.k + 1)
-    where = {"batch": size, "context": numbers.context}
-    plain, verify = device.seconds(size, **where), device.seconds(rows, **where)
+    size, each, context = numbers.batch, numbers.k + 1, numbers.context
+    plain, verify = device.seconds(size, 1, context), device.seconds(size, each, context)
     gain, limit = device.gain(numbers, size), break_even(numbers)
     round_time = numbers.k * numbers.c * plain + verify
     return Explanation(
         title="Speculation in a batch",
         idea="b sequences share one reading of the weights, and verifying multiplies their rows "
         "by K + 1. Where that lies above the ridge, rows cost time again. Keys and values are read "
-        "once a sequence, for one row or for K + 1: a long context brings the room back.",
+        "once a sequence, for one row or for K + 1, and attended to by every row with a "
+        "operations a token: a long context brings room back.",
         formula=(
-            "T(R) = max((W + b n kv) / BW, R 2 N / F)",
+            "T(R) = max(W / BW, R 2 N / F) + n (b kv / BW + R a / F)",
             "S = E T(b) / (K c T(b) + T(b (K+1)))",
         ),
         steps=(
-            Step("T(b)", _slower(device, numbers, size), 1e3 * plain, "ms"),
-            Step("T(b (K+1))", _slower(device, numbers, rows), 1e3 * verify, "ms"),
+            Step("T(b)", _worked(device, numbers, 1), 1e3 * plain, "ms"),
+            Step("T(b (K+1))", _worked(device, numbers, each), 1e3 * verify, "ms"),
             Step(
                 "S", f"E x {1e3 * plain:.3f} / {1e3 * round_time:.3f}", gain, "times plain decoding"
             ),
@@ -153,16 +199,19 @@ def _pass(device: Device, num_rows: int) -> tuple[str, ...]:
 
 
 def _batch_row(device: Device, numbers: Numbers, size: int) -> tuple[str, ...]:
-    rows = size * (numbers.k + 1)
-    where = {"batch": size, "context": numbers.context}
-    ratio = device.seconds(rows, **where) / device.seconds(size, **where)
-    return (str(size), str(rows), *fixed(ratio, device.gain(numbers, size)))
+    each, context = numbers.k + 1, numbers.context
+    ratio = device.seconds(size, each, context) / device.seconds(size, 1, context)
+    return (str(size), str(size * each), *fixed(ratio, device.gain(numbers, size)))
 
 
-def _slower(device: Device, numbers: Numbers, num_rows: int) -> str:
-    """What a pass of the batch waits for, in ms."""
-    reading = device.seconds(0, batch=numbers.batch, context=numbers.context)
-    return f"max({1e3 * reading:.3f}, {num_rows} x {1e3 * device.row:.3f})"
+def _worked(device: Device, numbers: Numbers, rows_each: int) -> str:
+    """A pass of the batch in ms: what it waits for, and what its contexts take."""
+    rows = numbers.batch * rows_each
+    reading, attending = context_seconds(device.work, device.sheet)
+    contexts = numbers.context * (numbers.batch * reading + rows * attending)
+    return (
+        f"max({1e3 * device.reading:.3f}, {rows} x {1e3 * device.row:.3f}) + {1e3 * contexts:.3f}"
+    )
 
 
 def _over(above: float, unit: str, below: float, per: str) -> str:

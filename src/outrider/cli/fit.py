@@ -12,7 +12,8 @@ import torch
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
 from outrider.models.hf_config import read_config
-from outrider.models.loading import ALIASES, DTYPES, resolve
+from outrider.models.loading import DTYPES, resolve
+from outrider.models.names import ALIASES
 from outrider.state.capacity import free_bytes
 
 
@@ -33,12 +34,16 @@ def _folder(name: str) -> Path:
     """A folder with the model's config.json; of a hub model, that one file is all it needs."""
     if name in ALIASES or "/" not in name or Path(name).exists():
         return resolve(name)
-    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
+    # As a snapshot: a single file that is not in the cache is asked for again and again, for half a
+    # minute, where there is no network.
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HFValidationError
 
     repo, _, revision = name.partition("@")
     try:
-        return Path(hf_hub_download(repo, "config.json", revision=revision or None)).parent
+        return Path(
+            snapshot_download(repo, revision=revision or None, allow_patterns=["config.json"])
+        )
     except (OSError, HFValidationError) as error:
         reason = (str(error) or "no reason given").splitlines()[0]
         raise CheckpointError(

@@ -21,15 +21,16 @@ from outrider.bench.calibrate.session import (
     measured,
     opened,
 )
+from outrider.bench.drafters.table import known
 from outrider.bench.load.requests import texts_of
 from outrider.bench.workloads import builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.fit import read_spec
 from outrider.cli.logs import start_logging
 from outrider.cli.output import check_writable, json_line, write_whole
-from outrider.cli.plan_elsewhere import calibration_elsewhere, is_sheet
+from outrider.cli.plan_elsewhere import elsewhere, is_sheet
 from outrider.cli.plan_options import PlanOptions
-from outrider.cli.plan_page import page_of, record_of
+from outrider.cli.plan_page import Origin, page_of, record_of
 from outrider.core.calibration import Calibration, PassCosts
 from outrider.core.config import EngineConfig
 from outrider.core.cost import Curve
@@ -39,12 +40,19 @@ from outrider.core.settings import ProgramConfig
 from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Job
+from outrider.planner.room import must_fit
 from outrider.state.capacity import free_bytes
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512
 # Prompts of a domain, or of a file, that are written to count what is kept.
 _MOST_PROMPTS = 8
+# What is said of a stage where nobody watches a bar; any other stage is a shape of rounds.
+_STAGES = {
+    "loading": "loading the target and its drafters",
+    "counting": "counting what is kept of drafts on the prompts",
+}
+_TIMING = "timing rounds (--seconds bounds it)"
 
 
 def plan(call: Call[PlanOptions]) -> int:
@@ -55,22 +63,41 @@ def plan(call: Call[PlanOptions]) -> int:
         check_writable(output, flag="--save")
     program = _program(call)
     engine = _engine(call)
-    with _Bar() as bar:
-        if is_sheet(options.device):
-            calibration, memory = calibration_elsewhere(options, program, engine)
-            found, context = None, _context(options, _SHEET_CONTEXT)
-        else:
-            _check_counted(options)
-            memory = free_bytes(pick_device(engine.device))
-            found = _here(call, program, engine, memory, bar)
-            calibration, context = found.calibration, _context(options, found.context)
-    job = Job(batch=options.batch, context=context, new_tokens=options.max_tokens)
-    made = advise(calibration, Question(job=job, memory_limit=memory))
-    record = record_of(made, calibration, program, found)
+    origin: Origin
+    if is_sheet(options.device):
+        job = _job(options, _SHEET_CONTEXT)
+        origin = elsewhere(options, program, engine, job)
+        question = Question(
+            job=job,
+            memory_limit=origin.memory,
+            engines=origin.engines,
+            energy=origin.energy,
+        )
+    else:
+        _check_counted(options)
+        memory = free_bytes(pick_device(engine.device))
+        with _Bar() as bar:
+            origin = _here(call, program, engine, memory, bar)
+        question = Question(job=_job(options, origin.context), memory_limit=memory)
+    calibration = origin.calibration
+    made = advise(calibration, replace(question, trees=_with_trees(calibration)))
+    record = record_of(made, program, origin)
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    print(json_line(record) if options.json else page_of(made, calibration, program, found))
-    return 0 if found is None or False not in found.same.values() else 1
+    print(json_line(record) if options.json else page_of(made, program, origin))
+    return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
+
+
+def _job(options: PlanOptions, context: int) -> Job:
+    """With `context` where none is asked for; 0 is one as well."""
+    asked = context if options.context is None else options.context
+    return Job(batch=options.batch, context=asked, new_tokens=options.max_tokens)
+
+
+def _with_trees(calibration: Calibration) -> tuple[str, ...]:
+    """The drafters that can draft trees."""
+    names = (one.name for one in calibration.drafters)
+    return tuple(name for name in names if known(name.partition("=")[0]).branches)
 
 
 def _here(
@@ -81,8 +108,9 @@ def _here(
     options = call.options
     texts = _texts(options)
     spec = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
-    job = Job(batch=options.batch, context=options.context or 0, new_tokens=options.max_tokens)
-    _check_fits(program.target, spec.weight_bytes, spec.kv_bytes_per_token, job, memory)
+    _check_fits(
+        program.target, spec.weight_bytes, spec.kv_bytes_per_token, _job(options, 0), memory
+    )
     params = call.resolved.sampling()
     asked = Asked(
         target=program.target,
@@ -102,17 +130,17 @@ def _here(
         return counted(stands, whole, texts, params, notes=notes, tell=bar.tell)
 
 
-def _context(options: PlanOptions, otherwise: int) -> int:
-    """0 is a context as well."""
-    return otherwise if options.context is None else options.context
-
-
 def _check_counted(options: PlanOptions) -> None:
-    """Raises ConfigError for an acceptance that would be told and then not used."""
+    """Raises ConfigError for what would be told and then not used."""
     if options.alpha is not None:
         raise ConfigError(
             "--alpha supposes what is accepted on a device that is not here; here it is counted.",
             hint="leave --alpha out, or name a sheet: --device h100",
+        )
+    if options.draft_device is not None:
+        raise ConfigError(
+            "--draft-device is for plans of data sheets; here what the draft takes is measured.",
+            hint="leave it out, or name both: --device h100 --draft-device rtx4090 --alpha 0.8",
         )
 
 
@@ -127,7 +155,7 @@ def _check_fits(target: str, weights: int, kept: int, job: Job, memory: int) -> 
         memory_bytes=weights,
         kv_bytes_per_token=kept,
     )
-    advise(sizes, Question(job=job, memory_limit=memory))
+    must_fit(sizes, job, memory)
 
 
 def _texts(options: PlanOptions) -> Sequence[str]:
@@ -156,7 +184,8 @@ def _engine(call: Call[PlanOptions]) -> EngineConfig:
 
 
 class _Bar:
-    """A line on stderr with what is being done; nothing where that is no terminal."""
+    """A line on stderr with what is being done; where that is no terminal, a line for each kind of
+    work as it begins."""
 
     def __init__(self) -> None:
         columns: list[Any] = [
@@ -164,10 +193,11 @@ class _Bar:
             BarColumn(),
             TimeElapsedColumn(),
         ]
-        hidden = not sys.stderr.isatty()
+        self._hidden = not sys.stderr.isatty()
         console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self._progress = Progress(*columns, console=console, disable=self._hidden, transient=True)
         self._task: TaskID | None = None
+        self._said: set[str] = set()
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -182,6 +212,14 @@ class _Bar:
         self._progress.stop()
 
     def tell(self, what: str, share: float) -> None:
+        if self._hidden:
+            self._say(_STAGES.get(what, _TIMING))
+            return
         if self._task is None:
             self._task = self._progress.add_task(what, total=1.0)
         self._progress.update(self._task, description=what, completed=share)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            print(sentence, file=sys.stderr, flush=True)

@@ -1,25 +1,33 @@
 """Plans for a device that is not here: costs from its sheet, acceptance supposed or told.
 
 What a device takes follows from its sheet and the sizes of the models (planner/roofline.py), so
-nothing is loaded. Lookups take no time worth counting there.
+nothing is loaded. Lookups take no time worth counting there. A draft model may have a device of its
+own; handing tokens over is taken to cost nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outrider.cli.fit import read_spec
+from outrider.cli.output import size
 from outrider.cli.plan_options import PlanOptions
 from outrider.core.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.cost import Curve
-from outrider.core.errors import ConfigError
+from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.nearest import did_you_mean
 from outrider.core.settings import ProgramConfig
+from outrider.core.spec import ModelSpec
 from outrider.pairs.catalog import draft_of
-from outrider.planner.roofline import calibrate
-from outrider.planner.sheets import device_sheet
+from outrider.planner.advise import MODEL
+from outrider.planner.ahead import AheadWays
+from outrider.planner.candidates import Engines, Job
+from outrider.planner.energy import Energy
+from outrider.planner.limits import Limits, limits_of
+from outrider.planner.roofline import PassWork, calibrate
+from outrider.planner.sheets import DeviceSheet, device_sheet
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000
@@ -31,37 +39,98 @@ def is_sheet(device: str) -> bool:
     return device not in DEVICES
 
 
-def calibration_elsewhere(
-    options: PlanOptions, program: ProgramConfig, engine: EngineConfig
-) -> tuple[Calibration, int]:
-    """And the bytes of the device's memory. Raises ConfigError for an unknown sheet, and without
-    an acceptance to suppose."""
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What is supposed of devices that are not here. `memory` is that of the target's device in
+    bytes; `energy` is None where a sheet has no power."""
+
+    calibration: Calibration
+    memory: int
+    engines: Engines
+    energy: Energy | None
+    limits: Limits
+
+
+def elsewhere(
+    options: PlanOptions, program: ProgramConfig, engine: EngineConfig, job: Job
+) -> Elsewhere:
+    """Raises ConfigError for an unknown sheet, and without an acceptance to suppose; CapacityError
+    for a draft model that its own device has no room for."""
     sheet = device_sheet(options.device)
     rates = _rates(options.alpha)
     target = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
     names = [word.strip() for word in options.drafters.split(",") if word.strip()]
     _check_known(names)
-    draft = program.draft if program.draft not in ("auto", "none") else draft_of(program.target)
-    spec = None if draft is None else read_spec(draft, engine.dtype)
-    calibration = calibrate(target, spec, sheet)
-    free = [
-        DrafterCosts(name=name, draft=((1, Curve(((1.0, 0.0),))),))
-        for name in names
-        if name in _FREE
+    named = program.draft if program.draft not in ("auto", "none") else draft_of(program.target)
+    wanted = bool({AUTO, MODEL} & set(names))
+    draft = read_spec(named, engine.dtype) if named is not None and wanted else None
+    apart = _draft_device(options, draft, job)
+    calibration = calibrate(target, draft, sheet, draft_sheet=apart)
+    models = [
+        one if apart is None else replace(one, memory_bytes=0, kv_bytes_per_token=0)
+        for one in calibration.drafters
     ]
-    models = [one for one in calibration.drafters if {AUTO, one.name} & set(names)]
-    drafters = tuple(replace(one, places=_places(rates)) for one in (*models, *free))
+    drafters = tuple(replace(one, places=_places(rates)) for one in (*models, *_free(names)))
     if not drafters:
         raise ConfigError(
             f"nothing that a sheet knows of drafts for {program.target}.",
             hint="name a draft model with --draft, or --drafters ngram",
         )
-    return replace(calibration, drafters=drafters), sheet.memory_bytes
+    return Elsewhere(
+        calibration=replace(calibration, drafters=drafters),
+        memory=sheet.memory_bytes,
+        # Lanes lose nothing to each other where each has a device.
+        engines=Engines(ways=AheadWays(contention=1.0 if apart is None else 0.0)),
+        energy=_energy(target, draft, sheet, apart),
+        limits=limits_of(target, sheet, job.batch),
+    )
+
+
+def _draft_device(options: PlanOptions, draft: ModelSpec | None, job: Job) -> DeviceSheet | None:
+    """That of --draft-device."""
+    if options.draft_device is None:
+        return None
+    sheet = device_sheet(options.draft_device)
+    if draft is None:
+        raise ConfigError(
+            f"no draft model would run on {sheet.name}.",
+            hint="name one with --draft, and leave model in --drafters; or drop --draft-device",
+        )
+    needed = draft.weight_bytes + job.most_tokens * draft.kv_bytes_per_token
+    if needed > sheet.memory_bytes:
+        raise CapacityError(
+            f"the draft {draft.name} needs {size(needed)} with its keys and values, and "
+            f"{sheet.name} has {size(sheet.memory_bytes)}.",
+            hint="lower --batch or --context, or name a smaller draft with --draft",
+        )
+    return sheet
+
+
+def _energy(
+    target: ModelSpec, draft: ModelSpec | None, sheet: DeviceSheet, apart: DeviceSheet | None
+) -> Energy | None:
+    if sheet.power is None or (apart is not None and apart.power is None):
+        return None
+    return Energy(
+        sheet.power,
+        PassWork(target),
+        None if draft is None else PassWork(draft),
+        None if apart is None else apart.power,
+    )
+
+
+def _free(names: Sequence[str]) -> list[DrafterCosts]:
+    """Lookups."""
+    return [
+        DrafterCosts(name=name, draft=((1, Curve(((1.0, 0.0),))),))
+        for name in names
+        if name in _FREE
+    ]
 
 
 def _check_known(names: Sequence[str]) -> None:
     """Raises ConfigError for a drafter of which a sheet says nothing."""
-    known = (AUTO, "model", *_FREE)
+    known = (AUTO, MODEL, *_FREE)
     for name in names:
         if name not in known:
             raise ConfigError(

@@ -57,6 +57,10 @@ class PlanOptions(JsonOption):
         "auto, cpu, cuda or mps measure here; a device that you do not have is planned for by its "
         "sheet: v100, a100, h100, h200, rtx4090, m2-max, cpu-2core, or a JSON or YAML file.",
     )
+    draft_device: str | None = setting(
+        None,
+        "With a sheet for --device, the sheet of a device of its own for the draft model.",
+    )
     alpha: str | None = setting(
         None,
         "With a sheet, suppose this acceptance instead of counting it: one rate, or one for each "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from shlex import quote
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider.bench.calibrate.session import Found
 from outrider.cli.output import prose, screen_table, size
+from outrider.cli.plan_elsewhere import Elsewhere
 from outrider.core.calibration import Calibration
 from outrider.core.settings import ProgramConfig
 from outrider.pairs.catalog import draft_of
@@ -25,22 +27,23 @@ _BUSY = 0.1
 # Rows of the table; --json has all.
 _MOST_ROWS = 24
 
-
-def page_of(
-    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
-) -> str:
-    return "\n\n".join(_parts(plan, calibration, program, found))
+# Where costs come from: this machine, or data sheets.
+Origin: TypeAlias = Found | Elsewhere
 
 
-def record_of(
-    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
-) -> dict[str, Any]:
+def page_of(plan: Plan, program: ProgramConfig, origin: Origin) -> str:
+    return "\n\n".join(_parts(plan, program, origin))
+
+
+def record_of(plan: Plan, program: ProgramConfig, origin: Origin) -> dict[str, Any]:
     """For programs to read."""
+    found = origin if isinstance(origin, Found) else None
     return {
         "target": program.target,
         "plan": plan.as_record(),
         "command": command_of(plan, program, found),
-        "calibration": json.loads(calibration.to_json()),
+        "calibration": json.loads(origin.calibration.to_json()),
+        "limits": None if isinstance(origin, Found) else asdict(origin.limits),
         "stored": None if found is None else str(found.calibrated.path),
         "measured_before": None if found is None else found.calibrated.is_old,
         "same_texts": None if found is None else found.same,
@@ -74,18 +77,18 @@ def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str 
     return draft_of(program.target) if program.draft in ("auto", "none") else program.draft
 
 
-def _parts(
-    plan: Plan, calibration: Calibration, program: ProgramConfig, found: Found | None
-) -> Iterator[str]:
-    job = plan.job
+def _parts(plan: Plan, program: ProgramConfig, origin: Origin) -> Iterator[str]:
+    job, found = plan.job, origin if isinstance(origin, Found) else None
     yield _words(
-        f"{program.target} on {calibration.machine}: {job.batch} at once, prompts of {job.context} "
-        f"tokens, {job.new_tokens} new ones. Plain decoding writes "
+        f"{program.target} on {origin.calibration.machine}: {job.batch} at once, prompts of "
+        f"{job.context} tokens, {job.new_tokens} new ones. Plain decoding writes "
         f"{_rate(plan.plain_tokens_per_second)} tokens a second."
     )
     yield _words(plan.verdict)
     if plan.reasons:
         yield "\n".join(map(_words, plan.reasons))
+    if isinstance(origin, Elsewhere):
+        yield "\n".join(map(_words, _of_device(plan, origin)))
     if plan.memory_bytes is not None:
         yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
     if plan.options:
@@ -94,7 +97,19 @@ def _parts(
         yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
     yield f"Run it:\n    {command_of(plan, program, found)}"
-    yield "\n".join(map(_words, _origin(calibration, found)))
+    yield "\n".join(map(_words, _costs_from(origin)))
+
+
+def _of_device(plan: Plan, origin: Elsewhere) -> Iterator[str]:
+    """What its sheet says, and joules where it has watts."""
+    best = plan.best
+    rows = 1 + (max(best.k, best.num_nodes) if best is not None and plan.speculate else 0)
+    yield from origin.limits.sentences(plan.job.batch, rows)
+    if plan.plain_joules is not None:
+        told = f"Energy, from rated watts: {plan.plain_joules:.3g} J a token of plain decoding"
+        if best is not None and best.joules is not None:
+            told += f", {best.joules:.3g} J of {best.words}"
+        yield f"{told}."
 
 
 def _words(text: str) -> str:
@@ -120,11 +135,11 @@ def _row(option: Option) -> tuple[str, ...]:
     )
 
 
-def _origin(calibration: Calibration, found: Found | None) -> Iterator[str]:
-    if found is None:
+def _costs_from(origin: Origin) -> Iterator[str]:
+    if isinstance(origin, Elsewhere):
         yield "Costs follow from a data sheet and the models' sizes; nothing was measured."
         return
-    whole = found.calibrated
+    found, calibration, whole = origin, origin.calibration, origin.calibrated
     when = "measured before" if whole.is_old else "measured now"
     kept = f", kept in {whole.path}" if whole.path else ""
     yield (

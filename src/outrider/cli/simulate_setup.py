@@ -142,12 +142,7 @@ def _foretold(options: SimulateOptions) -> Calibration:
         sheet,
         draft_sheet=apart,
     )
-    drafts = "" if apart is None else f", drafting on {apart.name}"
-    return replace(
-        found,
-        machine=sheet.name + drafts,
-        drafters=tuple(replace(one, name=draft) for one in found.drafters),
-    )
+    return replace(found, drafters=tuple(replace(one, name=draft) for one in found.drafters))
 
 
 def _measured(path: Path) -> Calibration:

@@ -16,7 +16,8 @@ class ModelSpec:
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
     them. Every parameter counts once, though a tied output head is held apart from the table. Of a
     hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and what
-    one token does to them `input_bytes`.
+    one token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
+    `num_experts` in every layer that has them; all experts together are `expert_parameters`.
     """
 
     name: str
@@ -37,6 +38,9 @@ class ModelSpec:
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0
+    num_experts: int = 0
+    num_active_experts: int = 0
+    expert_parameters: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -6,8 +6,8 @@ without weights (adapter_survey.py) says what its layers really keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,8 @@ from outrider.models.config_keys import OTHER_CHECKPOINT, stop_ids
 from outrider.models.json_object import JsonObject
 
 _FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+_ACTIVE_KEYS = ("num_experts_per_tok", "moe_top_k", "moe_topk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,21 @@ class AdapterConfig:
     head_dim: int
     max_tokens: int
     num_parameters: int
+    num_experts: int = 0
+    num_active_experts: int = 0
+    expert_parameters: int = 0
     stop_ids: tuple[int, ...] = ()
     dtype: str = ""
     notes: tuple[str, ...] = ()
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        plain = spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        return replace(
+            plain,
+            num_experts=self.num_experts,
+            num_active_experts=self.num_active_experts,
+            expert_parameters=self.expert_parameters,
+        )
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
@@ -63,19 +74,35 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         family=family,
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
-        ffn_size=next(
-            (size for key in _FFN_KEYS if (size := getattr(text, key, None))), 4 * text.hidden_size
-        ),
+        ffn_size=_first(text, _FFN_KEYS) or 4 * text.hidden_size,
         num_layers=text.num_hidden_layers,
         num_heads=anatomy.num_heads,
         num_kv_heads=anatomy.num_kv_heads,
         head_dim=anatomy.head_dim,
         max_tokens=max_tokens,
         num_parameters=anatomy.num_parameters,
+        **_experts(text, anatomy),
         stop_ids=_stop_ids(raw, text, folder),
         dtype=str(text.dtype or "").removeprefix("torch."),
         notes=(f"{family} runs through transformers {version}, over Outrider's arena", *notes),
     )
+
+
+def _first(text: Any, keys: Sequence[str]) -> int | None:
+    """What the first of `keys` says that says anything."""
+    return next((size for key in keys if (size := getattr(text, key, None))), None)
+
+
+def _experts(text: Any, anatomy: Anatomy) -> dict[str, int]:
+    """Nothing where its names are others: such a mixture counts as a dense model."""
+    many, active = _first(text, _EXPERT_KEYS), _first(text, _ACTIVE_KEYS)
+    if not (many and active and anatomy.expert_parameters):
+        return {}
+    return {
+        "num_experts": many,
+        "num_active_experts": min(active, many),
+        "expert_parameters": anatomy.expert_parameters,
+    }
 
 
 def _survey(raw: JsonObject, hf: Any) -> Anatomy:

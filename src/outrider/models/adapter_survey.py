@@ -41,13 +41,15 @@ _MASK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """What a model's layers keep. `local` is the narrowest local mask, None if all are global."""
+    """What a model's layers keep. `local` is the narrowest local mask, None if all are global, and
+    `expert_parameters` are those of the experts among `num_parameters`."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     local: int | None
     num_parameters: int
+    expert_parameters: int
 
 
 def survey(config: Any) -> Anatomy:
@@ -77,7 +79,9 @@ def survey(config: Any) -> Anatomy:
                 family, f"it keeps more than keys and values (its cache needs {error.name})"
             ) from error
     shape = seen.shape(config.get_text_config(decoder=True).num_hidden_layers)
-    return Anatomy(*shape, seen.local, sum(weight.numel() for weight in model.parameters()))
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    of_experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    return Anatomy(*shape, seen.local, sum(sizes.values()), of_experts)
 
 
 class _Survey:

@@ -102,11 +102,17 @@ class QwenHybridConfig:
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         plain = spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        experts = self.experts
+        num_experts = experts.num_experts if experts else 0
+        each = 3 * self.hidden_size * experts.ffn_size if experts else 0
         return replace(
             plain,
             num_kv_layers=len(self.attention_layers),
             state_bytes=self.delta.state_bytes,
             input_bytes=self.delta.input_bytes,
+            num_experts=num_experts,
+            num_active_experts=experts.num_chosen if experts else 0,
+            expert_parameters=len(self.sparse_layers) * num_experts * each,
         )
 
 

@@ -136,9 +136,11 @@ def test_an_interrupt_keeps_what_was_measured(
 
 @pytest.mark.usefixtures("sides")
 def test_people_get_tables_and_the_command_for_what_is_missing(outrider: Command) -> None:
-    words = ("--peers", "openvino,http", "--peers-folder", "there", "--drafters", "none")
+    peers = "openvino,http,transformers"
+    words = ("--peers", peers, "--peers-folder", "there", "--drafters", "none")
     shown = outrider(*SHORT, *words, "--quick")
     assert shown.code == 0, shown.err
+    assert "note: openvino was not measured: get it with: " in shown.err
     assert "note: http is skipped" in shown.err
     where = Path("there").resolve()
     assert f"openvino is missing; get it with: scripts/peers {where}" in shown.err
@@ -160,6 +162,21 @@ def test_servers_take_part_by_their_name(outrider: Command, sides: dict[str, Scr
     assert ("plain", "vllm none f32") in whats
     assert ("model", "vllm model f32") in whats
     assert ("speculation over plain", "vllm none f32") in whats
+
+
+def test_a_dead_server_is_named(outrider: Command, sides: dict[str, ScriptedSide]) -> None:
+    """With another engine to compare with the rest is worth having; with none it is a failure."""
+    sides["vllm"].broken = ["vllm none f32"]
+    words = ("--drafters", "none", "--servers", "vllm=http://a")
+    alone = outrider(*SHORT, "--max-tokens", "4", "--peers", "", *words)
+    assert alone.code == 1
+    assert "note: vllm was not measured: vllm none f32 is broken" in alone.err
+    assert "nothing was compared: no engine but ours ran" in alone.err
+    assert "Rates" in alone.out
+    both = outrider(*SHORT, "--max-tokens", "4", "--peers", "transformers", *words)
+    assert both.code == 0, both.err
+    assert "note: vllm was not measured" in both.err
+    assert "nothing was compared" not in both.err
 
 
 def test_trials_of_an_earlier_run_are_not_tried_again(

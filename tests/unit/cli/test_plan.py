@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
+from doubles.tiny_hybrids import HYBRIDS
 from outrider.cli import plan as verb
 
 SMALL = (
     *("plan", "--drafters", "ngram", "--domains", "code", "--seconds", "0.5"),
     *("--max-tokens", "6", "--batch", "2"),
 )
+
+
+SO_LONG = ("--context", "100000000")
 
 
 @pytest.fixture
@@ -29,6 +33,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_plan_is_measured_once_and_said_in_words(outrider: Command, cache: Path) -> None:
     shown = outrider(*SMALL, "--json", "--save", "plan.json")
     assert shown.code == 0, shown.err
+    said = ("loading the target", "timing rounds", "counting what is kept")
+    lines = shown.err.splitlines()
+    assert all(any(line.startswith(words) for line in lines) for words in said), shown.err
+    assert len(set(lines)) == len(lines)
     record: dict[str, Any] = json.loads(shown.out)
     assert json.loads(Path("plan.json").read_text()) == record
     assert record["measured_before"] is False
@@ -66,6 +74,63 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
     assert record["stored"] is None
 
 
+def test_a_sheet_says_where_passes_turn_and_what_a_token_spends(outrider: Command) -> None:
+    words = ("plan", "--drafters", "ngram", "--device", "h200", "--alpha", "0.8", "--batch", "4")
+    prose = " ".join(outrider(*words).out.split())
+    record: dict[str, Any] = json.loads(outrider(*words, "--json").out)
+    limits, plan = record["limits"], record["plan"]
+    assert limits["mixture"] is None
+    assert f"Up to {limits['ridge_rows']:.0f} rows a pass waits for memory" in prose
+    rows = 4 * (1 + plan["best"]["k"])
+    assert f"passes of this plan have {rows}." in prose
+    assert f"from {limits['critical_context']:,.0f} tokens of context on in a batch of 4" in prose
+    spent = plan["plain_joules"], plan["best"]["joules"]
+    assert 0 < spent[1] < spent[0]
+    assert f"rated watts: {spent[0]:.3g} J a token of plain decoding, {spent[1]:.3g} J" in prose
+
+
+def test_a_sheet_without_watts_says_nothing_of_energy(outrider: Command) -> None:
+    Path("mine.json").write_text(
+        json.dumps(
+            {"bandwidth": 1e12, "flops": {"float32": 1e13, "bfloat16": 1e14}}
+            | {"memory_bytes": 10**10}
+        )
+    )
+    words = ("plan", "--alpha", "0.8", "--drafters", "model")
+    for devices in (("mine.json",), ("h100", "--draft-device", "mine.json")):
+        shown = outrider(*words, "--device", *devices)
+        assert shown.code == 0, shown.err
+        assert "Energy" not in shown.out
+
+
+def test_a_draft_model_may_have_a_device_of_its_own(outrider: Command) -> None:
+    """Its lane then hides what drafting in turns takes."""
+    words = ("plan", "--drafters", "model", "--alpha", "0.9", "--device", "cpu-2core", "--json")
+    records = [
+        json.loads(outrider(*words, *more).out) for more in ((), ("--draft-device", "m2-max"))
+    ]
+    one, two = (record["plan"] for record in records)
+    assert records[1]["calibration"]["machine"] == "cpu-2core, drafting on m2-max"
+    assert (one["best"]["engine"], two["best"]["engine"]) == ("single", "ssd")
+    assert two["best"]["speed_up"] > one["best"]["speed_up"]
+    assert two["memory_bytes"] < one["memory_bytes"]
+    assert two["best"]["joules"] != one["best"]["joules"]
+    page = outrider(*words[:-1], "--draft-device", "m2-max").out
+    assert "Drafting ahead foresees" in page
+
+
+def test_experts_of_a_config_are_planned_with(outrider: Command) -> None:
+    """A folder with the config alone: nothing is loaded."""
+    Path("mixture").mkdir()
+    Path("mixture", "config.json").write_text(json.dumps(HYBRIDS["qwen3_5_moe"]))
+    words = ("plan", "mixture", "--drafters", "ngram", "--device", "h100", "--alpha", "0.9")
+    shown = outrider(*words)
+    assert shown.code == 0, shown.err
+    experts = HYBRIDS["qwen3_5_moe"]
+    used, there = experts["num_experts_per_tok"], experts["num_experts"]
+    assert f"A row uses {used} of {there} experts" in shown.out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -74,6 +139,16 @@ def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:
         (("--save", "."), "name a file with --save"),
         (("--prompts", "."), "name a text file"),
         (("--device", "h1000", "--alpha", "0.8"), "h1000"),
+        (("--draft-device", "h100"), "for plans of data sheets"),
+        (("--device", "h100", "--alpha", "0.8", "--draft-device", "h1000"), "h1000"),
+        (
+            ("--device", "h100", "--alpha", "0.8", "--draft-device", "a100", "--drafters", "ngram"),
+            "no draft model would run on a100",
+        ),
+        (
+            ("--device", "h100", "--alpha", "0.8", "--draft-device", "cpu-2core", *SO_LONG),
+            "cpu-2core has 16.0 GB",
+        ),
         (("--device", "h100", "--alpha", "often"), "between 0 and 1"),
         (("--device", "h100", "--alpha", "1.5"), "between 0 and 1"),
         (("--device", "h100", "--alpha", "0.8", "--drafters", "mtp"), "drafter 'mtp'"),

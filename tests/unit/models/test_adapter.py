@@ -168,6 +168,10 @@ def test_experts_are_run_but_not_called_exact(tmp_path: Path) -> None:
     model = load_adapter(write_hf(tmp_path, "olmoe", sizes), OPTIONS)
     assert not model.kernels.exact
     assert "not read by our kernels" in model.config.notes[-1]
+    spec = model.config.spec("", bytes_per_weight=4, bytes_per_kv=4)
+    assert (spec.num_experts, spec.num_active_experts) == (4, 2)
+    # Three matrices of each expert, in both layers.
+    assert spec.expert_parameters == 2 * 4 * 3 * 48 * 48
 
 
 def test_the_config_is_read_without_weights(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def test_the_largest_of_the_first_generation() -> None:
     assert config.rope.rotary_dim(config.head_dim) == 64
     assert config.dtype == "bfloat16"
     assert 79e9 < config.num_parameters < 81e9
+    spec = config.spec("", bytes_per_weight=2, bytes_per_kv=2)
+    assert (spec.num_experts, spec.num_active_experts) == (512, 10)
+    # The name says 3 billion active of 80.
+    idle = spec.expert_parameters * (1 - 10 / 512)
+    assert 2.5e9 < spec.num_parameters - idle < 4.5e9
 
 
 def test_a_dense_model_of_the_second_which_also_sees() -> None:
@@ -93,6 +98,7 @@ def test_a_dense_model_of_the_second_which_also_sees() -> None:
     assert spec.kv_bytes_per_token == 2 * 16 * 4 * 256 * 2
     assert 149 <= spec.state_bytes / 2**20 < 160
     assert spec.input_bytes < spec.state_bytes / 30
+    assert spec.num_experts == spec.expert_parameters == 0
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
