@@ -14,20 +14,17 @@ Shapes:  N = tokens, V = vocabulary.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from common import NEEDS, TARGET, options_of, reported
+from common import TARGET, options_of, reported
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.quality.formats import FormatRow, Window, compare_formats
+from outrider.bench.quality.judge import QUANTISED, Judge, load_judge
 from outrider.bench.workloads import load_prompts
-from outrider.core.protocols import StepRow
-from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import LoadOptions, load_model, resolve
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 MOST_TOKENS, NUM_NEW, K = 120, 64, 4
@@ -38,71 +35,47 @@ def main() -> None:
     num_prompts = 2 if options.quick else 40
     with reported("quantise_error", options) as report:
         texts = [t for name in ("humaneval", "gsm8k") for t in load_prompts(name)[:num_prompts]]
-        ids = prompt_ids(texts)
-        wanted = [logits_of("float32", tokens) for tokens in ids]
-        report |= {"num_prompts": len(ids), "num_tokens": sum(map(len, ids)), "k": K}
-        report["formats"] = {name: row(name, ids, wanted, texts) for name in FORMATS}
+        judges = {name: load_judge(TARGET, name, "cpu") for name in FORMATS}
+        encode = judges[FORMATS[0]].tokenizer.encode
+        windows = [tuple(encode(text)[:MOST_TOKENS]) for text in texts]
+        report |= {"num_prompts": len(windows), "num_tokens": sum(map(len, windows)), "k": K}
+        report["formats"] = {
+            row.form: figures(
+                row, relative_error(judges, row, windows), acceptance(row.form, texts)
+            )
+            for row in compare_formats(judges.__getitem__, FORMATS, windows)
+        }
         for name, found in report["formats"].items():
             print(f"{name:9}", "  ".join(f"{key} {value}" for key, value in found.items()))
 
 
-def prompt_ids(texts: Sequence[str]) -> list[list[int]]:
-    tokenizer = LLM(config=EngineConfig(drafter="none")).tokenizer
-    return [tokenizer.encode(text)[:MOST_TOKENS] for text in texts]
-
-
-def row(
-    name: str, ids: Sequence[Sequence[int]], wanted: Sequence[Tensor], texts: Sequence[str]
-) -> dict[str, Any]:
-    got = [logits_of(name, tokens) for tokens in ids]
-    got_NV, wanted_NV = torch.cat(got).double(), torch.cat(list(wanted)).double()
-    error = float((got_NV - wanted_NV).norm() / (wanted_NV - wanted_NV.mean(-1, True)).norm())
-    log_p_NV, log_q_NV = wanted_NV.log_softmax(-1), got_NV.log_softmax(-1)
-    divergence = float((log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1).mean())
-    same = float((got_NV.argmax(-1) == wanted_NV.argmax(-1)).double().mean())
+def figures(row: FormatRow, error: float, kept: float) -> dict[str, Any]:
+    """What the reference has none of is what it has against itself."""
+    same = 1.0 if row.same_first_choice is None else row.same_first_choice
     return {
         "relative_error": round(error, 5),
-        "mean_divergence_nats": round(divergence, 6),
+        "mean_divergence_nats": round(row.divergence_nats or 0.0, 6),
         "same_first_choice": round(same, 4),
-        "perplexity": round(perplexity(got, ids), 4),
-        "acceptance": round(acceptance(name, texts), 4),
+        "perplexity": None if row.perplexity is None else round(row.perplexity, 4),
+        "acceptance": round(kept, 4),
     }
 
 
-def settings(name: str) -> dict[str, str]:
-    """int8 and int4 are of the checkpoint's own bfloat16."""
-    if name in ("int8", "int4"):
-        return {"dtype": "auto", "quantise": name}
-    return {"dtype": name, "quantise": "none"}
+def relative_error(judges: Mapping[str, Judge], row: FormatRow, windows: Sequence[Window]) -> float:
+    """How far logits of a format are from those of its reference, relative to their spread."""
+    got_NV, wanted_NV = (logits_of(judges[name], windows) for name in (row.form, row.reference))
+    return float((got_NV - wanted_NV).norm() / (wanted_NV - wanted_NV.mean(-1, True)).norm())
 
 
-@functools.cache
-def model_of(name: str) -> Decoder:
-    room = Room(num_slots=MOST_TOKENS + 8, max_rows=MOST_TOKENS, max_logits=MOST_TOKENS)
-    return load_model(resolve(TARGET), LoadOptions(room=room, device="cpu", **settings(name)))
-
-
-def logits_of(name: str, tokens: Sequence[int]) -> Tensor:
-    """Logits after every token, in one pass."""
-    model = model_of(name)
-    model.state.open(0, ())
-    logits_NV = model.step([StepRow.chain(0, tokens)], NEEDS).logits_MV.clone()
-    model.state.close(0)
-    return logits_NV
-
-
-def perplexity(logits: Sequence[Tensor], ids: Sequence[Sequence[int]]) -> float:
-    total, count = 0.0, 0
-    for logits_NV, tokens in zip(logits, ids, strict=True):
-        log_NV = logits_NV[:-1].double().log_softmax(-1)
-        total -= float(log_NV[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])].sum())
-        count += len(tokens) - 1
-    return math.exp(total / count)
+def logits_of(judge: Judge, windows: Sequence[Window]) -> Tensor:
+    """Logits after every token of every window, in float64."""
+    return torch.cat([judge.forward(ids, use_cache=False)[0][0].double() for ids in windows])
 
 
 def acceptance(name: str, texts: Sequence[str]) -> float:
-    """The share of drafted tokens that was kept."""
-    config = EngineConfig(k=K, profile=True, device="cpu", **settings(name))
+    """The share of drafted tokens that was kept; formats mean what they do in load_judge."""
+    dtype, quantise = ("auto", name) if name in QUANTISED else (name, "none")
+    config = EngineConfig(k=K, profile=True, device="cpu", dtype=dtype, quantise=quantise)
     results = LLM(config=config).generate(texts, SamplingParams(max_tokens=NUM_NEW))
     rounds = [one for result in results for one in result.rounds]
     return sum(r.num_accepted for r in rounds) / sum(r.num_drafted for r in rounds)

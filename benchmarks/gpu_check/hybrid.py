@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from gpu_check.clock import race
 from gpu_check.models import PAGE, let_go
+from gpu_check.rounds import run_all
 from gpu_check.setting import Setting, SkippedError, check
 from hybrids import QUICK, SIZE, config_of, random_hybrid
 
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.core.sequence import LiveSequence
 from outrider.core.state_room import StateRoom
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
@@ -182,15 +182,5 @@ def _run(
         sink=lambda trace: drafted.append(trace.num_drafted),
     )
     params = SamplingParams(max_tokens=8 if setting.quick else 64)
-    seqs = [
-        LiveSequence(i, list(prompt), len(prompt), params, params.max_tokens)
-        for i, prompt in enumerate(PROMPTS[: 1 if setting.quick else len(PROMPTS)])
-    ]
-    for seq in seqs:
-        engine.submit(seq)
-    while engine.has_work:
-        engine.step()
-    errors = [seq.error for seq in seqs if seq.error is not None]
-    if errors:
-        raise errors[0]
-    return [seq.tokens[seq.prompt_length :] for seq in seqs], sum(drafted)
+    prompts = PROMPTS[: 1 if setting.quick else len(PROMPTS)]
+    return run_all(engine, [(prompt, params) for prompt in prompts]), sum(drafted)

@@ -81,19 +81,7 @@ class Bench:
         self, requests: Sequence[tuple[Sequence[int], SamplingParams]], *, captured: bool = True
     ) -> list[list[int]]:
         """Texts of all requests, run to their ends."""
-        engine = self.engine(captured=captured)
-        seqs = [
-            LiveSequence(i, list(prompt), len(prompt), params, params.max_tokens)
-            for i, (prompt, params) in enumerate(requests)
-        ]
-        for seq in seqs:
-            engine.submit(seq)
-        while engine.has_work:
-            engine.step()
-        errors = [seq.error for seq in seqs if seq.error is not None]
-        if errors:
-            raise errors[0]
-        return [seq.tokens[seq.prompt_length :] for seq in seqs]
+        return run_all(self.engine(captured=captured), requests)
 
     def launches(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Launches:
         """Rounds of `prompts`, to be launched one by one without an engine."""
@@ -166,3 +154,21 @@ def captured_pass(
 
     launcher = launcher_for(device)
     return launcher.make(program, lambda: None)
+
+
+def run_all(
+    engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> list[list[int]]:
+    """Texts of all requests, run to their ends. Raises what one of them failed of."""
+    seqs = [
+        LiveSequence(i, list(prompt), len(prompt), params, params.max_tokens)
+        for i, (prompt, params) in enumerate(requests)
+    ]
+    for seq in seqs:
+        engine.submit(seq)
+    while engine.has_work:
+        engine.step()
+    errors = [seq.error for seq in seqs if seq.error is not None]
+    if errors:
+        raise errors[0]
+    return [seq.tokens[seq.prompt_length :] for seq in seqs]

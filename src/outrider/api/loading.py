@@ -1,48 +1,30 @@
-"""Load a target and its drafter's model, check that they fit, and size their memory."""
+"""Load a target and its drafter's model, once it is known that they fit (pair_plan.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from outrider.api.corpus import Texts, read_corpus
-from outrider.api.sources import (
-    hidden_layers,
-    idle_settings,
-    room_of,
-    source_of,
-    states_of,
-    whole_pages,
-)
-from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.api.pair_plan import PairPlan, plan_pair
+from outrider.api.sources import hidden_layers, idle_settings, room_of, whole_pages
+from outrider.api.tokenizer import Tokenizer
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
-from outrider.core.errors import VocabularyError
 from outrider.drafters.process.options import ChildOptions
-from outrider.engine.build import draft_size, resolve_window
+from outrider.engine.build import draft_size
 from outrider.engine.compaction import keep_of
 from outrider.engine.drafters import ahead_choices, ahead_room
 from outrider.engine.history import history_note
 from outrider.engine.lanes.build import LaneTarget, Machine
-from outrider.engine.own_drafter import own_copy
 from outrider.models.cheaper import Cheaper
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
-from outrider.models.hf_config import DecoderConfig, read_config
-from outrider.models.loading import (
-    DTYPES,
-    LoadOptions,
-    load_model,
-    pick_device,
-    prepare_torch,
-    resolve,
-)
-from outrider.pairs.catalog import draft_of
+from outrider.models.loading import LoadOptions, load_model, prepare_torch
 from outrider.sched.table import resolve_schedule
-from outrider.state.capacity import arena_slots
 from outrider.verify.table import rule_for
 
 
@@ -75,87 +57,84 @@ class LoadedPair:
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
-    """Everything is checked before weights are read: names, window, vocabulary."""
+    """Everything is checked before weights are read: names, window, vocabulary. Raises ConfigError,
+    CheckpointError, VocabularyError or CapacityError."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
-    folder = resolve(model)
-    draft = draft or draft_of(model, config.drafter)
-    source = source_of(folder, draft, config)
-    drafter, draft_folder = source.drafter, source.model
-    tokenizer = Tokenizer.load(folder)
-    translator = None
-    if draft_folder is not None and drafter == "bridge":
-        translator = _translator(folder, draft_folder)
-    elif draft_folder is not None:
-        _check_vocabulary(tokenizer, Tokenizer.load(draft_folder), draft_folder.name)
-    target_config = read_config(folder)
-    draft_config = read_config(draft_folder) if draft_folder else None
-    if draft_config is not None and translator is None:
-        _check_sizes(target_config.vocab_size, draft_config.vocab_size)
-    target_tokens = target_config.max_tokens
-    draft_tokens = draft_config.max_tokens if draft_config else None
-    own = own_copy(config, drafter, folder, target_config)
-    k = 0 if drafter == "none" else config.k
-    window = resolve_window(config, target_tokens, draft_tokens, k=k)
-    # Whole pages: that is what the arena allocates and what a sequence is charged for. Siblings of
-    # a tree lie past the window.
-    longest = window + max(draft_size(config, drafter) - k, 0)
-    wanted = config.arena_tokens or _default_slots(target_config, config, longest)
-    num_slots = whole_pages(wanted, config.page_size)
-    heads = source.sized(config, target_config, num_slots)
-    rows = config.batch_size * (draft_size(config, drafter) + 1)
-    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
-    room = room_of(config, num_slots, max_rows=most, max_logits=rows)
-    room = replace(room, hidden_layers=hidden_layers(heads, drafter, target_config))
-    options = replace(_options(config, room), quantise=config.quantise)
-    target, end = _load_target(folder, options, config.tensor_parallel, name=model)
-    draft_model = child = None
-    if draft_folder is not None:
-        options = _draft_options(config, num_slots)
-        if config.drafter_home == "process":
-            child = _child(draft_folder, draft or "", config, options, target_config.vocab_size)
-        else:
-            draft_model = load_model(draft_folder, options, name=draft or "")
+    plan = plan_pair(model, draft, config)
+    heads = plan.source.sized(config, plan.target, plan.num_slots)
+    target, end = _load_target(plan, heads, config, name=model)
+    draft_model, child = _load_draft(plan, config)
     return LoadedPair(
         target=target,
         draft=draft_model,
-        tokenizer=tokenizer,
-        stop_ids=frozenset(
-            token_id
-            for token_id in (*target.spec.stop_ids, *tokenizer.stop_ids)
-            if token_id < target_config.vocab_size
-        ),
-        window=window,
-        window_reason=f"target {target_tokens}, draft {draft_tokens or 'none'}, "
-        f"context {config.context or 'auto'}",
-        k=k,
-        num_slots=num_slots,
-        notes=(
-            *_notes(target, config),
-            *idle_settings(config, drafter),
-            *_cut(config, drafter, target),
-            *(heads.notes(window) if heads else ()),
-        ),
-        translator=translator,
+        tokenizer=plan.tokenizer,
+        stop_ids=_stop_ids(plan, target),
+        window=plan.window,
+        window_reason=plan.window_reason,
+        k=plan.k,
+        num_slots=plan.num_slots,
+        notes=_notes(plan, target, heads, config),
+        translator=plan.translator,
         child=child,
         end=end,
         heads=heads,
-        own=own,
-        corpus=_corpus(config, drafter, tokenizer, target_config.vocab_size),
+        own=plan.own,
+        corpus=_corpus(plan, config),
     )
 
 
-def _corpus(config: EngineConfig, drafter: str, tokenizer: Tokenizer, vocab_size: int) -> Texts:
+def _stop_ids(plan: PairPlan, target: Decoder) -> frozenset[int]:
+    """Those that the target can emit."""
+    ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
+    return frozenset(token_id for token_id in ids if token_id < plan.target.vocab_size)
+
+
+def _corpus(plan: PairPlan, config: EngineConfig) -> Texts:
     """What the suffix drafter reads first, for those that it is among."""
-    if drafter not in ("suffix", "lookup", "portfolio"):
+    if plan.source.drafter not in ("suffix", "lookup", "portfolio"):
         return ()
 
     def encode(text: str) -> list[int]:
-        ids = tokenizer.encode(text, add_special=False)
-        return [token for token in ids if token < vocab_size]
+        ids = plan.tokenizer.encode(text, add_special=False)
+        return [token for token in ids if token < plan.target.vocab_size]
 
     return read_corpus(config.suffix_corpus, encode, num_tokens=config.suffix_tokens)
+
+
+def _load_target(
+    plan: PairPlan, heads: Heads | None, config: EngineConfig, *, name: str
+) -> tuple[Decoder, Callable[[], object] | None]:
+    """The target, and what ends the other processes that it is shared with, if there are any."""
+    options = _target_options(plan, heads, config)
+    if config.tensor_parallel == 1:
+        return load_model(plan.folder, options, name=name), None
+    # Imported here: few use it, and it brings PyTorch's communication along.
+    from outrider.models.parallel.sharded import load_sharded
+
+    target = load_sharded(plan.folder, options, size=config.tensor_parallel, name=name)
+    return target, target.close
+
+
+def _target_options(plan: PairPlan, heads: Heads | None, config: EngineConfig) -> LoadOptions:
+    drafter = plan.source.drafter
+    rows = config.batch_size * (draft_size(config, drafter) + 1)
+    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
+    room = room_of(config, plan.num_slots, max_rows=most, max_logits=rows)
+    room = replace(room, hidden_layers=hidden_layers(heads, drafter, plan.target))
+    return replace(_options(config, room), quantise=config.quantise)
+
+
+def _load_draft(plan: PairPlan, config: EngineConfig) -> tuple[Decoder | None, ChildOptions | None]:
+    """The draft model, or what a process of its own needs to load it; neither if there is none."""
+    folder = plan.source.model
+    if folder is None:
+        return None, None
+    options = _draft_options(config, plan.num_slots)
+    if config.drafter_home == "process":
+        return None, _child(folder, plan.draft_name, config, options, plan.target.vocab_size)
+    return load_model(folder, options, name=plan.draft_name), None
 
 
 def _draft_options(config: EngineConfig, num_slots: int) -> LoadOptions:
@@ -201,51 +180,6 @@ def _child(
     )
 
 
-def _load_target(
-    folder: Path, options: LoadOptions, size: int, *, name: str
-) -> tuple[Decoder, Callable[[], object] | None]:
-    """The target, and what ends the other processes that it is shared with, if there are any."""
-    if size == 1:
-        return load_model(folder, options, name=name), None
-    # Imported here: few use it, and it brings PyTorch's communication along.
-    from outrider.models.parallel.sharded import load_sharded
-
-    target = load_sharded(folder, options, size=size, name=name)
-    return target, target.close
-
-
-def _translator(folder: Path, draft_folder: Path) -> TextTranslator:
-    return TextTranslator(
-        Tokenizer.load(folder),
-        Tokenizer.load(draft_folder),
-        target_size=read_config(folder).vocab_size,
-        draft_size=read_config(draft_folder).vocab_size,
-    )
-
-
-def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """Raise VocabularyError unless every id means the same token to both."""
-    found = first_differences(target, draft)
-    if not found:
-        return
-    listed = "; ".join(f"{d.token_id}: {d.first!r} and {d.second!r}" for d in found)
-    raise VocabularyError(
-        f"target and draft {name} do not share a vocabulary. The first ids that differ: {listed}.",
-        hint="translate with --drafter bridge, choose a draft of the target's own family "
-        "(`outrider pairs`), or draft without a model: --drafter ngram",
-    )
-
-
-def _check_sizes(target: int, draft: int) -> None:
-    """Raise VocabularyError unless both models' laws are over equally many ids."""
-    if target != draft:
-        raise VocabularyError(
-            f"the target's law is over {target} ids and the draft's over {draft}, although their "
-            "tokenizers agree: one has a padded embedding.",
-            hint="choose a draft with the target's vocab_size, --drafter bridge or --drafter ngram",
-        )
-
-
 def _options(config: EngineConfig, room: Room) -> LoadOptions:
     return LoadOptions(
         room=room,
@@ -256,35 +190,29 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
     )
 
 
-def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> int:
-    size = DTYPES.get(config.dtype, torch.float32).itemsize
-    spec = model.spec("", bytes_per_weight=size, bytes_per_kv=size)
-    room = whole_pages(window, config.page_size)
-    return arena_slots(
-        spec,
-        sequences=config.batch_size,
-        window=room,
-        device=pick_device(config.device),
-        states=states_of(config),
+def _notes(
+    plan: PairPlan, target: Decoder, heads: Heads | None, config: EngineConfig
+) -> tuple[str, ...]:
+    """What checkpoint and settings limit, and fallbacks that were not asked for."""
+    drafter = plan.source.drafter
+    # What a recurrent memory does not hold of the drafts that were asked for.
+    cut = None if drafter == "none" else history_note(config, target)
+    return (
+        *target.config.notes,
+        *_fallbacks(target, config),
+        *idle_settings(config, drafter),
+        *(() if cut is None else (cut,)),
+        *(heads.notes(plan.window) if heads else ()),
     )
 
 
-def _notes(target: Decoder, config: EngineConfig) -> tuple[str, ...]:
-    """What checkpoint and settings limit, and fallbacks that were not asked for."""
-    notes = list(target.config.notes)
+def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:
     if config.kv_budget:
         most = config.kv_budget + 1
-        notes.append(f"prompts of over {most} tokens lose keys: another model's text")
-    if config.force_reference:
-        return tuple(notes)
-    refused = [f"kernels: {reason}" for c in target.kernels.choices for reason in c.refusals]
-    return (*notes, *refused[:1])
-
-
-def _cut(config: EngineConfig, drafter: str, target: Decoder) -> tuple[str, ...]:
-    """What a recurrent memory does not hold of the drafts that were asked for."""
-    note = None if drafter == "none" else history_note(config, target)
-    return () if note is None else (note,)
+        yield f"prompts of over {most} tokens lose keys: another model's text"
+    if not config.force_reference:
+        refused = [reason for choice in target.kernels.choices for reason in choice.refusals]
+        yield from (f"kernels: {reason}" for reason in refused[:1])
 
 
 def machine_of(target: Decoder, device: torch.device) -> Machine:

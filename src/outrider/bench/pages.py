@@ -41,6 +41,16 @@ class Page:
     sections: Sequence[Section]
 
 
+def number(value: float | None, digits: int) -> str:
+    """As a cell of a table."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """As a cell of a table."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
 def markdown(page: Page) -> str:
     blocks = [f"# {page.title}"]
     for section in page.sections:

@@ -36,6 +36,7 @@ class Lineup:
         for way in ways:
             try:
                 llm = LLM(target, draft=way.draft, config=way.engine)
+            # Memory that is full is no error of ours, and must not end hours of others.
             except Exception as error:
                 if not (tolerant and self.llms):
                     self.close()

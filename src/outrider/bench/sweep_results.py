@@ -12,7 +12,6 @@ weights or prompts is an error, and nothing is overwritten.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -21,9 +20,15 @@ from typing import Any
 
 from outrider import __version__
 from outrider.bench.config import Plain
-from outrider.bench.records import RecordError, made, parse
+from outrider.bench.grown import (
+    GrownFile,
+    add_records,
+    read_records,
+    refusal,
+    refuse_others,
+)
+from outrider.bench.records import RecordError, made
 from outrider.bench.sweep_samples import Key, Sample
-from outrider.core.errors import ConfigError, MachineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,6 @@ K_SWEEP = Schema("outrider-bench-k/1", one_setting=True)
 SWEEP = Schema("outrider-bench-sweep/1", one_setting=False)
 FILE_NAME = "samples.jsonl"
 
-# What every line of ours begins with.
-_START = b'{"record": "'
 # A pair's figures are kept in a folder of its name.
 _PAIR_NAME = re.compile(r"\w[\w.+-]*")
 
@@ -114,21 +117,22 @@ class _Machine:
 
 @dataclass(slots=True)
 class ResultsFolder:
-    """Runs and samples read so far, and the file that new ones are appended to. If it is `torn`, it
-    ends in half a line, which the next record takes the place of."""
+    """Runs and samples read so far, and the file that new ones are appended to."""
 
     path: Path
     schema: Schema = K_SWEEP
     runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     samples: list[Sample] = field(default_factory=list[Sample])
-    torn: bool = False
+    file: GrownFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = GrownFile(self.path / FILE_NAME)
 
     @classmethod
     def open(cls, path: Path, schema: Schema = K_SWEEP) -> ResultsFolder:
         """Read the folder, to go on in it; it is made with the first record. Raises ConfigError if
         it holds anything else, or is of another version."""
-        if not (path / FILE_NAME).exists() and path.exists() and not _is_empty_folder(path):
-            raise _refusal(path, f"other files and no {FILE_NAME}")
+        refuse_others(path / FILE_NAME)
         return cls.read(path, schema)
 
     @classmethod
@@ -136,16 +140,7 @@ class ResultsFolder:
         """What the folder holds; nothing is made or changed. Raises ConfigError, with the number of
         the line, for one that this version did not write."""
         folder = cls(path, schema)
-        lines, end = _lines(path / FILE_NAME)
-        for number, line in enumerate(lines, start=1):
-            try:
-                folder._take(parse(line))
-            except RecordError as error:
-                found = f"a line {number} that this version did not write ({error})"
-                raise _refusal(path, found) from None
-        if not end.startswith(_START[: len(end)]):
-            raise _refusal(path, f"a line {len(lines) + 1} that this version did not write")
-        folder.torn = bool(end)
+        folder.file = read_records(folder.file.path, folder._take)
         return folder
 
     def _take(self, record: Mapping[str, Any]) -> None:
@@ -171,7 +166,7 @@ class ResultsFolder:
         for run in self.runs:
             found = ours.difference(run)
             if found is not None:
-                raise _refusal(self.path, found)
+                raise refusal(self.path, found)
 
     def current(self) -> dict[Key, Sample]:
         """The newest sample of each cell, piece and repetition. A prompt counts in one piece of a
@@ -191,14 +186,14 @@ class ResultsFolder:
         number = len(self.runs) + 1
         head = {"record": "run", "schema": self.schema.name, "version": __version__, "run": number}
         full: dict[str, Any] = {**head, **asdict(ours), **facts}
-        self._append([full])
+        add_records(self.file, [full])
         self.runs.append(full)
         return number
 
     def prepare(self) -> None:
         """Make the folder now, and see that it can be written, rather than after the first visit.
         Raises MachineError."""
-        self._append([])
+        add_records(self.file, [])
 
     def next_visit(self) -> int:
         return max((sample.visit for sample in self.samples), default=0) + 1
@@ -206,70 +201,14 @@ class ResultsFolder:
     def add(self, samples: Iterable[Sample]) -> None:
         """Append the samples of one visit, all or none."""
         new = list(samples)
-        self._append([sample.to_dict() for sample in new])
+        add_records(self.file, [sample.to_dict() for sample in new])
         self.samples += new
-
-    def _append(self, records: Iterable[Mapping[str, object]]) -> None:
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        file = self.path / FILE_NAME
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self.torn and file.exists():
-                _drop_end(file)
-            self.torn = True
-            _write(file, text)
-            self.torn = False
-        except OSError as error:
-            raise _unusable(self.path, error) from None
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
-def _lines(path: Path) -> tuple[list[str], bytes]:
-    """Whole lines, and what follows the last of them: one that was cut off, or nothing."""
-    if not path.exists():
-        return [], b""
-    try:
-        data = path.read_bytes()
-        num_whole = data.rfind(b"\n") + 1
-        return data[:num_whole].decode("utf-8").split("\n")[:-1], data[num_whole:]
-    except OSError as error:
-        raise _unusable(path.parent, error) from None
-    except UnicodeDecodeError:
-        raise _refusal(path.parent, "a file that is not text") from None
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _drop_end(path: Path) -> None:
-    data = path.read_bytes()
-    with path.open("r+b") as file:
-        file.truncate(data.rfind(b"\n") + 1)
 
 
 def _check_version(run: Mapping[str, Any], folder: Path, schema: Schema) -> None:
     if run.get("schema") != schema.name or run.get("version") != __version__:
-        raise _refusal(
+        raise refusal(
             folder,
             f"results of outrider {run.get('version')} ({run.get('schema')}); "
             f"this is {__version__} ({schema.name})",
         )
-
-
-def _refusal(folder: Path, found: str) -> ConfigError:
-    return ConfigError(
-        f"{folder} holds {found}. They are not mixed, and nothing was changed.",
-        hint=f"choose another folder, such as --output-dir {folder}-2",
-    )
-
-
-def _unusable(folder: Path, error: OSError) -> MachineError:
-    return MachineError(
-        f"the results folder {folder} cannot be used: {error.strerror or error}.",
-        hint="name a folder that you may write with --output-dir",
-    )

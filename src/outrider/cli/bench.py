@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from outrider.bench import figure_style
 from outrider.bench.provenance import provenance
@@ -22,6 +21,7 @@ from outrider.cli.options import KSweepOptions
 from outrider.cli.output import json_line
 from outrider.cli.sweep_setup import Setup, set_up
 from outrider.cli.sweep_tables import pages, reference_table
+from outrider.cli.visits_bar import visits_bar
 from outrider.core.errors import ConfigError, OutriderError
 
 
@@ -47,15 +47,7 @@ def k(call: Call[KSweepOptions]) -> int:
 def _measure(setup: Setup, folder: ResultsFolder) -> list[int]:
     """Run what is outstanding. The exit codes of pairs that cannot run; the others go on."""
     refused: list[int] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("visits, left:"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with visits_bar() as progress:
         for pair in setup.pairs:
             try:
                 _measure_pair(setup, pair, folder, progress)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.bench.drafters.lineup import Drafts, Lineup, line_up
 from outrider.bench.drafters.record import (
@@ -36,8 +31,9 @@ from outrider.cli.engine_subjects import Subject, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line
-from outrider.core.errors import ConfigError
+from outrider.cli.visits_bar import taken
 from outrider.core.settings import DEFAULT
+from outrider.core.words import words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,7 @@ def drafters(call: Call[DraftersOptions]) -> int:
 
 def _plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
     options = call.options
-    names = list(dict.fromkeys(word.strip() for word in options.domains.split(",") if word.strip()))
-    if not names:
-        raise ConfigError("--domains names nothing.", hint="--domains code,maths")
+    names = words_of("--domains", options.domains, hint="--domains code,maths")
     texts = {name: builtin_texts(name)[: options.prompts] for name in names}
     params = engine_setup.sampling(call.resolved, options.max_tokens)
     own = call.resolved.chosen["temperature"].origin != DEFAULT
@@ -112,7 +106,8 @@ def _measure(
         "plan": plan_record(plan),
         "drafters": [runner_record(runner) for runner in lineup.runners],
     }
-    samples, whole = _samples(plan, lineup, title=about.name)
+    visits = Race(plan, lineup.present).run()
+    samples, whole = taken(visits, title=about.name, total=len(plan.visits()))
     evidence = evidence_of(plan, lineup, samples)
     record |= {
         "complete": whole,
@@ -120,28 +115,6 @@ def _measure(
         "samples": sample_rows(samples),
     }
     return _Done(folder, record, evidence, samples, whole)
-
-
-def _samples(plan: Plan, lineup: Lineup, *, title: str) -> tuple[list[Sample], bool]:
-    """What was taken, and whether that is everything or an interrupt came."""
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("visits, left:"),
-        TimeRemainingColumn(),
-    ]
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    samples: list[Sample] = []
-    with Progress(*columns, console=console, disable=hidden) as progress:
-        task = progress.add_task(title, total=len(plan.visits()))
-        try:
-            for visit in Race(plan, lineup.present).run():
-                samples += visit
-                progress.advance(task)
-        except KeyboardInterrupt:
-            return samples, False
-    return samples, True
 
 
 def _write(call: Call[DraftersOptions], done: _Done, about: Subject) -> None:

@@ -37,7 +37,7 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import LoadTestOptions
 from outrider.cli.output import check_writable, json_line
 from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.words import known_words
 
 NUM_REQUESTS = 10
 SCHEMA = "outrider-bench-load/1"
@@ -138,14 +138,5 @@ def cases_of(options: LoadTestOptions) -> list[Case]:
             "--duration says nothing of a scenario.",
             hint="use it with --rate, --concurrency or --replay",
         )
-    return [scenario(name, num or NUM_REQUESTS) for name in _scenarios(options.scenarios)]
-
-
-def _scenarios(text: str) -> list[str]:
-    names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for name in names:
-        if name not in SCENARIOS:
-            raise ConfigError(f"unknown scenario {name!r}.", hint=did_you_mean(name, SCENARIOS))
-    if not names:
-        raise ConfigError("--scenarios names nothing.", hint=f"--scenarios {','.join(SCENARIOS)}")
-    return names
+    names = known_words("--scenarios", options.scenarios, SCENARIOS, kind="scenario")
+    return [scenario(name, num or NUM_REQUESTS) for name in names]

@@ -30,6 +30,7 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.nearest import did_you_mean
+from outrider.core.words import words_of
 from outrider.models.loading import resolve
 
 WINDOW_TOKENS = 256
@@ -80,9 +81,7 @@ def _words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _prompts(options: QualityOptions) -> list[str]:
-    names = list(dict.fromkeys(word.strip() for word in options.domains.split(",") if word.strip()))
-    if not names:
-        raise ConfigError("--domains names nothing.", hint="--domains code,maths")
+    names = words_of("--domains", options.domains, hint="--domains code,maths")
     return [text for name in names for text in builtin_texts(name)[: options.prompts]]
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 from outrider.bench.engines.record import write_page
 from outrider.bench.pages import Page, Section
@@ -37,6 +28,7 @@ from outrider.cli.call import Call
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import json_line
+from outrider.cli.visits_bar import visits_bar
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 
 
@@ -191,16 +183,7 @@ def _way_name(drafter: str, k: int) -> str:
 
 @contextmanager
 def _progress(total: int) -> Generator[tuple[Progress, TaskID]]:
-    """A bar on stderr with the time that is left, where that is a terminal."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("visits, left:"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with visits_bar() as progress:
         yield progress, progress.add_task("sweep", total=total)
 
 

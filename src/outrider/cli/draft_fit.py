@@ -18,7 +18,8 @@ from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LlamaConfig
-from outrider.models.loading import ALIASES, HEAD_ALIASES, resolve
+from outrider.models.loading import resolve
+from outrider.models.names import ALIASES, HEAD_ALIASES
 
 # Enough to compare vocabularies; weights stay where they are.
 _SMALL_FILES = [

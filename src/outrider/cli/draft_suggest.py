@@ -164,13 +164,7 @@ def _itself(target: str, folder: Path) -> Iterator[Suggestion]:
     }
     for drafter, reason in reasons.items():
         if drafter in available() and family in LLAMA_FAMILIES:
-            yield Suggestion(
-                drafter=drafter,
-                draft=None,
-                ready=True,
-                reason=reason,
-                command=_generate(target, f"--drafter {drafter}"),
-            )
+            yield _without_files(target, drafter, reason)
 
 
 def _text(target: str, folder: Path) -> Iterator[Suggestion]:
@@ -183,13 +177,12 @@ def _text(target: str, folder: Path) -> Iterator[Suggestion]:
     }
     for drafter, reason in reasons.items():
         if drafter in available():
-            yield Suggestion(
-                drafter=drafter,
-                draft=None,
-                ready=True,
-                reason=reason,
-                command=_generate(target, f"--drafter {drafter}"),
-            )
+            yield _without_files(target, drafter, reason)
+
+
+def _without_files(target: str, drafter: str, reason: str) -> Suggestion:
+    command = _generate(target, f"--drafter {drafter}")
+    return Suggestion(drafter=drafter, draft=None, ready=True, reason=reason, command=command)
 
 
 def _training(target: str, folder: Path) -> Iterator[Suggestion]:

@@ -8,10 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.bench import figure_style
 from outrider.bench.engines.loaded import Loaded, load_engines
@@ -23,6 +19,7 @@ from outrider.bench.pages import Page
 from outrider.bench.provenance import write_text
 from outrider.cli.engine_subjects import Subject
 from outrider.cli.output import check_writable, prose, screen_table
+from outrider.cli.visits_bar import taken
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
@@ -127,26 +124,8 @@ def pictures(folder: Path, drawn: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def measure(plan: Workload, found: Sequence[Contestant], *, title: str) -> tuple[list[Taken], bool]:
-    """What was taken, and whether that is everything or an interrupt came. With a progress bar on
-    stderr, where that is a terminal."""
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("visits, left:"),
-        TimeRemainingColumn(),
-    ]
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    taken: list[Taken] = []
-    with Progress(*columns, console=console, disable=hidden) as progress:
-        task = progress.add_task(title, total=len(plan.visits()))
-        try:
-            for visit in run(plan, found):
-                taken += visit
-                progress.advance(task)
-        except KeyboardInterrupt:
-            return taken, False
-    return taken, True
+    """What was taken, and whether that is everything or an interrupt came. With a progress bar."""
+    return taken(run(plan, found), title=title, total=len(plan.visits()))
 
 
 def say(text: str) -> None:

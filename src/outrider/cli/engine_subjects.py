@@ -10,6 +10,7 @@ from outrider.bench.engines.loaded import Models
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.settings import DEFAULT, Resolved
+from outrider.core.words import words_of
 from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, get_pair
 
 
@@ -40,9 +41,7 @@ def known_pairs(resolved: Resolved, names: str, *, most_in_flight: int) -> list[
     for name in ("target", "draft"):
         if resolved.chosen[name].origin.startswith("--"):
             raise ConfigError(f"--pairs and --{name} both name models.", hint="drop one of them")
-    pairs = list(dict.fromkeys(word.strip() for word in names.split(",") if word.strip()))
-    if not pairs:
-        raise ConfigError("--pairs names nothing.", hint="`outrider pairs` lists them")
+    pairs = words_of("--pairs", names, hint="`outrider pairs` lists them")
     engine = _engine(resolved, most_in_flight)
     return [_known(get_pair(name), engine, own=_own(resolved)) for name in pairs]
 

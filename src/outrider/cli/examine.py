@@ -30,7 +30,8 @@ from outrider.kernels.build import COMPILERS
 from outrider.kernels.measured import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.kernels.topology import hardware_threads
-from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
+from outrider.models.loading import DTYPES, pick_device, resolve
+from outrider.models.names import ALIASES
 from outrider.state.capacity import free_bytes, total_bytes
 
 

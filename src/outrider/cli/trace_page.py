@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from outrider.bench.pages import percent
 from outrider.cli.output import size, table
 
 VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
@@ -41,7 +42,7 @@ def _lanes(record: Mapping[str, Any]) -> str:
             use["num_jobs"],
             use["num_works"],
             use["num_tokens"],
-            _percent(use["busy_fraction"]),
+            percent(use["busy_fraction"]),
             *(f"{1e3 * use['job_seconds'][key]:.2f}" for key in ("mean", "p50", "p95", "max")),
         )
         for lane, use in record["timeline"]["lanes"].items()
@@ -65,19 +66,20 @@ def _queues(record: Mapping[str, Any]) -> str:
 def _sentences(record: Mapping[str, Any]) -> Iterator[str]:
     time = record["timeline"]
     yield (
-        f"busy: some lane ran {_percent(time['busy_fraction'])} % of the time; two or more ran in "
-        f"{_percent(time['overlap_fraction'])} % of that"
+        f"busy: some lane ran {percent(time['busy_fraction'])} % of the time; two or more ran in "
+        f"{percent(time['overlap_fraction'])} % of that"
     )
     for two in time["overlaps"]:
         first, second = two["lanes"]
-        yield f"overlap of {first} and {second}: {_percent(two['fraction'])} % of the shorter"
+        yield f"overlap of {first} and {second}: {percent(two['fraction'])} % of the shorter"
     yield _drafts(record)
+    yield _passes(record["passes"])
     window = time["window"]
     if window is not None:
         ratios = window["ahead_over_verify"]
         mean = f"{sum(ratios) / len(ratios):.2f}" if ratios else "-"
         yield (
-            f"window: {_percent(window['use'])} % of the verifying time was used to draft ahead; "
+            f"window: {percent(window['use'])} % of the verifying time was used to draft ahead; "
             f"T_ahead / T_verify {mean}"
         )
     yield from _resources(record)
@@ -85,12 +87,20 @@ def _sentences(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _drafts(record: Mapping[str, Any]) -> str:
     parts = [
-        f"accepted {_percent(record['acceptance_rate'])} % of drafts",
+        f"accepted {percent(record['acceptance_rate'])} % of drafts",
         f"{record['tokens_per_round']:.2f} tokens a round",
     ]
     if record["p_hit"] is not None:
         parts.append(f"p_hit {record['p_hit']:.2f}")
     return f"drafts: {', '.join(parts)}"
+
+
+def _passes(shapes: Mapping[str, Any]) -> str:
+    text = f"passes: {shapes['num_passes']}, of {shapes['mean_sequences']:.2f} sequences each"
+    equal = shapes["equal_rows_fraction"]
+    if equal is None:
+        return text
+    return f"{text}; {percent(equal)} % of those with several had as many rows of each"
 
 
 def _resources(record: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +126,3 @@ def _resources(record: Mapping[str, Any]) -> Iterator[str]:
     if reason is not None:
         told.append(f"GPU not measured: {reason}")
     yield f"used: {', '.join(told)}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

@@ -45,7 +45,7 @@ class Drafting:
             return
         try:
             self.drafter.open(seq.seq_id, seq.tokens)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
             seq.no_drafts = f"drafter {self.drafter.name!r} did not start: {error}"
             _log.warning("Speculation is off for a request: %s", seq.no_drafts, exc_info=True)
         else:
@@ -65,7 +65,7 @@ class Drafting:
             return
         try:
             self.drafter.close(seq_id)
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a drafter may be anybody's code
             _log.warning("A drafter failed to close a sequence.", exc_info=True)
 
     def forget(self) -> None:

@@ -96,7 +96,7 @@ class NativeRound:
         """None if the draft model fails; the stages then find out for whom."""
         try:
             return [self._row(seq, len(batch)) for seq in batch]
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - the stages meet it again, row by row
             _log.warning("The draft model failed before a round.", exc_info=True)
             return None
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from doubles.sweeps import circumstances
 from outrider.bench.gemm.samples import Sample, SamplesFile
 from outrider.bench.grown import GrownFile
 from outrider.bench.peers.journal import FILE_NAME, Journal
+from outrider.bench.plan_cells.record import Study
+from outrider.bench.sweep_results import ResultsFolder
 from outrider.core.errors import ConfigError, MachineError
 
 LINE = b'{"record": "run"}\n'
@@ -40,6 +43,22 @@ def test_of_two_runs_in_one_folder_the_later_loses_nothing_of_the_other(tmp_path
     with pytest.raises(MachineError, match="has changed"):
         other.add([sample], {"seed": 0})
     assert SamplesFile.open(tmp_path / "ssd", {"seed": 0}).samples == {sample.key: sample}
+
+
+def test_nor_do_two_sweeps_or_studies(tmp_path: Path) -> None:
+    earlier, later = (ResultsFolder.open(tmp_path / "k") for _ in range(2))
+    earlier.prepare()
+    later.prepare()
+    assert earlier.add_run(circumstances(), {}) == 1
+    with pytest.raises(MachineError, match="has changed"):
+        later.add_run(circumstances(), {})
+    assert len(ResultsFolder.open(tmp_path / "k").runs) == 1
+    path = tmp_path / "study.jsonl"
+    ours, theirs = (Study.open(path) for _ in range(2))
+    ours.cells_drawn((), {"seed": 0})
+    with pytest.raises(MachineError, match="has changed"):
+        theirs.cells_drawn((), {"seed": 1})
+    assert [line["seed"] for line in Study.open(path).lines] == [0]
 
 
 @pytest.mark.parametrize("text", ["my notes, without an end", '{"runs": []}'])

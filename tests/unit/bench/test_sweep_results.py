@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import resource
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.sweeps import SETTINGS, circumstances, folder_of, numbers, sample
-from outrider.bench import sweep_results
 from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
 from outrider.bench.sweep_summary import write_summary
 from outrider.cli.sweep_tables import pages
 from outrider.core.errors import ConfigError, MachineError
+
+
+@contextmanager
+def room_for(path: Path, num_bytes: int) -> Generator[None]:
+    """No file of this process may grow past so many bytes more than `path` has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def two(path: Path) -> ResultsFolder:
@@ -64,20 +76,14 @@ def test_a_cut_off_line_is_dropped_and_written_over(tmp_path: Path) -> None:
     assert len(ResultsFolder.read(tmp_path).samples) == 3
 
 
-def test_what_a_full_disk_left_of_a_line_is_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_full_disk_left_of_a_line_is_written_over(tmp_path: Path) -> None:
     folder = two(tmp_path)
     path = tmp_path / FILE_NAME
-
-    def full(_: object, text: str) -> None:
-        path.write_bytes(path.read_bytes() + text.encode()[:99])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sweep_results, "_write", full)
-        with pytest.raises(MachineError, match="No space left"):
-            folder.add([sample(2, 1, numbers(2, 0.5))])
+    before = path.read_bytes()
+    with room_for(path, 99), pytest.raises(MachineError, match="cannot be used"):
+        folder.add([sample(2, 1, numbers(2, 0.5))])
+    assert len(path.read_bytes()) == len(before) + 99
+    assert len(folder.samples) == 2
     folder.add([sample(2, 2, numbers(2, 0.5))])
     assert [one.piece[-1] for one in ResultsFolder.read(tmp_path).samples] == ["0", "0", "2"]
 

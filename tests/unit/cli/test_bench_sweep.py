@@ -12,8 +12,8 @@ from doubles.command_line import Command, Finished
 from doubles.sweeping import QuickLLM
 from outrider.api.llm import LLM
 from outrider.bench import sweep as sweep_module
-from outrider.bench import sweep_results
 from outrider.bench.figure_style import THEMES
+from outrider.bench.grown import GrownFile
 from outrider.bench.sweep_results import FILE_NAME
 from outrider.bench.sweeps import figures
 from outrider.bench.sweeps.recipes import RECIPES
@@ -114,11 +114,11 @@ def test_a_machine_without_room_is_named_and_a_full_disk_ends_it(
     quick.absent.clear()
     quick.made.clear()
 
-    def full(_: object, text: str) -> None:
-        if '"sample"' in text:
+    def full(_: object, lines: bytes) -> None:
+        if b'"sample"' in lines:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sweep_results, "_write", full)
+    monkeypatch.setattr(GrownFile, "add", full)
     shown = sweep(outrider, "--over", "drafter=suffix", "--over", "batch=1,2")
     assert shown.code == 3
     assert "No space left on device" in shown.err

@@ -7,33 +7,13 @@ from dataclasses import asdict
 
 from outrider.bench.engines.cases import Case, LoadPlan
 from outrider.bench.engines.cells import Cell, cells, comparisons
-from outrider.bench.engines.report import number, percent
+from outrider.bench.engines.columns import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
 from outrider.bench.engines.samples import Sample
 from outrider.bench.engines.wins import HeadToHead, head_to_head
 from outrider.bench.pages import Section
 
-HEADER = (
-    "case",
-    "engine",
-    "requests",
-    "rejected",
-    "tok/s",
-    "TTFT p50 ms",
-    "TTFT p95 ms",
-    "ITL p50 ms",
-    "ITL p95 ms",
-    "end-to-end ms",
-    "end-to-end p95 ms",
-    "accepted %",
-    "waiting",
-    "busy %",
-    "CPU %",
-    "GPU %",
-    "status",
-)
-_NOTE = (
-    "Medians over repeats. Times count from a request's arrival, also while it waits for its turn."
-)
+_MACHINE = ("CPU %", "GPU %", "status")
+HEADER = ("case", "engine", "requests", "rejected", *LOAD_COLUMNS, *_MACHINE)
 
 
 def sections(
@@ -41,7 +21,7 @@ def sections(
 ) -> Iterator[Section]:
     yield Section(
         title="Load",
-        text=[_NOTE, *(f"{case.name}: {case.text}." for case in cases)],
+        text=[LOAD_NOTE, *(f"{case.name}: {case.text}." for case in cases)],
         header=HEADER,
         rows=[_row(cell, cases, samples) for cell in found],
     )
@@ -53,11 +33,7 @@ def sections(
             header=("metric", "pair", "first", "second", "ties"),
             rows=[_wins_row(row) for row in wins],
         )
-    failures = [
-        f"{cases[cell.level].name}, {cell.engine}: {num} of {cell.num_samples} failed: {reason}"
-        for cell in found
-        for reason, num in cell.failures.items()
-    ]
+    failures = load_failures(found, [case.name for case in cases])
     if failures:
         yield Section(title="Failures", points=failures)
 
@@ -84,25 +60,12 @@ def load_record(plan: LoadPlan, samples: Sequence[Sample]) -> dict[str, object]:
 
 def _row(cell: Cell, cases: Sequence[Case], samples: Sequence[Sample]) -> tuple[str, ...]:
     counts = _counts(cell, samples)
-    waiting = "-" if cell.waiting is None else f"{cell.waiting:.1f}"
     return (
         cases[cell.level].name,
         cell.engine,
         f"{counts['ok']} of {counts['all']}",
         str(counts["rejected"]),
-        number(cell.tokens_per_second, 1),
-        number(cell.ttft_p50_ms, 1),
-        number(cell.ttft_p95_ms, 1),
-        number(cell.itl_p50_ms, 2),
-        number(cell.itl_p95_ms, 2),
-        number(cell.total_mean_ms, 1),
-        number(cell.total_p95_ms, 1),
-        percent(cell.acceptance),
-        waiting,
-        percent(cell.busy),
-        number(cell.cpu_percent, 0),
-        number(cell.gpu_percent, 0),
-        cell.status,
+        *columns(cell, (*LOAD_COLUMNS, *_MACHINE)),
     )
 
 

@@ -23,8 +23,8 @@ from outrider.bench.load.requests import Request, requests_from
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.nearest import did_you_mean
 from outrider.core.params import SamplingParams
+from outrider.core.words import known_words
 
 OFF, AUTO = "off", "auto"
 FIXED = ("single", "pd", "pdv", "ssd")
@@ -148,13 +148,7 @@ def line_up(
 
 def engines_named(text: str) -> tuple[str, ...]:
     """Names between commas, each once. Raises ConfigError."""
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for name in found:
-        if name not in ENGINES:
-            raise ConfigError(f"unknown engine {name!r}.", hint=did_you_mean(name, ENGINES))
-    if not found:
-        raise ConfigError("--engines names nothing.", hint=f"--engines {','.join(ENGINES)}")
-    return found
+    return known_words("--engines", text, ENGINES, kind="engine")
 
 
 def levels_named(flag: str, text: str, *, lowest: int = 0) -> tuple[int, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.bench.engines.cells import Cell, Comparison
+from outrider.bench.engines.columns import columns
 from outrider.bench.engines.findings import Evidence, findings, meets_bar, spoken, verdict
 from outrider.bench.engines.models import AheadPrediction
 from outrider.bench.engines.reference import LABEL, NAMES, PUBLISHED, published
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, number, percent
 
 HEADER = (
     "level",
@@ -46,7 +47,7 @@ def sections(found: Evidence) -> Iterator[Section]:
         title="Engines by level",
         text=[_CELL_NOTE],
         header=HEADER,
-        rows=[_row(cell) for cell in found.cells],
+        rows=[columns(cell, HEADER) for cell in found.cells],
     )
     if found.comparisons:
         yield _comparisons(found.comparisons)
@@ -61,31 +62,6 @@ def sections(found: Evidence) -> Iterator[Section]:
     if found.predictions:
         yield _predictions(found.predictions, found.comparisons)
     yield _reference(found.cells)
-
-
-def _row(cell: Cell) -> tuple[str, ...]:
-    queues = "-" if cell.queues is None else "/".join(f"{depth:.1f}" for depth in cell.queues)
-    return (
-        str(cell.level),
-        cell.engine,
-        number(cell.tokens_per_second, 1),
-        number(cell.itl_p50_ms, 2),
-        number(cell.itl_p95_ms, 2),
-        number(cell.ttft_p50_ms, 1),
-        number(cell.total_mean_ms, 1),
-        number(cell.round_p50_ms, 2),
-        percent(cell.acceptance),
-        number(cell.tokens_per_round, 2),
-        percent(cell.p_hit),
-        percent(cell.busy),
-        percent(cell.overlap),
-        number(cell.cpu_percent, 0),
-        number(cell.gpu_percent, 0),
-        queues,
-        number(cell.least_free_tokens, 0),
-        number(cell.cumulative_p95_ms, 1),
-        cell.status,
-    )
 
 
 def _comparisons(found: Sequence[Comparison]) -> Section:
@@ -192,11 +168,3 @@ def _reference(cells: Sequence[Cell]) -> Section:
         ),
         rows=rows,
     )
-
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

@@ -16,9 +16,14 @@ from typing import Any, Literal
 
 from outrider import __version__
 from outrider.bench.gemm.record import SAMPLES, SCHEMA
-from outrider.bench.grown import GrownFile
-from outrider.bench.records import RecordError, entries, made, parse
-from outrider.core.errors import ConfigError, MachineError
+from outrider.bench.grown import (
+    GrownFile,
+    add_records,
+    read_records,
+    refusal,
+    refuse_others,
+)
+from outrider.bench.records import RecordError, entries, made
 
 Part = Literal["passes", "ceilings", "products", "engines"]
 Key = tuple[str, str, int]
@@ -54,17 +59,10 @@ class SamplesFile:
     def open(cls, folder: Path, circumstances: Mapping[str, object]) -> SamplesFile:
         """Read what is there, to go on. Raises ConfigError if it was measured under other
         circumstances, or is not ours, and MachineError if it cannot be read; nothing is changed."""
-        try:
-            file, lines, end_is_ours = GrownFile.read(folder / SAMPLES)
-            if not file.path.exists():
-                _refuse_others(folder)
-        except OSError as error:
-            raise _unusable(folder, error) from None
-        if not end_is_ours:
-            found = f"a line {len(lines) + 1} that this version did not write"
-            raise _refusal(folder, found)
-        samples = cls(folder, file)
-        samples._read(lines, json.loads(json.dumps(circumstances)))
+        path, ours = folder / SAMPLES, json.loads(json.dumps(circumstances))
+        refuse_others(path)
+        samples = cls(folder, GrownFile(path))
+        samples._file = read_records(path, lambda record: samples._take(record, ours))
         return samples
 
     def done(self, key: Key) -> bool:
@@ -94,21 +92,9 @@ class SamplesFile:
         if not self._is_begun:
             head = {"record": "study", "schema": SCHEMA, "version": __version__}
             lines.insert(0, {**head, "circumstances": circumstances})
-        data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        try:
-            self._file.add(data)
-        except OSError as error:
-            raise _unusable(self.folder, error) from None
+        add_records(self._file, lines)
         self._is_begun = True
         self.samples |= {one.key: one for one in new}
-
-    def _read(self, lines: Iterable[bytes], circumstances: Mapping[str, object]) -> None:
-        for number, line in enumerate(lines, start=1):
-            try:
-                self._take(parse(line.decode("utf-8")), circumstances)
-            except (RecordError, UnicodeDecodeError) as error:
-                found = f"a line {number} that this version did not write ({error})"
-                raise _refusal(self.folder, found) from None
 
     def _take(self, record: dict[str, Any], circumstances: Mapping[str, object]) -> None:
         kind = record.pop("record", None)
@@ -127,29 +113,9 @@ class SamplesFile:
         written = record.get("schema"), record.get("version")
         if written != (SCHEMA, __version__):
             found = f"results of outrider {written[1]} ({written[0]}); this is {__version__}"
-            raise _refusal(self.folder, found)
+            raise refusal(self.folder, found)
         theirs = entries("circumstances", record.get("circumstances"))
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 found = f"results with {name} {theirs.get(name)!r:.80}, not {ours.get(name)!r:.80}"
-                raise _refusal(self.folder, found)
-
-
-def _refuse_others(folder: Path) -> None:
-    """Results that nobody knows the circumstances of, and files of somebody else."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _refusal(folder, f"other files and no {SAMPLES}")
-
-
-def _refusal(folder: Path, found: str) -> ConfigError:
-    return ConfigError(
-        f"{folder} holds {found}. They are not mixed, and nothing was changed.",
-        hint=f"choose another folder, such as --output-dir {folder}-2",
-    )
-
-
-def _unusable(folder: Path, error: OSError) -> MachineError:
-    return MachineError(
-        f"the results folder {folder} cannot be used: {error.strerror or error}.",
-        hint="name a folder that you may write with --output-dir",
-    )
+                raise refusal(self.folder, found)

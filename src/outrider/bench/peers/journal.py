@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider import __version__
-from outrider.bench.grown import GrownFile
+from outrider.bench.grown import (
+    GrownFile,
+    add_records,
+    read_records,
+    refusal,
+    refuse_others,
+)
 from outrider.bench.peers.contestants import Contestant
 from outrider.bench.peers.found import Entry, Found, Place, Run
-from outrider.bench.records import RecordError, entries, made, parse
-from outrider.core.errors import ConfigError, MachineError
+from outrider.bench.records import RecordError, entries, made
 
 SCHEMA = "outrider-bench-peers/1"
 FILE_NAME = "runs.jsonl"
@@ -47,23 +52,9 @@ class Journal:
         """Read the folder, to go on in it. Raises ConfigError if it holds anything else, or lines
         of another version; MachineError if it cannot be read."""
         path = folder / FILE_NAME
-        try:
-            others = [] if not folder.exists() else [p for p in folder.iterdir() if p.name != LOGS]
-            if others and not path.exists():
-                raise _refusal(folder, f"other files and no {FILE_NAME}")
-            file, lines, end_is_ours = GrownFile.read(path)
-        except OSError as error:
-            raise _unusable(folder, error) from None
-        if not end_is_ours:
-            found = f"a line {len(lines) + 1} that this version did not write"
-            raise _refusal(folder, found)
-        journal = cls(folder, file)
-        for number, line in enumerate(lines, start=1):
-            try:
-                journal._take(parse(line.decode("utf-8", "replace")))
-            except (RecordError, KeyError, TypeError, ValueError) as error:
-                found = f"a line {number} that this version did not write ({error})"
-                raise _refusal(folder, found) from None
+        refuse_others(path, allowed=(LOGS,))
+        journal = cls(folder, GrownFile(path))
+        journal.file = read_records(path, journal._take)
         return journal
 
     def begin(self, circumstances: Mapping[str, object], facts: Mapping[str, object]) -> int:
@@ -74,15 +65,16 @@ class Journal:
             for name, value in ours.items():
                 theirs = session["circumstances"].get(name)
                 if _differs(name, theirs, value):
-                    raise _refusal(self.folder, f"runs with another {name}: {theirs!r:.120}")
+                    raise refusal(self.folder, f"runs with another {name}: {theirs!r:.120}")
         head = {"record": "session", "schema": SCHEMA, "version": __version__}
         session = {**head, "circumstances": ours, **facts}
-        self._append(session)
+        add_records(self.file, [session])
         self.sessions.append(session)
         return len(self.sessions)
 
     def keep_trials(self, times: Mapping[str, float], temperature: float) -> None:
-        self._append({"record": "trials", "temperature": temperature, "times": dict(times)})
+        record = {"record": "trials", "temperature": temperature, "times": dict(times)}
+        add_records(self.file, [record])
 
     def keep_run(self, entry: Entry, place: Place, run: Run) -> None:
         """A run of the session that goes on."""
@@ -91,9 +83,15 @@ class Journal:
         told = asdict(run)
         for name in _MOMENTS:
             told[name] = [round(seconds, 6) for seconds in told[name]]
-        self._append({"record": "run", **about, **told})
+        add_records(self.file, [{"record": "run", **about, **told}])
 
     def _take(self, record: dict[str, Any]) -> None:
+        try:
+            self._note(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(str(error)) from None
+
+    def _note(self, record: dict[str, Any]) -> None:
         kind = record.pop("record", None)
         if kind == "session":
             if (record.get("schema"), record.get("version")) != (SCHEMA, __version__):
@@ -117,29 +115,8 @@ class Journal:
         else:
             raise RecordError(f"record is {kind!r:.40}")
 
-    def _append(self, record: Mapping[str, object]) -> None:
-        line = json.dumps(record, allow_nan=False) + "\n"
-        try:
-            self.file.add(line.encode())
-        except OSError as error:
-            raise _unusable(self.folder, error) from None
-
 
 def _differs(name: str, theirs: Any, ours: Any) -> bool:
     if name in _GROWING:
         return any(theirs[part] != ours[part] for part in theirs.keys() & ours.keys())
     return theirs != ours
-
-
-def _refusal(folder: Path, found: str) -> ConfigError:
-    return ConfigError(
-        f"{folder} holds {found}. They are not mixed, and nothing was changed.",
-        hint=f"choose another folder, such as --output-dir {folder}-2",
-    )
-
-
-def _unusable(folder: Path, error: OSError) -> MachineError:
-    return MachineError(
-        f"the results folder {folder} cannot be used: {error.strerror or error}.",
-        hint="name a folder that you may write with --output-dir",
-    )

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.bench.engines.report import number, percent
 from outrider.bench.interval import MIN_PAIRS
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, number, percent
 from outrider.bench.peers.contestants import OURS
 
 RATES = (

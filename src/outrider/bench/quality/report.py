@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from outrider.bench.engines.findings import spoken
-from outrider.bench.engines.report import number, percent
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, number, percent
 from outrider.bench.quality.formats import FormatRow
 from outrider.bench.quality.rules import PLAIN, RuleRow
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from outrider.bench.engines.cells import Cell
+from outrider.bench.engines.columns import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
 from outrider.bench.engines.figures import FIGURES
 from outrider.bench.engines.plan import OFF
-from outrider.bench.engines.report import number, percent
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import Theme, new_figure
 from outrider.bench.records import RecordError
@@ -34,24 +34,7 @@ from outrider.bench.report.reading import (
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Figure, Part, Table
 
-_HEADER = (
-    "case",
-    "engine",
-    "tok/s",
-    "TTFT p50 ms",
-    "TTFT p95 ms",
-    "ITL p50 ms",
-    "ITL p95 ms",
-    "end-to-end ms",
-    "end-to-end p95 ms",
-    "accepted %",
-    "waiting",
-    "busy %",
-    "status",
-)
-_NOTE = (
-    "Medians over repeats. Times count from a request's arrival, also while it waits for its turn."
-)
+_COLUMNS = ("engine", *LOAD_COLUMNS, "status")
 _PANELS = ("throughput_vs_concurrency", "itl_p95_vs_concurrency")
 
 
@@ -76,19 +59,15 @@ def part(source: Source) -> list[Part]:
             title=f"Load: {name}",
             place=source.place,
             about=[f"{text_of(case, 'name')}: {text_of(case, 'text')}" for case in cases],
-            findings=[
-                f"{names[one.level]}, {one.engine}: {num} of {one.num_samples} failed: {reason}"
-                for one in found
-                for reason, num in one.failures.items()
-            ],
+            findings=load_failures(found, names),
             claims=claims,
             figures=_figures(found, cases, names, foot),
             tables=[
                 Table(
                     title="Load",
-                    header=_HEADER,
-                    rows=[_row(one, names) for one in found],
-                    note=_NOTE,
+                    header=("case", *_COLUMNS),
+                    rows=[(names[one.level], *columns(one, _COLUMNS)) for one in found],
+                    note=LOAD_NOTE,
                 ),
                 *([plain_table("Head to head: visits won", wins)] if wins else []),
             ],
@@ -144,21 +123,3 @@ def _figures(
             draw=partial(by_case, found, names, foot),
         )
     ]
-
-
-def _row(one: Cell, names: Sequence[str]) -> tuple[str, ...]:
-    return (
-        names[one.level],
-        one.engine,
-        number(one.tokens_per_second, 1),
-        number(one.ttft_p50_ms, 1),
-        number(one.ttft_p95_ms, 1),
-        number(one.itl_p50_ms, 2),
-        number(one.itl_p95_ms, 2),
-        number(one.total_mean_ms, 1),
-        number(one.total_p95_ms, 1),
-        percent(one.acceptance),
-        number(one.waiting, 1),
-        percent(one.busy),
-        one.status,
-    )

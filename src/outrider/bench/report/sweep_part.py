@@ -118,7 +118,7 @@ def _read(source: Source, schema: Schema) -> ResultsFolder:
 
 
 def _torn(folder: ResultsFolder) -> list[str]:
-    if not folder.torn:
+    if not folder.file.torn:
         return []
     return ["The file ends in half a line: its last sample was cut off and is left out."]
 

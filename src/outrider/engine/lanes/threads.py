@@ -3,15 +3,20 @@
 A lane's native calls are served by a team of its own, so no two lanes wait for each other; what a
 lane has to say travels with the end of its task. Nothing is locked while a model runs. On CUDA a
 lane has a stream, and a task first waits for the events of those that its sequences were in before.
+
+Nobody waits for a lane whose engine is gone, except the end of the process: a thread that comes
+back from PyTorch when the interpreter is gone would abort it.
 """
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import monotonic
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.engine.lanes.streams import LaneStream
@@ -19,6 +24,9 @@ from outrider.engine.lanes.task import Call, Done, Task, Work
 
 # (lane's number) -> what that thread does before its first task.
 Setup = Callable[[int], None]
+
+# How long the end of the process waits for threads that hang.
+_PATIENCE_SECONDS = 5.0
 
 
 class ThreadLanes:
@@ -87,7 +95,12 @@ class ThreadLanes:
         # Nothing here refers to the engine: a thread must not keep alive whoever would end it.
         call, number, stream = self._calls[name], self._numbers[name], self._streams.get(name)
         lane = _Lane(name, number, call, self._setup, stream, self._signals, self._clock)
-        Thread(target=lane.serve, name=f"outrider-{name}", daemon=True).start()
+        thread = Thread(target=lane.serve, name=f"outrider-{name}", daemon=True)
+        thread.start()
+        _serving[thread] = lane.tasks
+        # Once, and before whatever a task may need is taken down.
+        atexit.unregister(_end_with_process)
+        atexit.register(_end_with_process)
         return lane
 
 
@@ -127,6 +140,19 @@ class _Lane:
         return Done(self.name, task, work, error, began, self.clock())
 
 
+# Of every thread that may still run, what it takes tasks from.
+_serving: weakref.WeakKeyDictionary[Thread, SimpleQueue[Task | None]] = weakref.WeakKeyDictionary()
+
+
 def _end_all(lanes: dict[str, _Lane]) -> None:
     while lanes:
         lanes.popitem()[1].tasks.put(None)
+
+
+def _end_with_process() -> None:
+    threads = list(_serving.items())
+    for _, tasks in threads:
+        tasks.put(None)
+    latest = monotonic() + _PATIENCE_SECONDS
+    for thread, _ in threads:
+        thread.join(max(0.0, latest - monotonic()))
