@@ -12,7 +12,7 @@ PROGRAM = "--color --config --debug --draft --log-format --log-level --no-debug 
 LANES = (
     "--adaptive-batch --concurrent-lanes --decode-batch --drafter-device --drafter-home "
     "--drafter-timeout --fallback --fan-out --fan-policy --force-hits --hybrid-threshold "
-    "--lane-order --lane-streams --lane-threads --max-waiting --no-adaptive-batch "
+    "--lane-order --lane-streams --lane-sync --lane-threads --max-waiting --no-adaptive-batch "
     "--no-concurrent-lanes --prefill-batch --reserve --saguaro --schedule --tensor-parallel "
     "--verify-batch --verify-margin"
 )
@@ -87,6 +87,7 @@ OF_DRAFTERS_TRAINING = f"{OF_TRAINING} --exam-prompts --prompts --target --writt
 FLAGS: dict[tuple[str, ...], str] = {
     ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
     ("chat",): f"{ALL} --json --system",
+    ("models", "pull"): "--draft --json --revision",
     ("models", "list"): "--json",
     ("models", "inspect"): "--json",
     ("models", "load"): "--dtype --json --n-tokens",
@@ -115,8 +116,8 @@ FLAGS: dict[tuple[str, ...], str] = {
     "--scale --seed --studies --tensor-parallel --threads",
     ("bench", "load"): f"{OF_ENGINES} --concurrency --csv --duration --engines --json "
     "--max-concurrent --output-dir --prompts --rate --repeats --replay --requests --scenarios",
-    ("plan",): f"{OF_PLANS} --alpha --batch --context --device --domains --drafters --fresh "
-    "--json --max-tokens --prompts --save --seconds",
+    ("plan",): f"{OF_PLANS} --alpha --batch --context --device --domains --draft-device "
+    "--drafters --fresh --json --max-tokens --prompts --save --seconds",
     ("simulate",): "--alpha --arrivals --batch --calibration --contention --context "
     "--decode-batch --device --draft --draft-device --drafter --engines --fan-out --figure "
     "--hybrid-threshold --json --k --max-tokens --p-hit --places --prefill-chunk --requests "

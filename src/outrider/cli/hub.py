@@ -10,7 +10,8 @@ from huggingface_hub.errors import CacheNotFound
 
 from outrider.core.errors import CheckpointError
 from outrider.models.json_object import JsonObject
-from outrider.models.loading import ALIASES, resolve
+from outrider.models.loading import resolve
+from outrider.models.names import ALIASES
 
 
 @dataclass(frozen=True, slots=True)

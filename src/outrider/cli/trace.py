@@ -24,7 +24,7 @@ from outrider.core.clock import HOST_CLOCK
 from outrider.core.params import SamplingParams
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.metrics.lanes import Counters, scheduler_stats
-from outrider.metrics.summary import summarise
+from outrider.metrics.summary import pass_shapes, summarise
 from outrider.metrics.timeline import hit_rate, over_time, timeline
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
         "acceptance_rate": stats.acceptance_rate if stats.num_drafted else None,
         "tokens_per_round": stats.tokens_per_round,
         "p_hit": hit_rate(rounds),
+        "passes": asdict(pass_shapes(rounds)),
         "num_jobs": len(jobs),
         "errors": recording.errors,
         "timeline": timeline(jobs).to_dict(),

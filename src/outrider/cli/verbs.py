@@ -33,6 +33,7 @@ from outrider.cli.options import (
     VerifyOptions,
 )
 from outrider.cli.plan_options import PLAN
+from outrider.cli.pull_options import PULL
 from outrider.cli.report_verb import REPORT
 from outrider.cli.simulate_options import SimulateOptions
 from outrider.cli.train_verbs import TRAIN
@@ -78,9 +79,10 @@ VERBS = (
     ),
     Verb(
         name="models",
-        text="List, inspect, load, inflate, export models; ask other servers.",
+        text="Pull, list, inspect, load, inflate, export models; ask other servers.",
         example="outrider models list",
         parts=(
+            PULL,
             Verb(
                 name="list",
                 target="outrider.cli.models:list_models",

@@ -32,6 +32,7 @@ FALLBACKS = ("jit", "ngram", "none", "auto")
 FAN_OUTS = ("optimal", "geometric", "uniform", "top")
 ROLLBACKS = ("replay", "ring")
 DRAFTER_HOMES = ("thread", "process")
+LANE_SYNCS = ("event", "barrier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,13 @@ class EngineConfig:
         maximum=1024,
     )
     lane_streams: int = setting(
-        3, "CUDA streams that lanes are spread over.", minimum=1, maximum=64
+        3, "CUDA streams that lanes are spread over; with 1 they share it.", minimum=1, maximum=64
+    )
+    lane_sync: str = setting(
+        "event",
+        "How a CUDA lane waits for another: event for what it needs, barrier for all work on the "
+        "device. On a CPU both are the same wait, for the other lane's job.",
+        choices=LANE_SYNCS,
     )
     decode_batch: int = setting(
         0, "Sequences in one drafting job at most; 0 is batch_size.", minimum=0, maximum=1024

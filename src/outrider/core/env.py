@@ -31,6 +31,7 @@ OTHER_VARIABLES = (
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
     Variable("HF_TOKEN", "huggingface_hub", "Access to gated models."),
+    Variable("HF_ENDPOINT", "huggingface_hub", "Address of the hub, or of a mirror."),
     Variable("HF_HUB_OFFLINE", "huggingface_hub", "1: never go to the network."),
     Variable(
         "CUBLAS_WORKSPACE_CONFIG", "cuBLAS", "Set to :4096:8 by --deterministic, unless it is set."

@@ -7,7 +7,6 @@ that is fetched is ever executed.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -25,24 +24,14 @@ from outrider.models.gpt2_config import GPT2Config
 from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, read_native_config
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.names import ALIASES, HEAD_ALIASES, HUB_FILES, HUB_ID, HUB_NOISE
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weight_reader import EMBEDDINGS, Placement
 from outrider.models.weights import Weights
 
-ALIASES = {
-    "outrider/embedded": "target",
-    "outrider/embedded-draft": "draft",
-    "outrider/embedded-hybrid": "hybrid/target",
-}
-# Heads for the embedded target, which are no models.
-HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-# Weights in another layout, and subfolders: a second copy of the model that nothing would read.
-_HUB_NOISE = ["consolidated*", "*/*"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +190,7 @@ def resolve(name: str) -> Path:
             f"{name} is a file; a model is a folder with config.json, safetensors and tokenizer.",
             hint=f"try its folder, {folder.resolve().parent}",
         )
-    if _HUB_ID.fullmatch(name) is None:
+    if HUB_ID.fullmatch(name) is None:
         raise CheckpointError(
             f"no model {name!r}: there is no such folder, and it is not a hub id of the form "
             "org/name.",
@@ -229,17 +218,24 @@ def _from_hub(name: str, folder: Path) -> Path:
         found = snapshot_download(
             repo,
             revision=revision or None,
-            allow_patterns=_HUB_FILES,
-            ignore_patterns=_HUB_NOISE,
+            allow_patterns=HUB_FILES,
+            ignore_patterns=HUB_NOISE,
         )
     except (OSError, HFValidationError) as error:
         reason = (str(error) or "no reason given").splitlines()[0]
         raise CheckpointError(
             f"no model {name!r}: there is no such folder, and as a hub id it is neither in the "
             f"local cache nor to be had from the Hugging Face hub ({reason})",
-            hint=f"{_suggest(folder, name)} A model that is not public needs `hf auth login`.",
+            hint=_fetching(name) + _suggest(folder, name),
         ) from error
     return Path(found)
+
+
+def _fetching(name: str) -> str:
+    """The command that fetches a model, or says why that cannot be; nothing for names of ours."""
+    if name.startswith("outrider/"):
+        return ""
+    return f"`outrider models pull {name}` where there is a network. "
 
 
 def _suggest(folder: Path, name: str) -> str:

@@ -238,6 +238,19 @@ def get_pair(name: str) -> ModelPair:
     return PAIRS[name]
 
 
+def partner_of(target: str) -> ModelPair | None:
+    """The pair of `target` whose draft model is loaded: with the same vocabulary if there is one,
+    and then with the smallest draft."""
+    known = [
+        pair
+        for pair in list_pairs()
+        if pair.target_model_id == target and pair.supported and pair.draft_to_load
+    ]
+    return min(
+        known, key=lambda pair: (pair.vocabulary != "same", pair.draft.weights_gb), default=None
+    )
+
+
 def draft_of(target: str, drafter: str = "auto") -> str | None:
     """What comes with `target` without asking, for this drafter: the embedded one's draft model,
     and its heads, of those kinds that ship."""

@@ -115,8 +115,9 @@ def test_help_of_a_verb_names_every_option_and_an_example(
         assert re.search(rf"(?<!\S){flag}(?![\w-])", shown_flags)
 
 
-# Without a server at the usual address, or a folder of results, these say that there is none.
+# Without a server at the usual address, a network, or a folder of results, these say so.
 ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
+    ("models", "pull"): (0, 3),
     ("models", "ollama"): (0, 3),
     ("models", "ping"): (0, 3),
     ("report",): (2,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +21,14 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.metrics.lanes import Counters, scheduler_stats
+from outrider.metrics.summary import pass_shapes
 from outrider.metrics.timeline import hit_rate, timeline
 
 COUNTS = ("submitted", "rejected", "completed", "failed", "cancelled")
 PROMPTS = ("def quicksort(items):", "Once upon a time")
 SHORT = ("--max-tokens", "16")
+# Two alike, two that differ, one alone.
+PASSES = [trace(1, 0), trace(2, 0), trace(1, 1), trace(2, 1, prompt=8), trace(1, 2)]
 
 
 def run_json(outrider: Command, *words: str) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def a_record(**changed: object) -> dict[str, Any]:
         "acceptance_rate": 0.5,
         "tokens_per_round": 3.0,
         "p_hit": hit_rate([trace(1, 0, hit=True), trace(1, 1, hit=False)]),
+        "passes": asdict(pass_shapes(PASSES)),
         "num_jobs": len(jobs),
         "errors": [],
         "timeline": timeline(jobs).to_dict(),
@@ -173,6 +177,7 @@ def test_a_page_says_what_lanes_did() -> None:
     assert "overlap of decode and verify: 50.0 % of the shorter" in shown
     assert "two or more ran in 25.0 % of that" in shown
     assert "accepted 50.0 % of drafts, 3.00 tokens a round, p_hit 0.50" in shown
+    assert "passes: 3, of 1.67 sequences each; 50.0 % of those with several" in shown
     assert "window: 50.0 % of the verifying time was used to draft ahead" in shown
     assert "T_ahead / T_verify 1.00" in shown
     assert "at least 60 of 100 arena tokens free (4 kB held)" in shown

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.budget import RoundTrace
-from outrider.metrics.summary import Stats, summarise
+from outrider.metrics.summary import PassShapes, Stats, pass_shapes, summarise
 
 ROUND = RoundTrace(
     seq_id=0,
@@ -104,3 +104,25 @@ def test_a_dictionary_that_lacks_something_is_refused() -> None:
     del record["num_drafted"]
     with pytest.raises(KeyError, match="num_drafted"):
         Stats.from_dict(record)
+
+
+def test_passes_are_counted_by_who_shared_them() -> None:
+    """Alone; two alike; a prompt of 5 beside a draft of 4 and its pending token, alike too; two
+    that differ by a token drafted."""
+    mate = replace(ROUND, seq_id=1)
+    found = pass_shapes(
+        [
+            ROUND,
+            *(replace(one, pass_index=1) for one in (ROUND, mate)),
+            *(replace(one, pass_index=2) for one in (ROUND, replace(READ, num_prompt_tokens=5))),
+            *(replace(one, pass_index=3) for one in (ROUND, replace(mate, num_drafted=3))),
+        ]
+    )
+    assert found == PassShapes(
+        num_passes=4, num_shared=3, mean_sequences=7 / 4, equal_rows_fraction=2 / 3
+    )
+
+
+def test_without_shared_passes_there_is_no_share_of_them() -> None:
+    assert pass_shapes([ROUND]) == PassShapes(1, 0, 1.0, None)
+    assert pass_shapes([]) == PassShapes(0, 0, 0.0, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
@@ -21,6 +21,7 @@ from outrider.pairs.catalog import (
     draft_of,
     get_pair,
     list_pairs,
+    partner_of,
 )
 
 EVERY = pytest.mark.parametrize("pair", list_pairs(), ids=lambda pair: pair.pair_name)
@@ -131,3 +132,23 @@ def test_a_pair_is_a_value() -> None:
     assert hash(pair) == hash(get_pair("gpt2_dev"))
     with pytest.raises(FrozenInstanceError):
         pair.notes = "else"  # type: ignore[misc]
+
+
+def test_a_target_has_a_partner_if_a_pair_is_known() -> None:
+    assert partner_of("Qwen/Qwen3-8B") is get_pair("qwen3")
+    assert partner_of("org/name") is None
+
+
+def test_the_partner_has_the_same_vocabulary_if_one_has_and_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three for one target that do not, TinyLlama is small, and the target itself needs no
+    fetching."""
+    bridged = get_pair("tinyllama_llama3")
+    assert partner_of(bridged.target_model_id) is bridged
+    alike = replace(get_pair("phi3_llama3"), pair_name="alike", vocabulary="same")
+    refused = replace(bridged, vocabulary="same", refusal="not yet")
+    monkeypatch.setattr(
+        "outrider.pairs.catalog.PAIRS", {**PAIRS, "alike": alike, "refused": refused}
+    )
+    assert partner_of(bridged.target_model_id) is alike

@@ -121,7 +121,7 @@ def _threads(
         if machine.join_lane is not None:
             machine.join_lane(number, threads[number])
 
-    streams = lane_streams(lanes, machine.device, config.lane_streams)
+    streams = lane_streams(lanes, machine.device, config.lane_streams, sync=config.lane_sync)
     return Lanes(ThreadLanes(calls, setup, streams), deliver)
 
 

@@ -1,4 +1,9 @@
-"""CUDA streams of lanes. Events are the only order between lanes; the host never waits for one."""
+"""CUDA streams of lanes, and how one waits for what another gave its sequences.
+
+With events a stream waits for those that its sequences left on other streams, and the host for
+none. With a barrier the host waits, before a task begins, until the device has done all that any
+lane gave it: easier to reason about, and slower.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +37,20 @@ class Marks:
 
 
 class LaneStream:
-    """Runs a lane's tasks on `stream`, behind the tasks that their sequences were in before."""
+    """Runs a lane's tasks on `stream`, behind the tasks that their sequences were in before: it
+    waits for their events, or with `barrier` for the whole device."""
 
-    def __init__(self, stream: torch.cuda.Stream, marks: Marks) -> None:
-        self._stream, self._marks = stream, marks
+    def __init__(self, stream: torch.cuda.Stream, marks: Marks, *, barrier: bool = False) -> None:
+        self._stream, self._marks, self._barrier = stream, marks, barrier
 
     def run(self, call: Call, task: Task) -> Work:
         seq_ids = task.job.seq_ids
-        with torch.cuda.stream(self._stream):
+        if self._barrier:
+            torch.cuda.synchronize(self._stream.device)
+        else:
             for event in self._marks.of(seq_ids):
                 self._stream.wait_event(event)
+        with torch.cuda.stream(self._stream):
             work = call(task)
             event = torch.cuda.Event()
             event.record(self._stream)
@@ -53,12 +62,16 @@ class LaneStream:
         return work
 
 
-def lane_streams(lanes: Sequence[str], device: torch.device, count: int) -> dict[str, LaneStream]:
-    """A stream for each lane, of at most `count` in all; none where the device has no streams."""
+def lane_streams(
+    lanes: Sequence[str], device: torch.device, count: int, *, sync: str = "event"
+) -> dict[str, LaneStream]:
+    """A stream for each lane, of at most `count` in all, which wait by `sync`: event or barrier.
+    None where the device has no streams."""
     if device.type != "cuda":
         return {}
     marks = Marks()
     streams = [torch.cuda.Stream(device) for _ in range(min(count, len(lanes)))]
     return {
-        lane: LaneStream(streams[index % len(streams)], marks) for index, lane in enumerate(lanes)
+        lane: LaneStream(streams[index % len(streams)], marks, barrier=sync == "barrier")
+        for index, lane in enumerate(lanes)
     }

@@ -1,0 +1,156 @@
+"""`outrider models pull`: fetch a target and its draft into the local cache of models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.call import Call, needed
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.output import json_line, size
+from outrider.cli.pull_bar import pull_bar
+from outrider.cli.pull_options import PullOptions
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.models.fetch import check_room, fetch
+from outrider.models.hub import HubModel, HubName, HubUnreachableError, local_copy, look
+from outrider.models.names import ALIASES, HEAD_ALIASES, HUB_ID
+from outrider.pairs.catalog import partner_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A target or its draft: `model` is what the hub has of it, `num_bytes` what is to be fetched.
+    Without a model nothing is, for the reason `here`."""
+
+    role: str
+    name: str
+    here: str = ""
+    folder: Path | None = None
+    model: HubModel | None = None
+    num_bytes: int = 0
+
+
+def pull(call: Call[PullOptions]) -> int:
+    options = call.options
+    target = _with_revision(needed(call, "TARGET"), options.revision)
+    sides = [_find("target", target)]
+    draft = _draft(target, options.draft)
+    if draft is not None:
+        sides.append(_find_draft(draft, known=options.draft == "auto"))
+    free = check_room([side.model for side in sides if side.model])
+    for line in _intentions(sides, free):
+        print(line, file=sys.stderr)
+    try:
+        folders = _fetch_all(sides)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    command = _command(target, draft)
+    if options.json:
+        rows = [_record(side, folder) for side, folder in zip(sides, folders, strict=True)]
+        print(json_line({"models": rows, "command": command}))
+        return 0
+    for side, folder in zip(sides, folders, strict=True):
+        print(f"{side.role} {side.name}: {side.here or f'fetched into {folder}'}")
+    if options.draft == "auto" and draft is None:
+        print(f"no draft is known for it: `outrider draft suggest {target}` says what could draft")
+    print(f"\n{command}")
+    return 0
+
+
+def _fetch_all(sides: Sequence[_Side]) -> list[Path | None]:
+    with pull_bar(sys.stderr, sum(side.num_bytes for side in sides)) as bar:
+        return [fetch(side.model, bar.advance) if side.model else side.folder for side in sides]
+
+
+def _with_revision(name: str, revision: str | None) -> str:
+    if revision is None:
+        return name
+    if "@" in name:
+        raise ConfigError(
+            f"{name} names a revision, and --revision another.", hint="leave one of the two out"
+        )
+    return f"{name}@{revision}"
+
+
+def _draft(target: str, wanted: str) -> str | None:
+    """The name of what is to draft for `target`, if anything is."""
+    if wanted == "none":
+        return None
+    if wanted != "auto":
+        return wanted
+    pair = partner_of(target.partition("@")[0])
+    return pair.draft_to_load if pair else None
+
+
+def _find_draft(name: str, *, known: bool) -> _Side:
+    try:
+        return _find("draft", name)
+    except CheckpointError as error:
+        if known:
+            error.hint = f"{error.hint}; or do without this draft: --draft none"
+        raise
+
+
+def _find(role: str, name: str) -> _Side:
+    """Raises CheckpointError if nothing that we could load has this name."""
+    if name in (*ALIASES, *HEAD_ALIASES):
+        return _Side(role, name, here="ships with outrider")
+    if name and Path(name).is_dir():
+        return _Side(role, name, here="is a folder on this machine", folder=Path(name))
+    if HUB_ID.fullmatch(name) is None:
+        raise CheckpointError(
+            f"{name!r} is no hub id of the form org/name, and no folder.",
+            hint="`outrider pairs` lists some that work",
+        )
+    repo, _, revision = name.partition("@")
+    wanted = HubName(repo, revision) if revision else HubName(repo)
+    try:
+        model = look(wanted)
+    except HubUnreachableError:
+        folder = local_copy(wanted)
+        if folder is None:
+            raise
+        here = "is here; the hub could not be asked for a newer one"
+        return _Side(role, name, here=here, folder=folder)
+    if model.missing():
+        return _Side(role, name, model=model, num_bytes=model.bytes_to_fetch())
+    return _Side(role, name, here="is here already", folder=local_copy(wanted))
+
+
+def _intentions(sides: Sequence[_Side], free: int) -> Iterator[str]:
+    """What is about to be fetched; nothing where nothing is."""
+    for side in sides:
+        if side.model:
+            missing, all_files = len(side.model.missing()), len(side.model.files)
+            yield (
+                f"{side.role} {side.name}: {missing} of {all_files} files to fetch, "
+                f"{size(side.num_bytes)}"
+            )
+    total = sum(side.num_bytes for side in sides)
+    if total:
+        yield f"to fetch: {size(total)} of the {size(free)} that are free"
+
+
+def _command(target: str, draft: str | None) -> str:
+    words = [f"--target {target}"]
+    if draft is not None:
+        words.append(f"--draft {draft}")
+        pair = partner_of(target.partition("@")[0])
+        if pair and pair.draft_to_load == draft and pair.drafter != "auto":
+            words.append(f"--drafter {pair.drafter}")
+    return f"outrider generate {' '.join(words)} PROMPT"
+
+
+def _record(side: _Side, folder: Path | None) -> dict[str, Any]:
+    return {
+        "role": side.role,
+        "name": side.name,
+        "folder": str(folder) if folder else None,
+        "commit": side.model.commit if side.model else None,
+        "fetched_bytes": side.num_bytes,
+        "state": side.here or "fetched",
+    }

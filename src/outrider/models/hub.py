@@ -1,0 +1,250 @@
+"""What the Hugging Face hub has of a model, and what of it is in the local cache.
+
+The cache is the one that `huggingface_hub` documents: of each repository, `blobs/` has files by the
+hash of their content, `snapshots/COMMIT/` names them, and `refs/` says which commit a name means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import (
+    HfApi,
+    constants,
+    snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+
+from outrider.core.errors import CheckpointError, MachineError
+from outrider.models.json_object import JsonObject
+from outrider.models.names import HUB_FILES, HUB_NOISE
+
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# What its client raises when a server cannot be reached comes from one library or another, by the
+# version of huggingface_hub; this is their common base.
+_HttpError: type[Exception] = next(
+    kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"
+)
+# Seconds to wait for the first answer.
+_PATIENCE = 10.0
+
+
+class HubUnreachableError(CheckpointError):
+    """Nothing was heard of the hub: no network, a wrong address, or offline mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository, and the branch, tag or commit of it."""
+
+    repo: str
+    revision: str = constants.DEFAULT_REVISION
+
+    def __str__(self) -> str:
+        """As loaders take it."""
+        default = self.revision == constants.DEFAULT_REVISION
+        return self.repo if default else f"{self.repo}@{self.revision}"
+
+    @property
+    def store(self) -> Path:
+        """Its folder in the cache, which may not exist yet."""
+        folder = repo_folder_name(repo_id=self.repo, repo_type="model")
+        return Path(constants.HF_HUB_CACHE).expanduser() / folder
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """`blob` names its content in the cache; of a `large` file it is the SHA-256 in hexadecimal."""
+
+    name: str
+    num_bytes: int
+    blob: str
+    large: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the hub at one commit: `files` are those that are read."""
+
+    name: HubName
+    commit: str
+    files: tuple[HubFile, ...]
+
+    def missing(self) -> list[HubFile]:
+        """Those that the cache does not have under this model's name."""
+        return [file for file in self.files if not self._is_here(file)]
+
+    def bytes_to_fetch(self) -> int:
+        """What is neither whole in the cache nor a part of a file whose download was stopped."""
+        return sum(max(0, file.num_bytes - self.bytes_here(file)) for file in self.missing())
+
+    def bytes_here(self, file: HubFile) -> int:
+        """Of its content, whole or begun; 0 for small files, which are not begun."""
+        for path in (self.blob(file), self.part(file)):
+            if path.exists():
+                return path.stat().st_size
+        return 0
+
+    def blob(self, file: HubFile) -> Path:
+        return self.name.store / "blobs" / file.blob
+
+    def part(self, file: HubFile) -> Path:
+        """What has come of it so far."""
+        return self.name.store / "blobs" / f"{file.blob}.incomplete"
+
+    def _is_here(self, file: HubFile) -> bool:
+        found = try_to_load_from_cache(self.name.repo, file.name, revision=self.name.revision)
+        return isinstance(found, str) and Path(found).parent.name == self.commit
+
+
+def look(name: HubName) -> HubModel:
+    """Ask the hub what it has, in one request (two for a gated model).
+
+    Raises HubUnreachableError, and CheckpointError for what is unknown, gated or has nothing that
+    we read.
+    """
+    with explained(name):
+        api = HfApi()
+        info = api.model_info(
+            name.repo, revision=name.revision, files_metadata=True, timeout=_PATIENCE
+        )
+        if info.gated:
+            api.auth_check(name.repo)
+    found = [
+        HubFile(
+            name=item.rfilename,
+            num_bytes=item.size or 0,
+            blob=item.lfs.sha256 if item.lfs else item.blob_id or "",
+            large=item.lfs is not None,
+        )
+        for item in info.siblings or ()
+    ]
+    files = tuple(file for file in found if _is_read(file.name))
+    _check_readable(name, [file.name for file in found], [file.name for file in files])
+    return HubModel(name, info.sha or "", files)
+
+
+def local_copy(name: HubName) -> Path | None:
+    """The folder of a model that is in the cache as a whole, as far as the cache alone can tell."""
+    with suppress(LocalEntryNotFoundError, HFValidationError, CheckpointError):
+        folder = Path(
+            snapshot_download(
+                name.repo,
+                revision=name.revision,
+                allow_patterns=HUB_FILES,
+                ignore_patterns=HUB_NOISE,
+                local_files_only=True,
+            )
+        )
+        index = folder / _INDEX
+        shards = JsonObject.read(index).child("weight_map") if index.exists() else None
+        wanted = {str(file) for file in shards.values.values()} if shards else set[str]()
+        whole = all((folder / file).exists() for file in ("config.json", *wanted))
+        if whole and any(folder.glob("*.safetensors")):
+            return folder
+    return None
+
+
+@contextmanager
+def explained(name: HubName) -> Generator[None]:
+    """What the hub's client raises within becomes an error that says what to try next."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{name.repo} is gated: its authors want to know who uses it.",
+            hint=f"accept its licence at {constants.ENDPOINT}/{name.repo}, then {LOGIN}, and "
+            "repeat the command",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{name.repo} has no revision {name.revision!r}.",
+            hint=f"{constants.ENDPOINT}/{name.repo}/commits/main lists its branches and commits",
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"the hub knows no model {name.repo}, or does not show it to you.",
+            hint=f"look its name up at {constants.ENDPOINT}/models; for a private one {LOGIN}",
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise HubUnreachableError(
+            f"{name} is not in the local cache, and HF_HUB_OFFLINE forbids to fetch it.",
+            hint="set HF_HUB_OFFLINE=0; `outrider models list` shows what is on this machine",
+        ) from error
+    except HfHubHTTPError as error:
+        raise _refused(name, error) from error
+    except (_HttpError, OSError) as error:
+        raise _failed(name, error) from error
+
+
+def _refused(name: HubName, error: HfHubHTTPError) -> CheckpointError:
+    status = error.response.status_code
+    if status in (401, 403):
+        return CheckpointError(
+            f"the hub does not give {name.repo} to the token that it was shown ({status}).",
+            hint=LOGIN,
+        )
+    return HubUnreachableError(
+        f"the hub cannot answer about {name.repo} now ({status}).",
+        hint="repeat the command later; what was fetched is kept",
+    )
+
+
+def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
+    if isinstance(error, OSError) and error.errno is not None:
+        return MachineError(
+            f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}.",
+            hint="make room there, or set HF_HOME to a folder with more",
+        )
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return HubUnreachableError(
+        f"{name} is not to be had: {constants.ENDPOINT} cannot be reached ({reason}).",
+        hint="repeat the command when there is a network, which goes on where this one stopped; "
+        "`outrider models list` shows what is on this machine",
+    )
+
+
+def _is_read(file: str) -> bool:
+    wanted = any(fnmatch(file, pattern) for pattern in HUB_FILES)
+    return wanted and not any(fnmatch(file, pattern) for pattern in HUB_NOISE)
+
+
+def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[str]) -> None:
+    """Raise CheckpointError, with what is there instead, unless `files` make a model."""
+    kept = list(files)
+    if "config.json" in kept and any(file.endswith(".safetensors") for file in kept):
+        return
+    every = list(everything)
+    ggufs = [file for file in every if file.endswith(".gguf")]
+    pickles = [file for file in every if file.endswith(_PICKLES)]
+    if ggufs:
+        there = f"GGUF files, such as {ggufs[0]}"
+        hint = "pull the repository that they were made from; its page on the hub names it"
+    elif pickles:
+        there = f"pickle files, such as {pickles[0]}, which can run code when they are read"
+        hint = (
+            "choose a repository with safetensors, or a revision that has them: the hub's own "
+            "conversions are pull requests, so try --revision refs/pr/1"
+        )
+    else:
+        there = ", ".join(every[:5]) or "no files"
+        hint = "is it the repository of a whole model? `outrider pairs` lists some"
+    raise CheckpointError(
+        f"{name} has no config.json with safetensors beside it; there are {there}.", hint=hint
+    )

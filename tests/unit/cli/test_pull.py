@@ -1,0 +1,348 @@
+"""`outrider models pull` against a hub on this machine: what comes, what goes on, what fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from huggingface_hub import constants
+
+from doubles.command_line import Command
+from doubles.hub_server import HubServer, Repo, blob, serving_hub
+from outrider.models.names import HUB_FILES
+from outrider.pairs.catalog import get_pair
+
+SMALL = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "generation_config.json": b"{ }"}
+WEIGHTS = bytes(range(256)) * 20
+UNREAD = {
+    "README.md": b"words",
+    "modeling_x.py": b"import os",
+    "pytorch_model.bin": b"\x80\x02" * 9,
+    "onnx/model.onnx": b"o",
+    "consolidated.safetensors": b"twice",
+}
+WHOLE = Repo(SMALL | UNREAD | {"model.safetensors": WEIGHTS, "chat_template.jinja": b"{{ x }}"})
+READ = {*SMALL, "model.safetensors", "chat_template.jinja"}
+PAIR = get_pair("qwen3")
+ALONE = ("--draft", "none")
+
+
+class Hub(NamedTuple):
+    server: HubServer
+    cache: Path
+
+    def files(self, repo: str, commit: str = WHOLE.commit) -> set[str]:
+        folder = self.cache / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
+        return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
+    repos = {"org/m": WHOLE, PAIR.target_model_id: WHOLE, PAIR.draft_model_id: WHOLE}
+    with serving_hub(repos) as server:
+        cache = tmp_path / "hub"
+        files = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        yield Hub(server, cache)
+
+
+def record(outrider: Command, *words: str) -> dict[str, Any]:
+    shown = outrider("models", "pull", *words, "--json")
+    assert shown.code == 0, shown.err
+    return json.loads(shown.out)
+
+
+def test_what_we_read_is_fetched_and_nothing_else(outrider: Command, hub: Hub) -> None:
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 0, shown.err
+    assert hub.files("org/m") == READ
+    assert "target org/m: 5 of 5 files to fetch, 5 kB" in shown.err
+    assert "that are free" in shown.err
+    assert "100 %" in shown.err
+    assert "\noutrider generate --target org/m PROMPT\n" in shown.out
+    asked = {line.split()[1] for line in hub.server.asked}
+    assert not [path for path in asked if path.endswith((".py", ".bin", ".onnx", ".md"))]
+
+
+@pytest.mark.usefixtures("hub")
+def test_weights_arrive_whole(outrider: Command) -> None:
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    folder = Path(model["folder"])
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert {path.name: path.read_bytes() for path in folder.glob("*.json")} == SMALL
+    assert model["state"] == "fetched"
+    assert model["fetched_bytes"] == sum(len(WHOLE.files[name]) for name in READ)
+
+
+def test_the_known_draft_comes_too(outrider: Command, hub: Hub) -> None:
+    shown = outrider("models", "pull", PAIR.target_model_id)
+    assert hub.files(PAIR.target_model_id) == hub.files(PAIR.draft_model_id) == READ
+    sides = f"--target {PAIR.target_model_id} --draft {PAIR.draft_model_id}"
+    assert f"outrider generate {sides} PROMPT" in shown.out
+
+
+def test_a_draft_that_speaks_otherwise_says_how_it_drafts(outrider: Command, hub: Hub) -> None:
+    pair = get_pair("qwen2.5")
+    hub.server.repos |= {pair.target_model_id: WHOLE, pair.draft_model_id: WHOLE}
+    assert record(outrider, pair.target_model_id)["command"].endswith("--drafter bridge PROMPT")
+
+
+def test_another_draft_may_be_named_or_none(outrider: Command, hub: Hub) -> None:
+    found = record(outrider, PAIR.target_model_id, "--draft", "org/m")
+    assert [model["name"] for model in found["models"]] == [PAIR.target_model_id, "org/m"]
+    assert hub.files(PAIR.draft_model_id) == set()
+    assert len(record(outrider, PAIR.target_model_id, *ALONE)["models"]) == 1
+
+
+@pytest.mark.usefixtures("hub")
+def test_without_a_known_draft_it_says_what_finds_one(outrider: Command) -> None:
+    assert "outrider draft suggest org/m" in outrider("models", "pull", "org/m").out
+
+
+def test_what_is_here_is_not_fetched_again(outrider: Command, hub: Hub) -> None:
+    record(outrider, "org/m", *ALONE)
+    hub.server.asked.clear()
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert "target org/m: is here already" in shown.out
+    assert (len(hub.server.asked), shown.err) == (1, "")
+
+
+def test_a_newer_commit_is_fetched_and_the_same_weights_are_not(
+    outrider: Command, hub: Hub
+) -> None:
+    record(outrider, "org/m", *ALONE)
+    newer = Repo({**WHOLE.files, "config.json": b'{"b": 2}'}, commit="2" * 40)
+    hub.server.repos["org/m"] = newer
+    hub.server.asked.clear()
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert model["fetched_bytes"] == len(b'{"b": 2}')
+    assert hub.files("org/m", newer.commit) == READ
+    assert hub.server.fetched("model.safetensors") == []
+
+
+def test_a_revision_is_fetched_under_its_name(outrider: Command, hub: Hub) -> None:
+    found = record(outrider, "org/m", "--revision", WHOLE.commit, *ALONE)
+    assert found["command"] == f"outrider generate --target org/m@{WHOLE.commit} PROMPT"
+    assert hub.files("org/m") == READ
+    # The same files by another name: only the name is written down.
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert model["fetched_bytes"] == 0
+    assert (hub.cache / "models--org--m" / "refs" / "main").read_text() == WHOLE.commit
+
+
+def test_what_ships_and_folders_need_no_fetching(
+    outrider: Command, hub: Hub, tmp_path: Path
+) -> None:
+    shown = outrider("models", "pull", "outrider/embedded", *ALONE)
+    assert "ships with outrider" in shown.out
+    (tmp_path / "mine").mkdir()
+    assert "is a folder on this machine" in outrider("models", "pull", "mine").out
+    assert hub.server.asked == []
+
+
+class Stop:
+    """Of the bar: the user's Ctrl-C when enough came."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.done = limit, 0
+
+    def __call__(self, num_bytes: int) -> None:
+        self.done += num_bytes
+        if self.done > self.limit:
+            raise KeyboardInterrupt
+
+
+def stop_after(outrider: Command, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.cli.pull_bar.PullBar.advance", Stop(limit))
+        shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 130
+    assert "the same command goes on" in shown.err
+
+
+def test_a_stopped_download_goes_on_where_it_was(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(outrider, 2500, monkeypatch)
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert hub.server.fetched("model.safetensors")[1:] == [
+        f"GET /org/m/resolve/{WHOLE.commit}/model.safetensors bytes=2000-"
+    ]
+    assert model["fetched_bytes"] == sum(len(WHOLE.files[name]) for name in READ) - 2000
+    assert (Path(model["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_server_that_sends_all_again_is_understood(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(outrider, 2500, monkeypatch)
+    hub.server.ranges = False
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert (Path(model["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_more_than_there_is_begins_again(outrider: Command, hub: Hub) -> None:
+    part = hub.cache / "models--org--m" / "blobs" / f"{blob('x.safetensors', WEIGHTS)}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(WEIGHTS + b"more")
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert (Path(model["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_damaged_weights_are_noticed_and_fetched_again(outrider: Command, hub: Hub) -> None:
+    hub.server.damaged.add("model.safetensors")
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 3
+    assert "came damaged" in shown.err
+    hub.server.damaged.clear()
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert (Path(model["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+GGUF = Repo({"README.md": b"", "m-q4.gguf": b"GGUF"})
+PICKLE = Repo({"config.json": b"{}", "pytorch_model.bin": b"\x80"})
+FAILURES: list[tuple[str, Repo | None, str, str]] = [
+    ("unknown", None, "knows no model org/x", "hf auth login"),
+    ("gated", Repo(WHOLE.files, gated=True), "org/x is gated", "accept its licence"),
+    ("gguf", GGUF, "GGUF files, such as m-q4.gguf", "made from"),
+    ("pickle", PICKLE, "pickle files, such as pytorch_model.bin", "--revision refs/pr/1"),
+    ("empty", Repo({}), "there are no files", "outrider pairs"),
+    ("down", Repo({}, status=503), "cannot answer about org/x now (503)", "later"),
+    ("token", Repo({}, status=403), "does not give org/x to the token", "hf auth login"),
+]
+
+
+@pytest.mark.parametrize(
+    ("repo", "problem", "hint"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES]
+)
+def test_what_cannot_be_had_says_why_and_what_to_try(
+    outrider: Command, hub: Hub, repo: Repo | None, problem: str, hint: str
+) -> None:
+    if repo is not None:
+        hub.server.repos["org/x"] = repo
+    shown = outrider("models", "pull", "org/x", *ALONE)
+    assert (shown.code, shown.out) == (3, "")
+    assert problem in shown.err
+    assert hint in shown.err.partition("try:")[2]
+    assert "to fetch" not in shown.err
+    assert hub.files("org/x") == set()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_revision_that_is_not_there(outrider: Command) -> None:
+    shown = outrider("models", "pull", "org/m", "--revision", "v9")
+    assert shown.code == 3
+    assert "org/m has no revision 'v9'" in shown.err
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a/b/c", ""])
+@pytest.mark.usefixtures("hub")
+def test_what_is_no_id(outrider: Command, name: str) -> None:
+    shown = outrider("models", "pull", name)
+    assert shown.code == 3
+    assert "is no hub id" in shown.err
+
+
+@pytest.mark.usefixtures("hub")
+def test_two_revisions_are_refused(outrider: Command) -> None:
+    assert outrider("models", "pull", "org/m@a", "--revision", "b").code == 2
+
+
+def test_a_known_draft_that_cannot_be_had_may_be_left_out(outrider: Command, hub: Hub) -> None:
+    del hub.server.repos[PAIR.draft_model_id]
+    shown = outrider("models", "pull", PAIR.target_model_id)
+    assert shown.code == 3
+    assert "--draft none" in shown.err
+    assert hub.files(PAIR.target_model_id) == set()
+
+
+def no_sleep(seconds: float) -> None:
+    raise AssertionError(f"sleeps {seconds} s")
+
+
+@pytest.mark.parametrize("way", ["no network", "offline"])
+@pytest.mark.usefixtures("hub")
+def test_without_a_hub_it_says_so_at_once_or_finds_what_is_here(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    record(outrider, "org/m", *ALONE)
+    monkeypatch.setattr("time.sleep", no_sleep)
+    if way == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 0
+    assert "is here; the hub could not be asked" in shown.out
+    shown = outrider("models", "pull", PAIR.target_model_id)
+    assert shown.code == 3
+    reason = "HF_HUB_OFFLINE" if way == "offline" else "cannot be reached"
+    assert reason in shown.err
+    assert "outrider models list" in shown.err
+
+
+@pytest.mark.usefixtures("hub")
+def test_half_a_model_is_not_taken_for_a_whole_one(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(outrider, 2500, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert outrider("models", "pull", "org/m", *ALONE).code == 3
+
+
+def test_a_model_that_lacks_a_shard_is_not_whole(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other programs left in the cache, without a list of what there should be."""
+    store = hub.cache / "models--org--m"
+    folder = store / "snapshots" / WHOLE.commit
+    for path, text in {
+        store / "refs" / "main": WHOLE.commit,
+        folder / "config.json": "{}",
+        folder / "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors"}}',
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert outrider("models", "pull", "org/m", *ALONE).code == 3
+    (folder / "1.safetensors").write_bytes(b"")
+    assert outrider("models", "pull", "org/m", *ALONE).code == 0
+
+
+class Disk(NamedTuple):
+    """Of every folder."""
+
+    free: int
+
+    def __call__(self, _: Path) -> Disk:
+        return self
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_full_disk_is_noticed_before(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = sum(len(WHOLE.files[name]) for name in READ)
+    for free, code in ((total - 1, 3), (total, 0)):
+        monkeypatch.setattr(shutil, "disk_usage", Disk(free))
+        shown = outrider("models", "pull", "org/m", *ALONE)
+        assert shown.code == code, shown.err
+        assert ("HF_HOME" in shown.err) == (code == 3)
+
+
+def test_a_cache_that_cannot_be_written(outrider: Command, hub: Hub) -> None:
+    hub.cache.write_text("a file where the folder should be")
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 3
+    assert "cannot be written" in shown.err
+    assert "HF_HOME" in shown.err
+
+
+def test_nothing_that_runs_code_is_among_what_is_fetched() -> None:
+    assert not {"*", "*.py", "*.bin", "*.pt", "*.pkl"} & set(HUB_FILES)
