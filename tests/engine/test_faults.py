@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from checks.faults import CULPRIT, PROMPTS, Fault, FaultError, run, written
+from checks.unpaced import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
@@ -53,6 +54,12 @@ def comes_once(llm: LLM, place: int, turn: int) -> bool:
     own = llm.config
     lanes = LANES.index((own.schedule, own.concurrent_lanes, own.fused_round))
     return (lanes + place + turn) % 2 == 0
+
+
+@pytest.fixture(autouse=True)
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults of drafting ahead need somebody who does it."""
+    keep_drafting_ahead(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=LANES, ids=str)

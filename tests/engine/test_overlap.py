@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
+from checks.unpaced import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
-from outrider.drafters.ahead.pace import Pace
 from outrider.engine.lanes import threads
 from outrider.metrics.timeline import timeline
-from outrider.sched.contest import Contest
 
 pytestmark = [
     pytest.mark.weights,
@@ -56,17 +55,8 @@ def overlap(schedule: str) -> float:
 
 @pytest.fixture(autouse=True)
 def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting ahead goes on although here it takes longer than verifying: what is looked at is
-    whether it runs beside it."""
-
-    def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
-        del pace, seconds, window, saved
-
-    def keep_on(contest: Contest, trace: JobTrace, guess: float | None) -> None:
-        del contest, trace, guess
-
-    monkeypatch.setattr(Pace, "observe", learn_nothing)
-    monkeypatch.setattr(Contest, "observe", keep_on)
+    """Whether drafting ahead runs beside verifying is looked at here."""
+    keep_drafting_ahead(monkeypatch)
 
 
 @pytest.fixture

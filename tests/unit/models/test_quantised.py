@@ -17,7 +17,7 @@ from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Room
+from outrider.models.decoder import Decoder, Room
 from outrider.models.hf_config import read_config
 from outrider.models.loading import LoadOptions, load_model, resolve
 from parity.feeding import feed
@@ -33,14 +33,22 @@ def plain(scheme: str) -> list[tuple[int, ...]]:
     return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
 
 
-@functools.cache
-def logits(scheme: str, *, force_reference: bool = False, chunk: int = 150) -> Tensor:
+def model_of(scheme: str, *, force_reference: bool = False) -> Decoder:
     room = Room(num_slots=256, max_rows=256, max_logits=256)
     options = LoadOptions(
         room=room, device="cpu", quantise=scheme, force_reference=force_reference, threads=1
     )
-    model = load_model(resolve("outrider/embedded"), options)
-    ids = Tokenizer.load(resolve("outrider/embedded")).encode("\n".join(PROMPTS))[:150]
+    return load_model(resolve("outrider/embedded"), options)
+
+
+@functools.cache
+def token_ids() -> list[int]:
+    return Tokenizer.load(resolve("outrider/embedded")).encode("\n".join(PROMPTS))[:150]
+
+
+@functools.cache
+def logits(scheme: str, *, chunk: int = 150) -> Tensor:
+    model, ids = model_of(scheme), token_ids()
     model.state.open(1, ())
     parts: list[Tensor] = []
     for start in range(0, len(ids), chunk):
@@ -48,6 +56,13 @@ def logits(scheme: str, *, force_reference: bool = False, chunk: int = 150) -> T
         parts.append(model.step([row], DraftNeeds()).logits_MV.clone())
         model.state.commit({1: range(len(row.tokens))})
     return torch.cat(parts)
+
+
+def first_logits(model: Decoder, token: int) -> Tensor:
+    model.state.open(1, ())
+    found = model.step([StepRow.chain(1, [token])], DraftNeeds()).logits_MV.clone()
+    model.state.close(1)
+    return found
 
 
 @pytest.mark.weights
@@ -93,10 +108,16 @@ def test_logits_do_not_depend_on_chunks(scheme: str, chunk: int) -> None:
 @pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_reference_says_the_same(scheme: str) -> None:
-    """All but the linears differ in their last bits, and an activation may round to its
-    neighbour."""
-    error = (logits(scheme, force_reference=True) - logits(scheme)).abs()
-    assert float(error.mean()) < 0.2 * float((logits("none") - logits(scheme)).abs().mean())
+    """All but the linears differ in their last bits, so now and then an activation rounds to its
+    neighbour, and what follows in the text is another text's. Passes over a first token alone have
+    few chances of that."""
+    native, reference = model_of(scheme), model_of(scheme, force_reference=True)
+    apart = [
+        float((first_logits(native, token) - first_logits(reference, token)).abs().max())
+        for token in dict.fromkeys(token_ids())
+    ]
+    assert len(apart) > 40
+    assert sum(one < 1e-3 for one in apart) > 0.9 * len(apart)
 
 
 @pytest.mark.weights
