@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.budget import JobTrace
 from outrider.drafters.ahead.pace import Pace
-from outrider.sched.contest import Contest
 
 
 def keep_drafting_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on although here it takes longer than verifying."""
+    """It goes on although here it takes longer than verifying. With a `hybrid_threshold` of 0 the
+    schedule asks for it in any case."""
 
     def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
         del pace, seconds, window, saved
 
-    def keep_on(contest: Contest, trace: JobTrace, guess: float | None) -> None:
-        del contest, trace, guess
-
     monkeypatch.setattr(Pace, "observe", learn_nothing)
-    monkeypatch.setattr(Contest, "observe", keep_on)

@@ -35,7 +35,13 @@ def jobs_of(schedule: str) -> list[JobTrace]:
     """What the lanes did for all requests of a case, from the second run on: warm."""
     jobs: list[JobTrace] = []
     config = EngineConfig(
-        schedule=schedule, k=4, batch_size=8, prefill_chunk=128, lane_threads=1, device="cpu"
+        schedule=schedule,
+        k=4,
+        batch_size=8,
+        hybrid_threshold=0,
+        prefill_chunk=128,
+        lane_threads=1,
+        device="cpu",
     )
     llm = LLM(config=config, on_job=jobs.append)
     params = SamplingParams(max_tokens=48, ignore_eos=True)

@@ -81,10 +81,10 @@ def plan(call: Call[PlanOptions]) -> int:
         question = Question(job=_job(options, origin.context), memory_limit=memory)
     calibration = origin.calibration
     made = advise(calibration, replace(question, trees=_with_trees(calibration)))
-    record = record_of(made, program, origin)
+    record = record_of(made, program, engine, origin)
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    print(json_line(record) if options.json else page_of(made, program, origin))
+    print(json_line(record) if options.json else page_of(made, program, engine, origin))
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
 
 

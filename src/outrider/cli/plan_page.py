@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from shlex import quote
 from typing import Any, TypeAlias
 
 from outrider.bench.calibrate.session import Found
 from outrider.cli.output import prose, screen_table, size
 from outrider.cli.plan_elsewhere import Elsewhere
+from outrider.cli.plan_options import DECIDED_BY_PLANS
+from outrider.cli.verb import setting_flags
 from outrider.core.calibration import Calibration
-from outrider.core.settings import ProgramConfig
+from outrider.core.config import EngineConfig
+from outrider.core.settings import SETTINGS, ProgramConfig
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import Plan
 from outrider.planner.candidates import Option
@@ -26,22 +29,26 @@ _HEADER = (
 _BUSY = 0.1
 # Rows of the table; --json has all.
 _MOST_ROWS = 24
+# A device here is told as a setting is.
+_DECIDED = frozenset(DECIDED_BY_PLANS) - {"device"}
 
 # Where costs come from: this machine, or data sheets.
 Origin: TypeAlias = Found | Elsewhere
 
 
-def page_of(plan: Plan, program: ProgramConfig, origin: Origin) -> str:
-    return "\n\n".join(_parts(plan, program, origin))
+def page_of(plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin) -> str:
+    return "\n\n".join(_parts(plan, program, engine, origin))
 
 
-def record_of(plan: Plan, program: ProgramConfig, origin: Origin) -> dict[str, Any]:
+def record_of(
+    plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+) -> dict[str, Any]:
     """For programs to read."""
     found = origin if isinstance(origin, Found) else None
     return {
         "target": program.target,
         "plan": plan.as_record(),
-        "command": command_of(plan, program, found),
+        "command": command_of(plan, program, engine, found),
         "calibration": json.loads(origin.calibration.to_json()),
         "limits": None if isinstance(origin, Found) else asdict(origin.limits),
         "stored": None if found is None else str(found.calibrated.path),
@@ -51,12 +58,14 @@ def record_of(plan: Plan, program: ProgramConfig, origin: Origin) -> dict[str, A
     }
 
 
-def command_of(plan: Plan, program: ProgramConfig, found: Found | None) -> str:
-    """What runs as planned."""
+def command_of(
+    plan: Plan, program: ProgramConfig, engine: EngineConfig, found: Found | None
+) -> str:
+    """What runs as planned, with the settings of `engine`, for which it was planned."""
     words = ["outrider", "generate", '"..."', "--target", quote(program.target)]
     best = plan.best
     if best is None or not plan.speculate:
-        return " ".join([*words, "--drafter", "none"])
+        return " ".join([*words, "--drafter", "none", *_settings(engine)])
     drafter, _, named = best.drafter.partition("=")
     draft = named or _draft_of(best, program, found)
     if draft is not None:
@@ -66,7 +75,23 @@ def command_of(plan: Plan, program: ProgramConfig, found: Found | None) -> str:
         words += ["--tree-nodes", str(best.num_nodes)]
     if best.engine != "single":
         words += ["--schedule", best.engine]
-    return " ".join([*words, "--batch-size", str(plan.job.batch)])
+    if best.fallback is not None:
+        engine = replace(engine, fallback=best.fallback)
+    return " ".join([*words, "--batch-size", str(plan.job.batch), *_settings(engine)])
+
+
+def _settings(engine: EngineConfig) -> Iterator[str]:
+    """Flags of what is not as usual, without what a plan decides."""
+    for item in SETTINGS.values():
+        if item.group != "engine" or item.name in _DECIDED:
+            continue
+        value = getattr(engine, item.name)
+        if value == item.default:
+            continue
+        if item.kind is bool:
+            yield setting_flags(item)[0 if value else 1]
+        else:
+            yield f"{item.flag} {quote(str(value))}"
 
 
 def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str | None:
@@ -77,7 +102,9 @@ def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str 
     return draft_of(program.target) if program.draft in ("auto", "none") else program.draft
 
 
-def _parts(plan: Plan, program: ProgramConfig, origin: Origin) -> Iterator[str]:
+def _parts(
+    plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+) -> Iterator[str]:
     job, found = plan.job, origin if isinstance(origin, Found) else None
     yield _words(
         f"{program.target} on {origin.calibration.machine}: {job.batch} at once, prompts of "
@@ -96,7 +123,7 @@ def _parts(plan: Plan, program: ProgramConfig, origin: Origin) -> Iterator[str]:
         rows = screen_table([_row(option) for option in shown], header=_HEADER)
         yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
-    yield f"Run it:\n    {command_of(plan, program, found)}"
+    yield f"Run it:\n    {command_of(plan, program, engine, found)}"
     yield "\n".join(map(_words, _costs_from(origin)))
 
 

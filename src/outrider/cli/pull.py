@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from outrider.cli.call import Call, needed
@@ -136,9 +137,9 @@ def _intentions(sides: Sequence[_Side], free: int) -> Iterator[str]:
 
 
 def _command(target: str, draft: str | None) -> str:
-    words = [f"--target {target}"]
+    words = [f"--target {quote(target)}"]
     if draft is not None:
-        words.append(f"--draft {draft}")
+        words.append(f"--draft {quote(draft)}")
         pair = partner_of(target.partition("@")[0])
         if pair and pair.draft_to_load == draft and pair.drafter != "auto":
             words.append(f"--drafter {pair.drafter}")

@@ -78,7 +78,10 @@ class SimulateOptions(JsonOption):
         256, "Prompt tokens in one target pass at most.", minimum=1, maximum=65536
     )
     hybrid_threshold: int = setting(
-        3, "With pdv, up to this many requests draft and verify in one lane.", minimum=0
+        3,
+        "With pdv, up to this many requests draft and verify in one lane; 0 keeps lanes apart. "
+        "With ssd, 0 drafts ahead even where rounds in turns are shorter.",
+        minimum=0,
     )
     decode_batch: int = setting(
         0, "Sequences in one drafting job at most; 0 is --batch.", minimum=0, maximum=1024

@@ -134,7 +134,10 @@ class EngineConfig:
         choices=SCHEDULES,
     )
     hybrid_threshold: int = setting(
-        3, "With pdv, up to this many requests draft and verify in one lane.", minimum=0
+        3,
+        "With pdv, up to this many requests draft and verify in one lane; 0 keeps lanes apart. "
+        "With ssd, 0 drafts ahead even where rounds in turns are shorter.",
+        minimum=0,
     )
     lane_order: str = setting(
         "depth",
@@ -145,7 +148,7 @@ class EngineConfig:
         2, "Verify goes first when its queue is longer than drafting's by more.", minimum=0
     )
     concurrent_lanes: bool = setting(
-        True, "Run lanes at once; off runs their jobs one after another, the same every time."
+        True, "Run lanes at once; off runs their jobs one after another, in one thread."
     )
     lane_threads: int = setting(
         0,

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.kernels import huge_pages
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.kinds import ENDINGS, VECTORS, refused_kinds
 from outrider.kernels.linear.quantised_native import NativeQuantised
@@ -60,14 +61,17 @@ def about_machine(library: ctypes.CDLL) -> dict[str, str]:
 
 def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
     """The number of threads as a candidate's name: the physical cores, or all hardware threads."""
-    candidates = dict.fromkeys([num_physical_cores(), len(hardware_threads())])
+    candidates = {str(n): n for n in (num_physical_cores(), len(hardware_threads()))}
     if len(candidates) == 1:
         return Answer(str(num_physical_cores()))
-    question = about_machine(library) | {"choice": "threads", "candidates": f"{[*candidates]}"}
+    question = about_machine(library) | {
+        "choice": "threads",
+        "candidates": ",".join(candidates),
+    }
 
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
-        kinds = {n: NativeOps(library, torch.bfloat16, n) for n in candidates}
-        return {str(n): linear_works(ops, torch.bfloat16) for n, ops in kinds.items()}
+        kinds = {name: NativeOps(library, torch.bfloat16, n) for name, n in candidates.items()}
+        return {name: linear_works(ops, torch.bfloat16) for name, ops in kinds.items()}
 
     return decide(question, contest, folder=folder)
 
@@ -85,7 +89,7 @@ def kind_answer(
         "choice": "linear",
         "dtype": str(dtype).removeprefix("torch."),
         "scheme": scheme,
-        "candidates": f"{candidates}",
+        "candidates": ",".join(candidates),
     }
     threads = num_physical_cores()
 
@@ -116,8 +120,8 @@ def linear_works(kind: Packs, dtype: torch.dtype) -> dict[str, Callable[[], obje
 
 
 def copied(packed: PackedLinear) -> PackedLinear:
-    """The same weights in memory of their own."""
-    data = packed.data.clone()
+    """The same weights in memory of their own, of the kind that weights are in."""
+    data = huge_pages.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
     assert packed.descriptor is not None
     descriptor: Any = type(packed.descriptor).from_buffer_copy(packed.descriptor)
     assert descriptor.packed == packed.data.data_ptr()

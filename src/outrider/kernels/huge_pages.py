@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 PAGE_BYTES = 2 << 20
-# Regions that small tensors share. Those of one model are made one after the other, and freed
-# together; what is left of a region is never touched, so it takes addresses and no memory.
+# Regions that small tensors share, of whichever model; a full one is freed with the last of them.
+# What is left of one takes memory only in a page that the tensor before it reaches into.
 _REGION_BYTES = 16 << 20
 _ALIGNMENT = 64
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -56,6 +56,8 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return data.view(dtype).view(shape)
 
 
+# Other models get parts of the same region, whatever mode it was opened in.
+@torch.inference_mode(False)
 def _taken(num_bytes: int) -> Tensor | None:
     large = num_bytes > _REGION_BYTES // 4
     return _region(num_bytes) if large else _regions.part(num_bytes)

@@ -95,8 +95,9 @@ def decide(
     known: Known = _KNOWN,
 ) -> Answer:
     """The answer to `question`, from this process, from `folder`, or by a contest of at most about
-    a second. `question` must name all that the answer depends on; `contest` is made only if need
-    be, and its candidates do the same works."""
+    a second. `question` must name all that the answer depends on, the `candidates` of the contest,
+    separated by commas, among it; `contest` is made only if need be, and its candidates do the same
+    works."""
     name = _file_name(question)
     with _LOCK:
         if (folder, name) not in known:
@@ -179,21 +180,23 @@ def _read(path: Path, question: Mapping[str, str]) -> Answer | None:
         answer = Answer(str(record["chosen"]), tuple(_timing(raw) for raw in record["timings"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return answer if _is_whole(answer.timings, answer.chosen) else None
+    return answer if _is_whole(answer, question["candidates"].split(",")) else None
 
 
 def _timing(raw: Any) -> Timing:
     return Timing(str(raw["candidate"]), str(raw["work"]), float(raw["microseconds"]))
 
 
-def _is_whole(timings: Sequence[Timing], chosen: str) -> bool:
-    """Every candidate has a possible time for each work, and the chosen one is among them."""
+def _is_whole(answer: Answer, candidates: Sequence[str]) -> bool:
+    """Each of these and nobody else has a possible time for every work, and one is chosen."""
     works: dict[str, set[str]] = {}
-    for timing in timings:
+    for timing in answer.timings:
         if not 0 < timing.microseconds < math.inf:
             return False
         works.setdefault(timing.candidate, set()).add(timing.work)
-    return chosen in works and len(set(map(frozenset, works.values()))) == 1
+    if answer.chosen not in works or works.keys() != set(candidates):
+        return False
+    return len(set(map(frozenset, works.values()))) == 1
 
 
 def _write(path: Path, question: Mapping[str, str], answer: Answer) -> Answer:

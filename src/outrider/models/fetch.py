@@ -59,14 +59,35 @@ def fetch(model: HubModel, report: Report) -> Path:
             if not model.blob(file).exists():
                 _fetch_large(model, file, report)
         small = [file for file in model.missing() if not model.blob(file).exists()]
-        folder = snapshot_download(
+        # By its name, not its commit, so that the cache knows what the name means.
+        found = snapshot_download(
             model.name.repo,
             revision=model.name.revision,
             allow_patterns=[file.name for file in model.files],
             tqdm_class=_Hidden,
         )
+    folder = Path(found)
+    _check_whole(model, folder)
     report(sum(file.num_bytes for file in small))
-    return Path(folder)
+    return folder
+
+
+def _check_whole(model: HubModel, folder: Path) -> None:
+    """Raises CheckpointError if `folder` is not what was looked up: the name may mean another
+    commit by now, and where the hub is not heard of again its client takes what the cache has."""
+    if folder.name != model.commit:
+        raise CheckpointError(
+            f"{model.name} changed on the hub while it was fetched, from commit "
+            f"{model.commit[:12]} to {folder.name[:12]}.",
+            hint="repeat the command, which goes on with the newer one",
+        )
+    absent = [file.name for file in model.files if not (folder / file.name).exists()]
+    if absent:
+        raise CheckpointError(
+            f"{model.name} did not come as a whole: {absent[0]} is missing"
+            + (f", and {len(absent) - 1} more." if absent[1:] else "."),
+            hint="repeat the command, which fetches what is missing",
+        )
 
 
 def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:

@@ -6,6 +6,8 @@ hash of their content, `snapshots/COMMIT/` names them, and `refs/` says which co
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.hf_api import RepoSibling
 
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.models.json_object import JsonObject
@@ -43,6 +46,12 @@ _HttpError: type[Exception] = next(
 )
 # Seconds to wait for the first answer.
 _PATIENCE = 10.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# What a disk or the rights to it are at fault for; others are the network's.
+_OF_DISKS = frozenset((
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
+    errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+))  # fmt: skip
 
 
 class HubUnreachableError(CheckpointError):
@@ -116,8 +125,8 @@ class HubModel:
 def look(name: HubName) -> HubModel:
     """Ask the hub what it has, in one request (two for a gated model).
 
-    Raises HubUnreachableError, and CheckpointError for what is unknown, gated or has nothing that
-    we read.
+    Raises HubUnreachableError, and CheckpointError for what is unknown, gated, has nothing that we
+    read or names a file by no hash.
     """
     with explained(name):
         api = HfApi()
@@ -126,18 +135,22 @@ def look(name: HubName) -> HubModel:
         )
         if info.gated:
             api.auth_check(name.repo)
-    found = [
-        HubFile(
-            name=item.rfilename,
-            num_bytes=item.size or 0,
-            blob=item.lfs.sha256 if item.lfs else item.blob_id or "",
-            large=item.lfs is not None,
-        )
-        for item in info.siblings or ()
-    ]
-    files = tuple(file for file in found if _is_read(file.name))
-    _check_readable(name, [file.name for file in found], [file.name for file in files])
+    found = info.siblings or ()
+    files = tuple(_file(name, item) for item in found if _is_read(item.rfilename))
+    _check_readable(name, [item.rfilename for item in found], [file.name for file in files])
     return HubModel(name, info.sha or "", files)
+
+
+def _file(name: HubName, item: RepoSibling) -> HubFile:
+    """The hash of a large one becomes the name of a file here. Raises CheckpointError if it is
+    none."""
+    blob = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
+    if item.lfs and _SHA256.fullmatch(blob) is None:
+        raise CheckpointError(
+            f"{constants.ENDPOINT} gives no SHA-256 for {item.rfilename} of {name}.",
+            hint="is HF_ENDPOINT a hub that can be trusted? Unset, it is https://huggingface.co",
+        )
+    return HubFile(item.rfilename, item.size or 0, blob, large=item.lfs is not None)
 
 
 def local_copy(name: HubName) -> Path | None:
@@ -207,14 +220,16 @@ def _refused(name: HubName, error: HfHubHTTPError) -> CheckpointError:
 
 
 def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
         return MachineError(
             f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}.",
             hint="make room there, or set HF_HOME to a folder with more",
         )
     reason = (str(error) or type(error).__name__).splitlines()[0]
+    heard = isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
+    what = "broke off" if heard else "cannot be reached"
     return HubUnreachableError(
-        f"{name} is not to be had: {constants.ENDPOINT} cannot be reached ({reason}).",
+        f"{name} is not to be had: {constants.ENDPOINT} {what} ({reason}).",
         hint="repeat the command when there is a network, which goes on where this one stopped; "
         "`outrider models list` shows what is on this machine",
     )

@@ -66,7 +66,7 @@ class Question:
 class Plan:
     """`best` is advised if `speculate`; otherwise it is the best that was found, if any. `options`
     has all candidates with the engine that suits them best, the best first, and `engines` the best
-    candidate for each engine. `break_even_batch` is the smallest at which `best` no
+    candidate for each engine. `break_even_batch` is the smallest at which `best`, run in turns, no
     longer pays, None if it does throughout the range; the same of `break_even_context`. `reasons`
     are sentences, `left_out` says of whom nothing is known or who does not fit. `frontier` has the
     batches worth running, by tokens a second of one text and of all. `tree` is the best tree of the
@@ -220,19 +220,15 @@ def _of(known: _Known, way: Candidate) -> list[Option]:
     if way.drafter != MODEL:
         energy = replace(energy, draft=None)
     law, job = known.law(way), question.job
-    return [
-        replace(
-            option,
-            joules=joules_a_token(
-                energy,
-                job.load,
-                law,
-                law.tokens * job.batch / option.tokens_per_second,
-                depth=len(law.kept),
-            ),
-        )
-        for option in made
-    ]
+
+    def joules(option: Option) -> float | None:
+        # Of work ahead only seconds are reckoned, not what it moves.
+        if option.engine == "ssd":
+            return None
+        seconds = law.tokens * job.batch / option.tokens_per_second
+        return joules_a_token(energy, job.load, law, seconds, depth=len(law.kept))
+
+    return [replace(option, joules=joules(option)) for option in made]
 
 
 def _tree(known: _Known, best: Option) -> Tree | None:
@@ -263,6 +259,7 @@ def _ends(known: _Known, way: Candidate | None) -> Ends:
         break_even(by_batch, least=1, most=most[0]),
         break_even(by_context, least=0, most=most[1]),
         *most,
+        in_turns=known.gain(way, question.job),
     )
 
 

@@ -87,8 +87,8 @@ class Option:
     """Seconds are those of a round of the whole batch. `draft_over_plain` and `draft_over_verify`
     are both meanings of T_SD, `by_formula` is E / (1 + T_SD), `steady` the speed-up of long texts.
     `low` and `high` bound 95 %. `memory_bytes` is None where the calibration does not say, and
-    `joules` a token where nobody gave an energy. What begins with `fallback` is of drafting ahead
-    (`AheadForecast`)."""
+    `joules` a token where nobody gave an energy or drafts are made ahead. What begins with
+    `fallback` is of drafting ahead (`AheadForecast`)."""
 
     drafter: str
     k: int

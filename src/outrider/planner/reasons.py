@@ -12,14 +12,16 @@ from outrider.planner.trees import Tree
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The smallest batch and context at which the best way no longer pays; None if it does up to
-    the most that was looked at. Passes of more than `most_rows` were not measured."""
+    """The smallest batch and context at which the best way, run in turns, no longer pays; None if
+    it does up to the most that was looked at. Passes of more than `most_rows` were not measured.
+    `in_turns` is its speed-up for the job as asked."""
 
     batch: int | None
     context: int | None
     most_batch: int
     most_context: int
     most_rows: int
+    in_turns: float = 0.0
 
 
 def explain(
@@ -38,7 +40,7 @@ def explain(
     about = [_tokens(best), _time(best)]
     if not speculate:
         return f"Do not speculate, because {_why_not(best)}.", tuple(about)
-    about += [_range(ends, job, best), *_others(best, found), *_engines(engines)]
+    about += [*_range(ends, job, best), *_others(best, found), *_engines(engines)]
     about += [_ahead(one) for one in engines if one.engine == "ssd"]
     if tree is not None:
         about.append(_tree(tree, best))
@@ -79,7 +81,11 @@ def _time(best: Option) -> str:
     )
 
 
-def _range(ends: Ends, job: Job, best: Option) -> str:
+def _range(ends: Ends, job: Job, best: Option) -> list[str]:
+    """Nothing where only lanes make it pay: ends are of rounds in turns."""
+    lanes = best.engine in ("pdv", "ssd")
+    if lanes and ends.in_turns <= 1:
+        return []
     batch = (
         f"it pays at any batch up to {ends.most_batch}"
         if ends.batch is None
@@ -90,11 +96,12 @@ def _range(ends: Ends, job: Job, best: Option) -> str:
         if ends.context is None
         else f"it stops paying at {ends.context} tokens of context"
     )
-    told = f"With {job.context} tokens of context {batch}; at a batch of {job.batch} {context}."
+    told = f"{'In turns, with' if lanes else 'With'} {job.context} tokens of context {batch}; "
+    told += f"at a batch of {job.batch} {context}."
     rows = (ends.batch or ends.most_batch) * (1 + max(best.k, best.num_nodes))
     if rows <= ends.most_rows:
-        return told
-    return f"{told} No pass of more than {ends.most_rows} rows was measured: beyond, a line."
+        return [told]
+    return [f"{told} No pass of more than {ends.most_rows} rows was measured: beyond, a line."]
 
 
 def _others(best: Option, found: Sequence[Option]) -> list[str]:
@@ -126,6 +133,8 @@ def _ahead(option: Option) -> str:
         told += f"a new draft is the better way up to a batch of {most}; "
     if option.most_hidden is None:
         return f"{told}drafts of any length fit beside a verification."
+    if not option.most_hidden:
+        return f"{told}not even a draft of one token fits beside a verification."
     return f"{told}drafts of up to K = {option.most_hidden} fit beside a verification."
 
 

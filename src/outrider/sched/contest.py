@@ -9,8 +9,10 @@ kept. The other one is tried
              trial, or before the first more than `doubtful` of them, by what its parts take
     kept if  its turns are shorter by more than noise (`MARGIN`)
 
-A turn that began in the other way counts for neither. Each power of two of live requests has a
-contest of its own, since what pays depends on them.
+A trial that ends because the load changed has failed. A turn that began in the other way counts for
+neither, and one that is much longer than others does not count, for then its sequence waited for
+something else, or nobody asked for more. Each power of two of live requests has a contest of its
+own, since what pays depends on them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ from outrider.core.budget import JobTrace
 FIRST = 16
 MARGIN = 0.97
 HOPELESS = 1.15
+# Turns of a trial without which nothing is hopeless.
+LEAST_HOPELESS = 2
+# How much longer a turn is that does not count, unless more jobs in a row than this tell of such.
+PAUSE, MOST_PAUSES = 4.0, 2
 # Turns over which that of the way that is kept is a mean, and after which a trial is forgotten.
 HORIZON, LONG_AGO = 16, 1024
 _MOST_SEQUENCES = 1024
@@ -44,7 +50,8 @@ class _Mean:
 @dataclass(slots=True)
 class _Standing:
     """`way` is kept, `mean` is of its turns; `tried` of the other's while it is tried. `known` is
-    the other's turn as far as that was found out. `due` turns are left until a trial."""
+    the other's turn as far as that was found out. `due` turns are left until a trial. `pauses` are
+    jobs in a row whose turns were all too long to count."""
 
     way: int = 0
     mean: _Mean | None = None
@@ -53,6 +60,19 @@ class _Standing:
     due: float = FIRST
     gap: int = FIRST
     since: float = 0.0
+    pauses: int = 0
+
+    def back_off(self) -> None:
+        """A trial has failed."""
+        self.gap *= 4
+        self.due, self.since, self.tried = self.gap, 0.0, None
+
+    def counted(self, turns: list[float]) -> list[float]:
+        """Those that are not too long."""
+        most = None if self.mean is None else PAUSE * self.mean.seconds
+        usual = [one for one in turns if most is None or one <= most]
+        self.pauses = 0 if usual else self.pauses + 1
+        return turns if self.pauses > MOST_PAUSES else usual
 
 
 class Contest:
@@ -84,13 +104,15 @@ class Contest:
         while len(self._ended) > _MOST_SEQUENCES:
             self._ended.popitem(last=False)
         if turns and self._own is not None:
+            turns = self._own.counted(turns)
+        if turns and self._own is not None:
             share = len(turns) / max(trace.num_live, 1)
             self._count(self._own, sum(turns) / len(turns), share, guess)
 
     def _enter(self, num_live: int) -> None:
         """Other sequences: a trial that goes on is none of theirs."""
-        if self._own is not None:
-            self._own.tried = None
+        if self._own is not None and self._own.tried is not None:
+            self._own.back_off()
         self._own = self._standing(num_live)
         self._ended.clear()
 
@@ -104,8 +126,11 @@ class Contest:
                 self._begin(own, own.mean.seconds, guess)
             return
         own.tried.add(seconds, share)
-        if own.tried.turns >= self._turns[1 - own.way]:
-            self._end(own, own.tried)
+        assert own.mean is not None
+        hopeless = own.tried.seconds > HOPELESS * own.mean.seconds
+        least = self._turns[1 - own.way]
+        if own.tried.turns >= (max(least, LEAST_HOPELESS) if hopeless else least):
+            self._end(own, own.mean, own.tried)
 
     def _begin(self, own: _Standing, mean: float, guess: float | None) -> None:
         own.due = own.gap
@@ -115,18 +140,16 @@ class Contest:
         if hope is None and own.way == 0:
             hope, most = guess, self._doubtful
         if hope is None or hope <= most * mean:
-            own.tried = _Mean()
+            own.tried, own.pauses = _Mean(), 0
             self._ended.clear()
 
-    def _end(self, own: _Standing, tried: _Mean) -> None:
-        assert own.mean is not None
-        own.known, own.since, own.tried = tried.seconds, 0.0, None
-        if tried.seconds < MARGIN * own.mean.seconds:
-            own.known, own.mean = own.mean.seconds, tried
-            own.way, own.gap = 1 - own.way, FIRST
+    def _end(self, own: _Standing, mean: _Mean, tried: _Mean) -> None:
+        if tried.seconds < MARGIN * mean.seconds:
+            own.way, own.mean, own.known = 1 - own.way, tried, mean.seconds
+            own.due, own.gap, own.since, own.tried = FIRST, FIRST, 0.0, None
         else:
-            own.gap *= 4
-        own.due = own.gap
+            own.known = tried.seconds
+            own.back_off()
         self._ended.clear()
 
     def _standing(self, num_live: int) -> _Standing:

@@ -23,7 +23,7 @@ DOUBTFUL = 1.3
 
 
 class DraftAheadLanes:
-    """`always` drafts ahead, whether that pays or not."""
+    """`always` drafts ahead, however long that takes."""
 
     lanes = (DECODE, VERIFY, PREFILL)
 

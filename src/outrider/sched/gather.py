@@ -24,6 +24,8 @@ from outrider.sched.jobs import Pool, Work
 from outrider.sched.works import DECODE, LaneSizes
 
 NEWEST = 8
+# Jobs of a stage after which a size is forgotten: contexts have grown, and it would take longer.
+LONG_AGO = 256
 # By how much one time must be shorter than another, since both are guesses.
 CLEARLY = 0.85
 _DRAFT, _VERIFY, _AHEAD = "draft", "verify", "ahead"
@@ -34,9 +36,15 @@ class StageSeconds:
 
     def __init__(self) -> None:
         self._taken: dict[int, deque[float]] = {}
+        self._last: dict[int, int] = {}
+        self._num_jobs = 0
 
     def add(self, size: int, seconds: float) -> None:
+        self._num_jobs += 1
+        self._last[size] = self._num_jobs
         self._taken.setdefault(size, deque(maxlen=NEWEST)).append(seconds)
+        for old in [one for one, last in self._last.items() if self._num_jobs - last >= LONG_AGO]:
+            del self._taken[old], self._last[old]
 
     def mean(self, size: int) -> float | None:
         """None before anything was seen."""
@@ -92,13 +100,9 @@ class Gathering:
         if lane == DECODE:
             here, room = pool.draft, self._sizes.decode
             coming = pool.verifying or _ids(pool.verify)
-            wait = self._seconds[_VERIFY].mean(len(here) + len(coming))
-            seconds = self._seconds[_DRAFT]
         else:
             here, room = pool.verify, self._sizes.verify
             coming = pool.drafting or _ids(pool.draft)
-            wait = self._until_drafted(len(here) + len(coming), began=bool(pool.drafting))
-            seconds = self._seconds[_VERIFY]
         num_joining = min(len(coming), room - len(here))
         awaited = self._awaited.get(lane)
         if not pool.patient or not here or num_joining <= 0 or self._awaited.keys() - {lane}:
@@ -108,13 +112,20 @@ class Gathering:
         elif in_turns:
             pays = True
         else:
-            saved = seconds.fixed()
-            pays = wait is not None and saved is not None and wait < CLEARLY * saved
+            pays = self._saves(lane, len(here) + len(coming), began=bool(pool.drafting))
         if pays:
             self._awaited.setdefault(lane, frozenset(coming))
         else:
             self._awaited.pop(lane, None)
         return pays
+
+    def _saves(self, lane: str, size: int, *, began: bool) -> bool:
+        """Whether a pass for all, of `size`, saves more than the wait for it."""
+        if lane == DECODE:
+            wait, saved = self._seconds[_VERIFY].mean(size), self._seconds[_DRAFT].fixed()
+        else:
+            wait, saved = self._until_drafted(size, began=began), self._seconds[_VERIFY].fixed()
+        return wait is not None and saved is not None and wait < CLEARLY * saved
 
     def parts(self, pool: Pool) -> bool:
         """Whether those that wait for drafts, who are all that decode, should go on as two groups:

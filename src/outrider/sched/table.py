@@ -41,7 +41,12 @@ def schedule_for(config: EngineConfig) -> Schedule:
         case "pdv":
             return PrefillDraftVerify(sizes, threshold=config.hybrid_threshold)
         case "ssd":
-            # Who forces hits studies drafting ahead.
-            return DraftAheadLanes(sizes, always=config.force_hits >= 0)
+            return DraftAheadLanes(sizes, always=_always_ahead(config))
         case _:
             return SingleLane(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
+
+
+def _always_ahead(config: EngineConfig) -> bool:
+    """Who forces hits studies drafting ahead. Seconds a turn tell which way is better only if both
+    bring the same: with another fallback than jit a miss is not drafted for by the draft model."""
+    return config.force_hits >= 0 or config.fallback != "jit" or config.hybrid_threshold == 0

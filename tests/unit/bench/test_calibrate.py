@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate import store
+from outrider.bench.calibrate import costs, store
 from outrider.bench.calibrate.dial import Dial
 from outrider.bench.calibrate.fit import draft_costs, shared_costs
 from outrider.bench.calibrate.fitting import nonnegative
@@ -21,7 +23,7 @@ from outrider.bench.calibrate.points import Point, levels, points_of
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.texts import prompts_of
-from outrider.bench.calibrate.turns import Timed
+from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, Timed
 from outrider.core.budget import RoundTrace
 from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.core.cost import Curve
@@ -303,3 +305,20 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     assert kept.calibration == FOUND
     assert "not kept" in (kept.note or "")
     assert "no cache folder" in (store.keep(None, QUESTION, FOUND).note or "")
+
+
+@pytest.mark.parametrize(("window", "plain"), [(2048, 1e-3), (4096, 1e-4)])
+def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: float) -> None:
+    """Even if all drafts are kept. Fractions of K are for short texts, which are read again."""
+    stand: Any = SimpleNamespace(llm=SimpleNamespace(spec=SimpleNamespace(max_tokens=window)))
+    stands: Any = SimpleNamespace(present=[stand, stand], plain=stand)
+    pace = costs._Pace(plain, row=1e-6)  # pyright: ignore[reportPrivateUsage]
+    plans = costs._plans(stands, costs.Wanted(), pace)  # pyright: ignore[reportPrivateUsage]
+    long = [plan for plan in plans if plan.context > 100]
+    assert [plan.batch for plan in long] == [4, 1]
+    for plan in long:
+        emitted = 2 * pace.warm + ALIKE * sum(k + 1 for k in (0, *plan.ks))
+        assert plan.context > 512
+        assert plan.context + LEAST_TURNS * emitted + max(plan.ks) < window
+        assert not set(costs.EDGES) & set(plan.ks)
+    assert [set(costs.EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]

@@ -10,6 +10,7 @@ import pytest
 from doubles.engine_runs import contestant, field, measured, plan
 from doubles.fake_server import FakeServer
 from outrider.bench.engines.cells import best_fixed, cells, comparisons
+from outrider.bench.engines.loaded import Loaded, evidence_of
 from outrider.bench.engines.plan import (
     ENGINES,
     Contestant,
@@ -163,6 +164,15 @@ def test_a_configuration_follows_from_the_name() -> None:
     auto = config_of("auto", base, own_controller=False)
     assert (auto.schedule, auto.controller, auto.k) == ("auto", "goodput", 3)
     assert config_of("auto", base, own_controller=True).controller == "band"
+    # What is called ssd drafts ahead, whether that pays or not; others join lanes as they would.
+    assert config_of("ssd", base, own_controller=False).hybrid_threshold == 0
+    assert config_of("pdv", base, own_controller=False).hybrid_threshold == 3
+
+
+def test_that_pdv_joins_its_lanes_is_told_by_its_own_threshold() -> None:
+    asked = line_up(["ssd", "pdv"], EngineConfig(), lambda _: None)
+    assert evidence_of([], Loaded(asked, {})).hybrid_threshold == 3
+    assert evidence_of([], Loaded(asked[:1], {})).hybrid_threshold == 0
 
 
 def test_an_engine_that_cannot_be_loaded_keeps_its_reason() -> None:

@@ -233,6 +233,14 @@ def test_every_contestant_has_room_and_one_visit_a_repeat(
     assert all(any(one.method == "ar" for one in visit.contestants) for visit in made)
 
 
+def test_a_row_of_ssd_is_one_that_drafts_ahead() -> None:
+    """Without forced hits too, in the studies of alpha and of fan-out."""
+    asked = Grid(ks=(2,), alphas=(0.9,), fan_outs=(2,)).contestants()
+    ahead = [one.config() for one in asked if one.method == "ssd"]
+    assert {config.force_hits for config in ahead} > {-1.0}
+    assert all(config.hybrid_threshold == 0 for config in ahead)
+
+
 def test_a_grid_is_what_words_ask_for() -> None:
     grid = Wish(studies=("hits",), ks=(2, 6), alphas=(0.7,), hits=(0.25,)).grid(Grid())
     assert {one.study for one in grid.contestants()} == {"hits"}

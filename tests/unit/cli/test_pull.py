@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from huggingface_hub import constants
 
+from doubles import hub_server
 from doubles.command_line import Command
 from doubles.hub_server import HubServer, Repo, blob, serving_hub
 from outrider.models.names import HUB_FILES
@@ -142,8 +145,10 @@ def test_what_ships_and_folders_need_no_fetching(
 ) -> None:
     shown = outrider("models", "pull", "outrider/embedded", *ALONE)
     assert "ships with outrider" in shown.out
-    (tmp_path / "mine").mkdir()
-    assert "is a folder on this machine" in outrider("models", "pull", "mine").out
+    (tmp_path / "my own").mkdir()
+    shown = outrider("models", "pull", "my own", *ALONE)
+    assert "is a folder on this machine" in shown.out
+    assert "outrider generate --target 'my own' PROMPT" in shown.out
     assert hub.server.asked == []
 
 
@@ -205,6 +210,83 @@ def test_damaged_weights_are_noticed_and_fetched_again(outrider: Command, hub: H
     hub.server.damaged.clear()
     (model,) = record(outrider, "org/m", *ALONE)["models"]
     assert (Path(model["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_name_that_means_another_commit_meanwhile_is_noticed(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = Repo({**WHOLE.files, "config.json": b'{"b": 2}'}, commit="2" * 40)
+
+    def push(bar: object, num_bytes: int) -> None:
+        del bar, num_bytes
+        hub.server.repos["org/m"] = newer
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.cli.pull_bar.PullBar.advance", push)
+        shown = outrider("models", "pull", "org/m", *ALONE)
+    assert (shown.code, shown.out) == (3, "")
+    assert "org/m changed on the hub while it was fetched" in shown.err
+    (model,) = record(outrider, "org/m", *ALONE)["models"]
+    assert Path(model["folder"]).name == newer.commit
+    assert hub.files("org/m", newer.commit) == READ
+
+
+def test_what_the_client_is_content_with_is_looked_through(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that is not heard of again: it gives what the cache has of that commit."""
+    folder = hub.cache / "models--org--m" / "snapshots" / WHOLE.commit
+
+    def from_cache(*names: str, **options: object) -> str:
+        del names, options
+        return str(folder)
+
+    monkeypatch.setattr("outrider.models.fetch.snapshot_download", from_cache)
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert (shown.code, shown.out) == (3, "")
+    assert "did not come as a whole" in shown.err
+    assert "and 4 more" in shown.err
+
+
+@pytest.mark.parametrize("told", ["../../../escaped", "", "0" * 63, "g" * 64])
+def test_a_hash_that_is_none_is_no_name_of_a_file(
+    outrider: Command, hub: Hub, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    def named(name: str, content: bytes) -> str:
+        del name, content
+        return told
+
+    monkeypatch.setattr(hub_server, "blob", named)
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert (shown.code, shown.out) == (3, "")
+    assert "gives no SHA-256 for model.safetensors" in shown.err
+    assert not hub.cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (errno.ECONNRESET, "broke off"),
+        (errno.EPIPE, "broke off"),
+        (errno.ENETUNREACH, "cannot be reached"),
+        (errno.ENOSPC, "cannot be written"),
+        (errno.EACCES, "cannot be written"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_line_that_breaks_is_not_taken_for_a_disk(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, kind: int, problem: str
+) -> None:
+    def fail(*words: object, **options: object) -> None:
+        del words, options
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr("outrider.models.fetch.http_get", fail)
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert shown.code == 3
+    prose = " ".join(shown.err.split())
+    assert problem in prose
+    assert ("cannot be written" in prose) == (problem == "cannot be written")
 
 
 GGUF = Repo({"README.md": b"", "m-q4.gguf": b"GGUF"})

@@ -89,7 +89,8 @@ def loaded(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256)
 
 def unchecked(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256) -> Net:
     layers = EAGLES[name].layers or (2,) if name in EAGLES else (2,)
-    room = Room(num_slots=num_slots, page_size=4, max_rows=32, max_logits=16, hidden_layers=layers)
+    # Rows for the levels of three trees.
+    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=48, hidden_layers=layers)
     if name in EAGLES:
         return load_eagle(Heads(EAGLES[name].write(folder), "eagle", room), target)
     config = block_like(target.config, family=name)

@@ -22,6 +22,7 @@ from outrider.core.noise import ROOT
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.shaping import Shaper
+from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.hidden_chain import ChainLimits, Part
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted
 from outrider.drafters.model_tree import ModelTreeDrafter
@@ -66,8 +67,8 @@ class Counted:
 Pair = tuple[Drafter, Drafter, Counted]
 
 
-def draft_model(folder: Path, num_slots: int = 2048) -> LlamaModel:
-    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=BATCH * 16)
+def draft_model(folder: Path, num_slots: int = 2048, max_logits: int = BATCH * 16) -> LlamaModel:
+    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=max_logits)
     model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
@@ -120,7 +121,6 @@ def asked(
 def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None:
     """Rounds keep some path of a tree, or go by unasked; texts take turns and share batches."""
     at_once, levels, counted = MAKERS[name](tmp_path)
-    most = BATCH if name == "model" else 1
     rng = random.Random(6)
     texts = [list(TEXT), [3, 3], [40] * 17]
     for seq_id, text in enumerate(texts):
@@ -128,7 +128,7 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None
         levels.open(seq_id, text)
     branched = 0
     for _ in range(16):
-        ids = rng.sample(range(BATCH), rng.randint(1, most))
+        ids = rng.sample(range(BATCH), rng.randint(1, BATCH))
         rows = [
             asked(name, i, texts[i], Budget(rng.randint(1, 6), num_nodes=rng.randint(7, 40)))
             for i in ids
@@ -206,6 +206,29 @@ def test_memory_for_the_widest_levels_need_not_be_there(tmp_path: Path) -> None:
     one = asked("model", 0, TEXT, Budget(4, num_nodes=18))
     assert_same(only(at_once, one), only(levels, one))
     assert (counted.asked, counted.made) == (1, 0)
+
+
+def test_small_trees_need_few_rows(tmp_path: Path) -> None:
+    """A level has no more nodes than its tree."""
+    model = draft_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), max_logits=9)
+    whole = model_trees(model, batch_size=BATCH)
+    if whole is None:
+        pytest.skip("no compiler, no native kernels")
+    fits = whole._pass._call.fits  # pyright: ignore[reportPrivateUsage]
+    for sizes in ((9,), (5, 4), (3, 3, 3)):
+        limits = [TreeLimits(size, depth=4, width=16) for size in sizes]
+        assert fits([(1,)] * len(sizes), limits)
+        limits[-1] = replace(limits[-1], num_nodes=sizes[-1] + 1)
+        assert not fits([(1,)] * len(sizes), limits)
+
+
+def test_no_pass_points_to_memory_that_is_gone(tmp_path: Path) -> None:
+    at_once, _, counted = of_models(tmp_path)
+    assert only(at_once, asked("model", 0, TEXT, Budget(4, num_nodes=18))).tokens
+    assert isinstance(counted.inner, ModelTrees)
+    assert counted.made == 1
+    described = counted.inner._pass._call._lane.memory.described  # pyright: ignore[reportPrivateUsage]
+    assert (described.extra_offsets, described.extra_slots) == (None, None)
 
 
 def test_exchanged_kernels_are_called(tmp_path: Path) -> None:

@@ -50,14 +50,21 @@ def test_large_tensors_begin_at_a_page_and_are_freed() -> None:
     assert _mapped() <= before - (9 << 20)
 
 
-@pytest.mark.skipif(
-    not _SETTING.exists() or "[never]" in _SETTING.read_text("utf-8"),
-    reason="this system gives no huge pages",
-)
-def test_pages_are_huge() -> None:
-    found = huge_pages.empty(32 << 20, dtype=torch.uint8)
-    found.fill_(1)
-    assert _huge_bytes() >= 16 << 20
+@pytest.mark.skipif(not (_HAVE and _SETTING.exists()), reason="no huge pages on this system")
+def test_huge_pages_are_asked_for() -> None:
+    for size in (100, 32 << 20):
+        found = huge_pages.empty(size, dtype=torch.uint8)
+        assert "hg" in _flags_at(found.data_ptr())
+
+
+@pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
+def test_a_region_is_not_of_the_mode_that_it_was_opened_in() -> None:
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huge_pages, "_regions", huge_pages.Regions())
+        for size in (8, 8, 8 << 20):
+            data = huge_pages._taken(size)  # pyright: ignore[reportPrivateUsage]
+            assert data is not None
+            assert not data.is_inference()
 
 
 def test_ordinary_memory_where_there_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +79,14 @@ def test_ordinary_memory_where_advice_is_refused(monkeypatch: pytest.MonkeyPatch
     assert huge_pages.empty(8, dtype=torch.uint8).numel() == 8
 
 
-def _huge_bytes() -> int:
-    return 1024 * sum(map(int, re.findall(r"AnonHugePages: +(\d+) kB", _smaps())))
+def _flags_at(address: int) -> list[str]:
+    """Of the mapping that holds it."""
+    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", _smaps()):
+        start, end = (int(bound, 16) for bound in entry.split(maxsplit=1)[0].split("-"))
+        flags = re.search(r"^VmFlags: (.*)$", entry, re.MULTILINE)
+        if start <= address < end and flags:
+            return flags[1].split()
+    pytest.skip("this system does not tell what mappings were advised")
 
 
 def _mapped() -> int:

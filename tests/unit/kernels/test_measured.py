@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from outrider.core import env
 from outrider.kernels import contests, measured, registry
 from outrider.kernels.build import built_kernels
 from outrider.kernels.contests import copied, kind_answer, thread_answer
+from outrider.kernels.huge_pages import PAGE_BYTES
 from outrider.kernels.kinds import DOTS, TILES, VECTORS
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.measured import (
@@ -32,7 +34,7 @@ from outrider.kernels.registry import choose
 from outrider.kernels.topology import cache_bytes, hardware_threads, last_cache_bytes
 from unit.kernels.implementations import CPU, kernels_named, randn
 
-ASKED = {"choice": "loop", "library": "kernels-1"}
+ASKED = {"choice": "loop", "library": "kernels-1", "candidates": "plain,other"}
 
 
 class Race:
@@ -139,6 +141,8 @@ DAMAGE: list[Callable[[Any], str]] = [
     lambda record: json.dumps(record | {"format": 0}),
     lambda record: json.dumps(record | {"question": {"choice": "another"}}),
     lambda record: json.dumps(record | {"chosen": "nobody"}),
+    lambda record: json.dumps(record).replace('"other"', '"nobody"'),
+    lambda record: json.dumps(record | {"timings": record["timings"][2:]}),
     lambda record: json.dumps(record | {"timings": record["timings"][1:]}),
     lambda record: json.dumps(record | {"timings": [{"candidate": "plain"}]}),
     lambda record: json.dumps(record).replace("4000.0", "-1"),
@@ -206,6 +210,13 @@ def test_a_copy_multiplies_alike_in_its_own_memory() -> None:
     kernels.linear(x_NI, copy, second_NO)
     assert first_NO.abs().sum() > 0
     assert torch.equal(first_NO, second_NO)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages on this system")
+def test_a_copy_lies_in_pages_like_those_of_weights() -> None:
+    packed = kernels_named("native-1", torch.float32).pack(torch.ones(1100, 1000))
+    copy = copied(packed)
+    assert [one.data.data_ptr() % PAGE_BYTES for one in (packed, copy)] == [0, 0]
 
 
 def test_threads_are_a_contest_only_where_there_is_a_choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def kind_of(library: ctypes.CDLL, form: str, threads: int = 1) -> NativeOps | Na
     if form in SCHEMES:
         return NativeQuantised(library, form, threads, kind=TILES)
     return NativeOps(library, torch.bfloat16, threads, kind=name_of(form))
+
+
+def hardware_of(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+    """Skips the test, with the reason, where there is none."""
+    library = library_of(built_kernels(env.compiler(), env.cache_folder()))
+    scheme = form if form in SCHEMES else "none"
+    refused = refused_kinds(library, torch.bfloat16, scheme)
+    if (kind := name_of(form)) in refused:
+        pytest.skip(refused[kind])
+    return kind_of(library, form, threads)
 
 
 def weights(num_out: int, num_in: int) -> Tensor:
@@ -173,12 +184,13 @@ def test_what_is_no_number_stays_in_its_row_and_output(form: str) -> None:
     assert torch.equal(out_NO[rows][:, outputs], right_NO[rows][:, outputs])
 
 
-def with_denormals(form: str) -> tuple[Tensor, Tensor]:
+def with_denormals(kind: NativeOps | NativeQuantised, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Twenty sums of 75 products, two of them of denormals, and the products without those. They
-    differ much in size, so that sums are rounded, and their order counts."""
-    x_I, weight_OI = randn(75).pow(5).bfloat16(), randn(20, 75, seed=1).pow(5).bfloat16()
+    differ much in size, so that sums are rounded, and their order counts; `scale` is that of both
+    factors."""
+    x_I = (randn(75).pow(5) * scale).bfloat16()
+    weight_OI = (randn(20, 75, seed=1).pow(5) * scale).bfloat16()
     x_I[3], weight_OI[:, 8] = 1e-39, -1e-39
-    kind = software_of(form)
     out_1O = run(kind, kind.pack(weight_OI), x_I.float()[None])
     x_I[3], weight_OI[:, 8] = 0, 0
     return out_1O[0], x_I.double() * weight_OI.double()
@@ -186,7 +198,7 @@ def with_denormals(form: str) -> tuple[Tensor, Tensor]:
 
 def test_sums_of_tiles_run_in_the_documented_order() -> None:
     """Two chains a step of 32 inputs, over even and odd ones; denormals are zeros."""
-    found_O, products_OI = with_denormals("bfloat16")
+    found_O, products_OI = with_denormals(software_of("bfloat16"))
     total_O = torch.zeros(20)
     for step_OC in torch.split(products_OI, 32, dim=1):
         chains = [torch.zeros(20), torch.zeros(20)]
@@ -196,13 +208,19 @@ def test_sums_of_tiles_run_in_the_documented_order() -> None:
     assert torch.equal(found_O, total_O)
 
 
-def test_sums_of_dots_run_in_the_documented_order() -> None:
-    """One chain over pairs of inputs, the second of a pair first; denormals are zeros."""
-    found_O, products_OI = with_denormals(DOTS)
+@pytest.mark.parametrize(
+    ("of", "scale"), [(software_of, 1.0), (hardware_of, 1.0), (hardware_of, 2.0**-67)]
+)
+def test_sums_of_dots_run_in_the_documented_order(
+    of: Callable[[str], NativeOps | NativeQuantised], scale: float
+) -> None:
+    """One chain over pairs of inputs, the second of a pair first; denormals are zeros, sums too."""
+    found_O, products_OI = with_denormals(of(DOTS), scale)
     total_O = torch.zeros(20)
     for pair_OC in torch.split(products_OI, 2, dim=1):
         for product_O in pair_OC.flip(1).unbind(1):
             total_O = (total_O.double() + product_O).float()
+            total_O[total_O.abs() < torch.finfo(torch.float32).tiny] = 0
     assert torch.equal(found_O, total_O)
 
 
@@ -252,17 +270,12 @@ def test_a_pass_in_one_call_has_the_bits_of_its_operators(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_cpu_has_the_sums_of_the_software(form: str) -> None:
-    library = library_of(built_kernels(env.compiler(), env.cache_folder()))
-    scheme = form if form in SCHEMES else "none"
-    refused = refused_kinds(library, torch.bfloat16, scheme)
-    if (kind := name_of(form)) in refused:
-        pytest.skip(refused[kind])
+    hardware = hardware_of(form, 2)
     weight_OI, x_NI = weights(1000, 1101), randn(40, 1101)
-    hardware = kind_of(library, form, 2)
     packed = hardware.pack(weight_OI)
     out_NO = run(hardware, packed, x_NI)
     software_NO = run(software_of(form), software_of(form).pack(weight_OI), x_NI)
-    if kind != TILES:
+    if name_of(form) != TILES:
         assert torch.equal(out_NO, software_NO)
     assert_right(form, out_NO, software_NO.double())
     for rows in row_choices(40):

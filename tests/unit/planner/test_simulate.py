@@ -193,7 +193,7 @@ def test_groups_that_were_parted_go_on_as_one_where_a_pass_takes_the_same_for_al
 ) -> None:
     turns = crowd("single", step)
     assert crowd("pdv", step) < 1.15 * turns
-    assert crowd("ssd", step) < 1.1 * turns
+    assert crowd("ssd", step, threshold=3) < 1.1 * turns
 
 
 def test_lanes_are_joined_where_side_by_side_they_only_slow_each_other_down() -> None:

@@ -58,8 +58,9 @@ def test_what_is_known_to_be_much_worse_is_not_tried() -> None:
     told = Rounds(Contest((1, 1), doubtful=1.3), lambda way: 1.0 + way, guess=1.4)
     assert told.run(20 * FIRST).count(1) == 0
     found = Rounds(Contest((1, 1), doubtful=1.3), lambda way: 1.0 + way, guess=1.2)
-    assert found.run(20 * FIRST).count(1) == 2
-    assert found.run(2 * LONG_AGO).count(1) == 2 * 1
+    # A turn to get into it, and two before it is given up.
+    assert found.run(20 * FIRST).count(1) == 3
+    assert found.run(2 * LONG_AGO).count(1) == 3
 
 
 def test_each_load_has_a_contest_of_its_own() -> None:
@@ -73,6 +74,38 @@ def test_each_load_has_a_contest_of_its_own() -> None:
     few.now = many.now
     few.run(3)
     assert contest.way(4) == 0
+
+
+def test_one_slow_turn_does_not_make_a_way_hopeless() -> None:
+    # The turn to get into it, and the first that counts; then it is the better one.
+    first = iter([1.0, 1.3])
+    found = Rounds(Contest((1, 1), doubtful=1.3), lambda way: next(first, 0.9) if way else 1.0)
+    assert found.run(7 * FIRST)[-1] == 1
+
+
+def test_pauses_are_no_turns() -> None:
+    """Nobody asked, or a sequence was pre-empted."""
+    kept = iter([*[1.0] * 10, 50.0])
+    found = Rounds(Contest((1, 1), doubtful=1.3), lambda way: 1.1 if way else next(kept, 1.0))
+    assert found.run(10 * FIRST).count(1) == 2 * 2
+    tried = iter([0.5, 30.0])
+    found = Rounds(Contest((1, 1), doubtful=1.3), lambda way: next(tried, 0.5) if way else 1.0)
+    assert found.run(2 * FIRST)[-1] == 1
+    # What goes on is no pause.
+    kept = iter([1.0] * 8)
+    found = Rounds(Contest((1, 1), doubtful=1.3), lambda way: 5.0 if way else next(kept, 10.0))
+    assert found.run(4 * FIRST)[-1] == 1
+
+
+def test_a_trial_that_the_load_ended_has_failed() -> None:
+    contest = Contest((1, 1), doubtful=1.3)
+    many = Rounds(contest, lambda way: 1.0 + 0.1 * way, live=4)
+    assert many.run(FIRST + 2)[-1] == 1
+    few = Rounds(contest, lambda way: 1.0, live=2, now=many.now)
+    few.run(1)
+    many.now = few.now
+    assert many.run(3 * FIRST).count(1) == 0
+    assert many.run(2 * FIRST).count(1) > 0
 
 
 def test_only_verdicts_count_and_only_of_those_that_had_one_before() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.job_traces import trace
-from outrider.sched.gather import Gathering, StageSeconds
+from outrider.sched.gather import LONG_AGO, Gathering, StageSeconds
 from outrider.sched.jobs import Pool, Stage, Work
 from outrider.sched.works import LaneSizes
 
@@ -47,6 +47,23 @@ def test_a_line_tells_what_a_job_takes_whoever_it_is_for() -> None:
     assert seconds.mean(5) == pytest.approx(11)
     assert seconds.fixed() == pytest.approx(1)
     assert (seconds.longest(3), seconds.longest(5)) == (7.0, pytest.approx(11))
+
+
+def test_sizes_that_were_not_seen_for_long_do_not_bend_the_line() -> None:
+    seconds = StageSeconds()
+    seconds.add(1, 9.0)
+    for size in (2, 4) * (LONG_AGO // 2):
+        assert seconds.longest(1) == 9.0
+        seconds.add(size, float(size))
+    assert seconds.fixed() == pytest.approx(0)
+    assert seconds.mean(8) == pytest.approx(8)
+
+
+def test_nothing_is_reckoned_where_nobody_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lanes(fixed=9.0)
+    monkeypatch.delattr(StageSeconds, "_line")
+    assert not own.holds(VERIFY, pool(verify=(1,), drafting=(2,), patient=False))
+    assert not own.holds(DECODE, pool(draft=(1,), verifying=(2,), patient=False))
 
 
 def test_nothing_is_fixed_below_nought_and_more_sequences_never_take_less() -> None:

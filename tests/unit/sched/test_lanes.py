@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from doubles.job_traces import trace
 from doubles.lanes import Arrival, Lanes, Ran
+from outrider.core.config import EngineConfig
 from outrider.sched.draft_ahead import DraftAheadLanes
 from outrider.sched.jobs import Job, Pool, Schedule, Stage, Work
 from outrider.sched.prefill_decode import PrefillDecode
 from outrider.sched.prefill_draft_verify import PrefillDraftVerify
+from outrider.sched.table import schedule_for
 from outrider.sched.works import LaneSizes
 
 DRAFTS = tuple(Work(i, Stage.DRAFT, 1) for i in (1, 2))
@@ -146,3 +148,30 @@ def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait
     assert schedule.next_job("verify", waiting, 5) is None
     assert schedule.next_job("decode", waiting, 5) == Job(POOL.ahead)
     assert schedule.next_job("verify", replace(waiting, patient=False), 5) == Job(VERIFIES)
+
+
+@pytest.mark.parametrize(
+    ("config", "always"),
+    [
+        (EngineConfig(schedule="ssd"), False),
+        (EngineConfig(schedule="ssd", hybrid_threshold=0), True),
+        (EngineConfig(schedule="ssd", force_hits=0.0), True),
+        *(
+            (EngineConfig(schedule="ssd", fallback=name), True)
+            for name in ("ngram", "none", "auto")
+        ),
+    ],
+)
+def test_who_asks_for_drafting_ahead_keeps_it_where_turns_are_shorter(
+    config: EngineConfig, always: bool
+) -> None:
+    """Ahead a round takes as long as four of its verifications. Without a new draft after a miss
+    rounds bring less, so that seconds of them say nothing."""
+
+    def cost(lane: str, job: Job) -> float:
+        del lane
+        return 4.0 if Stage.AHEAD in job.stages else 1.0
+
+    ran = Lanes(schedule_for(config), [Arrival(1, 60)], cost, drafts_ahead=True).run()
+    num_ahead = sum(Stage.AHEAD in each.job.stages for each in ran)
+    assert (num_ahead == 60) == always

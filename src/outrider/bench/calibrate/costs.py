@@ -7,6 +7,7 @@ drafts for large batches, and shorter long texts, for both are read at what a ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -15,7 +16,14 @@ from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, s
 from outrider.bench.calibrate.points import Point, points_of
 from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.texts import prompts_of, repetition
-from outrider.bench.calibrate.turns import ALIKE, WARM_SECONDS, Phase, Timed, run_phase
+from outrider.bench.calibrate.turns import (
+    ALIKE,
+    LEAST_TURNS,
+    WARM_SECONDS,
+    Phase,
+    Timed,
+    run_phase,
+)
 from outrider.core.params import SamplingParams
 
 SECONDS = 20.0
@@ -23,7 +31,8 @@ SECONDS = 20.0
 # sequence costs be told from what a row does.
 KS = (1, 2, 3, 5, 7, 8, 11, 12, 15, 16)
 # K of four sequences at which a pass has a row more than whole row tiles of 8, 12 or 16 rows: 17,
-# 25, 33, 37 and 49. Alone they are 9, 13 and 17 rows at a K above.
+# 25, 33, 37 and 49. Alone they are 9, 13 and 17 rows at a K above. Only short texts are tried with
+# them: long ones would outgrow their window.
 EDGES = (3.25, 5.25, 7.25, 8.25, 11.25)
 # Larger batches are tried with every other K: between many rows time goes straight on.
 _FEW = 4
@@ -41,8 +50,8 @@ _LEAST_PASSES = 3
 _LEAST_LONG = 256
 # Long texts at once: sequences that begin alike do not tell what keys and values of their own cost.
 _SEVERAL = 4
-# Tokens of the window that rounds of a phase may emit.
-_ROUNDS_ROOM = 1000
+# Tokens of a long text that may be emitted while others are read.
+_OPENING_ROOM = 128
 _PILOT_TOKENS = 128
 _DRAFTING = 2.0
 
@@ -151,35 +160,48 @@ def _plans(stands: Stands, wanted: Wanted, pace: _Pace) -> list[_Plan]:
     """Long texts come first: what they take to be read is known best before."""
     every = stands.present
     reading = _READING_SHARE * wanted.seconds / pace.row
-    window = stands.plain.llm.spec.max_tokens - _ROUNDS_ROOM - max(wanted.ks)
+    window = stands.plain.llm.spec.max_tokens
     # Where not all engines can read a long text, one that drafts tells what contexts cost.
     readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
     found: list[_Plan] = []
     num_phases = 2 + len(wanted.batches)
     share = reading / len(readers)
     for batch in (_SEVERAL, 1):
+        ks = _affordable(wanted, pace, batch, len(readers), num_phases)
         # Half of what may be read goes to several texts, if it is worth that.
         tokens = share / 2 / batch if batch > 1 or found else share
-        long = min(window, int(tokens))
+        long = min(window - _room(ks, pace.warm), int(tokens))
         if long >= _LEAST_LONG:
-            ks = _affordable(wanted, pace, batch, len(readers), num_phases)
             found.append(_Plan(batch, long, readers, ks, alike=False))
     for batch in wanted.batches:
-        ks = _affordable(wanted, pace, batch, len(every), num_phases)
+        edges = EDGES if batch == _FEW else ()
+        ks = _affordable(wanted, pace, batch, len(every), num_phases, edges=edges)
         read = batch * _SHORT * pace.row * len(every)
         alike = read > _OPENING_SHARE * wanted.seconds / num_phases
         found.append(_Plan(batch, _SHORT, every, ks, alike))
     return found
 
 
+def _room(ks: Sequence[float], warm: int) -> int:
+    """Tokens that a text may grow by in the least turns, if all drafts are kept and the next is as
+    deep."""
+    turn = warm * (min(ks) + 1) + ALIKE * sum(k + 1 for k in (0, *ks))
+    return _OPENING_ROOM + LEAST_TURNS * math.ceil(turn) + math.ceil(max(ks))
+
+
 def _affordable(
-    wanted: Wanted, pace: _Pace, batch: int, num_stands: int, num_phases: int
+    wanted: Wanted,
+    pace: _Pace,
+    batch: int,
+    num_stands: int,
+    num_phases: int,
+    *,
+    edges: Sequence[float] = (),
 ) -> tuple[float, ...]:
-    """Those of `ks`, the smallest first, at which some turns fit into a phase's time."""
+    """Of `ks` and `edges`, the smallest first, those of which some turns fit into a phase."""
     share = wanted.seconds / num_phases / num_stands / (_LEAST_PASSES + 1)
     ks: tuple[float, ...] = tuple(wanted.ks) if batch <= _FEW else tuple(wanted.ks[::2])
-    if batch == _FEW:
-        ks = tuple(sorted((*ks, *EDGES)))
+    ks = tuple(sorted((*ks, *edges)))
     while len(ks) > 1 and pace.turn(batch, (0, *ks)) > share:
         ks = ks[:-1]
     return ks

@@ -90,7 +90,9 @@ def evidence_of(samples: Sequence[Sample], loaded: Loaded) -> Evidence:
         bounds=[] if isinstance(reads, str) else lane_bounds(samples, reads),
         predictions=ahead_predictions(found),
         agreement=agreement(samples),
-        hybrid_threshold=loaded.contestants[0].config.hybrid_threshold,
+        hybrid_threshold=next(
+            (c.config.hybrid_threshold for c in loaded.contestants if c.name == "pdv"), 0
+        ),
         bound_refusal=reads if isinstance(reads, str) else None,
         foreign_cpu_share=round(statistics.fmean(shares), 4) if shares else None,
     )

@@ -26,8 +26,8 @@ from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
 from outrider.core.words import known_words
 
-OFF, AUTO = "off", "auto"
-FIXED = ("single", "pd", "pdv", "ssd")
+OFF, AUTO, AHEAD = "off", "auto", "ssd"
+FIXED = ("single", "pd", "pdv", AHEAD)
 ENGINES = (OFF, *FIXED, AUTO)
 LEVELS = (0, 1, 3, 5, 7, 9, 10)
 
@@ -122,12 +122,15 @@ Opener = Callable[[Contestant], None]
 
 def config_of(name: str, base: EngineConfig, *, own_controller: bool) -> EngineConfig:
     """The configuration of an engine. `auto` weighs drafts by what they cost and bring, unless a
-    controller was asked for (`own_controller`). Rounds are recorded, for all alike."""
+    controller was asked for (`own_controller`), and `ssd` always drafts ahead. Rounds are recorded,
+    for all alike."""
     base = replace(base, profile=True)
     if name == OFF:
         return replace(base, schedule="single", drafter="none")
     if name == AUTO and not own_controller:
         return replace(base, schedule=AUTO, controller="goodput")
+    if name == AHEAD:
+        return replace(base, schedule=AHEAD, hybrid_threshold=0)
     return replace(base, schedule=name)
 
 

@@ -49,6 +49,8 @@ class Contestant:
             batch_size=self.batch,
             fan_out=max(self.fan_out, 1),
             force_hits=-1.0 if self.p_hit is None else self.p_hit,
+            # What is called SSD drafts ahead, whether that pays or not.
+            hybrid_threshold=0,
             watchdog="off",
             fused_round=False,
             controller="fixed",

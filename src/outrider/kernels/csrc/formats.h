@@ -86,7 +86,7 @@ struct Format<Pair> {
     }
     // Writes whole vectors.
     static void read(const float* x, int count, Pair* to) {
-        store_some(to->of, load_some(x, count), LANES);
+        store_some(reinterpret_cast<BFloat16*>(to), load_some(x, count), LANES);
     }
 };
 

@@ -1,4 +1,4 @@
-// Whether linears can use dot products of pairs here; contests.py asks.
+// Whether linears can use dot products of pairs here; kinds.py asks.
 #include "pairs.h"
 
 #if defined(__x86_64__) && !defined(OUTRIDER_HAS_PAIRS)
@@ -9,7 +9,7 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `_MISSING` in contests.py.
+// Mirrored by `_NO_DOTS` in kinds.py.
 enum Missing { NOTHING, CPU, COMPILER };
 
 #if defined(OUTRIDER_HAS_PAIRS)

@@ -1,15 +1,14 @@
 // Greedy trees of a batch in one call: the pass over what is new in each text, then a pass a level.
 //
 // Passes are those of forward.cpp and nodes are chosen by trees.cpp, so trees are those that Python
-// grows level by level. What is saved is the way through Python between them. Memory is not
-// committed here.
+// grows level by level; what is saved is the way through Python between them. Only heads that know
+// fewer ids than the target may differ where worths are all but equal: here a law is summed over
+// those ids alone, and ties go to the first of them, not to the lowest id of the target. Memory is
+// not committed here.
 #include <vector>
 
 #include "round.h"
 #include "trees.h"
-
-extern "C" int outrider_grow_tree(outrider::Team* team, outrider::Tree* tree, const float* logits,
-                                  int64_t vocab_size);
 
 namespace outrider {
 
@@ -61,7 +60,10 @@ class Growth {
     explicit Growth(const TreeDrafts& drafts)
         : d_(drafts), memory_(*drafts.memory), readings_(drafts.num_rows) {}
 
-    // False if some numbers are none.
+    // The pass is not to point to vectors that are gone.
+    ~Growth() { clear(); }
+
+    // False if some numbers are none, or a token is not in the vocabulary.
     bool operator()() {
         read_texts();
         while (memory_.pass.num_tokens > 0) {
@@ -169,7 +171,7 @@ class Growth {
 
 }  // namespace outrider
 
-// Whether all numbers were some. If not, nothing counts.
+// Whether all numbers were some and all tokens in the vocabulary. If not, nothing counts.
 extern "C" int outrider_tree_drafts(const outrider::TreeDrafts* drafts) {
     return outrider::Growth(*drafts)();
 }

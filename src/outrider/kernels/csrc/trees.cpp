@@ -107,15 +107,67 @@ bool rank_rows(Team& team, const float* logits, int num_rows, int64_t size, int 
     return !is_broken;
 }
 
-// A node that was just found, below the level's node `row`.
+// A node that was just found, below the level's node `row`; `place` is its own among those kept.
 struct Found {
     double worth;
-    int32_t token, row, order;
+    int32_t token, row, order, place;
 
     bool operator<(const Found& other) const {
         return worth != other.worth ? worth > other.worth : order < other.order;
     }
 };
+
+// What may be kept of all that follows the level's nodes, the worthiest first; how many they are.
+int find(const Tree& tree, const Ranks* ranks, Found* found) {
+    int num_found = 0;
+    // What is not worthier than the last of a full tree can never be kept.
+    const double least = tree.num_kept < tree.num_nodes ? 0.0 : tree.worths[tree.num_kept - 1];
+    for (int row = 0; row < tree.num_level; ++row) {
+        const int parent = tree.level[row];
+        const double worth_above = parent == ROOT ? 1.0 : tree.worths[parent];
+        for (int rank = 0; rank < ranks[row].count(); ++rank) {
+            const double worth = worth_above * ranks[row].share(rank);
+            if (!(worth > least)) continue;
+            found[num_found] = {worth, ranks[row].token(rank), row, num_found, ROOT};
+            ++num_found;
+        }
+    }
+    std::sort(found, found + num_found);
+    return num_found;
+}
+
+// Keeps the worthiest of the tree's nodes and of these. Both lists are sorted; of equal nodes the
+// older ones come first. How many of the found ones are kept: those in front.
+int merge(Tree& tree, Found* found, int num_found) {
+    const Tree old = tree;
+    int32_t moved[MOST_NODES];
+    int at = 0, next = 0;
+    for (tree.num_kept = 0; tree.num_kept < tree.num_nodes; ++tree.num_kept) {
+        const int place = tree.num_kept;
+        const bool has_old = at < old.num_kept, has_new = next < num_found;
+        if (!has_old && !has_new) break;
+        const bool takes_old = has_old && (!has_new || old.worths[at] >= found[next].worth);
+        const int parent = takes_old ? old.parents[at] : old.level[found[next].row];
+        tree.worths[place] = takes_old ? old.worths[at] : found[next].worth;
+        tree.tokens[place] = takes_old ? old.tokens[at] : found[next].token;
+        tree.parents[place] = parent == ROOT ? ROOT : moved[parent];
+        if (takes_old) moved[at++] = place;
+        else found[next++].place = place;
+    }
+    return next;
+}
+
+// Makes a level of the worthiest of the nodes that were found and kept, if there is to be one more.
+void descend(Tree& tree, const Found* found, int count) {
+    tree.num_level = 0;
+    if (++tree.depth >= tree.most_depth) return;
+    for (int i = 0; i < std::min(count, tree.width); ++i) {
+        if (found[i].worth < tree.least_read) return;
+        tree.level[i] = found[i].place;
+        tree.above[i] = found[i].row;
+        ++tree.num_level;
+    }
+}
 
 }  // namespace
 
@@ -123,48 +175,9 @@ bool Tree::grow(Team& team, const float* logits, int64_t vocab_size) {
     Ranks ranks[MOST_WIDTH];
     const int most = static_cast<int>(std::min<int64_t>(std::min(width, num_nodes), vocab_size));
     if (!rank_rows(team, logits, num_level, vocab_size, most, sharpness, ranks)) return false;
-
     Found found[MOST_WIDTH * MOST_WIDTH];
-    int num_found = 0;
-    // What is not worthier than the last of a full tree can never be kept.
-    const double least = num_kept < num_nodes ? 0.0 : worths[num_kept - 1];
-    for (int row = 0; row < num_level; ++row) {
-        const double worth_above = level[row] == ROOT ? 1.0 : worths[level[row]];
-        for (int rank = 0; rank < ranks[row].count(); ++rank) {
-            const double worth = worth_above * ranks[row].share(rank);
-            if (!(worth > least)) continue;
-            found[num_found] = {worth, ranks[row].token(rank), row, num_found};
-            ++num_found;
-        }
-    }
-    std::sort(found, found + num_found);
-
-    // Both lists are sorted; of equal nodes the older ones come first.
-    const Tree old = *this;
-    int32_t moved[MOST_NODES], newest[MOST_NODES], rows[MOST_NODES];
-    int at = 0, next = 0, num_newest = 0;
-    for (num_kept = 0; num_kept < num_nodes; ++num_kept) {
-        const bool has_old = at < old.num_kept, has_new = next < num_found;
-        if (!has_old && !has_new) break;
-        if (has_old && (!has_new || old.worths[at] >= found[next].worth)) {
-            worths[num_kept] = old.worths[at];
-            tokens[num_kept] = old.tokens[at];
-            parents[num_kept] = old.parents[at] == ROOT ? ROOT : moved[old.parents[at]];
-            moved[at++] = num_kept;
-            continue;
-        }
-        const int parent = old.level[found[next].row];
-        worths[num_kept] = found[next].worth;
-        tokens[num_kept] = found[next].token;
-        parents[num_kept] = parent == ROOT ? ROOT : moved[parent];
-        const Found& node = found[next++];
-        if (node.worth < least_read) continue;
-        rows[num_newest] = node.row;
-        newest[num_newest++] = num_kept;
-    }
-    num_level = ++depth < most_depth ? std::min(num_newest, width) : 0;
-    std::copy_n(newest, num_level, level);
-    std::copy_n(rows, num_level, above);
+    const int num_found = find(*this, ranks, found);
+    descend(*this, found, merge(*this, found, num_found));
     return true;
 }
 

@@ -28,3 +28,7 @@ struct Tree {
 };
 
 }  // namespace outrider
+
+// Tree::grow on the team that serves the caller.
+extern "C" int outrider_grow_tree(outrider::Team* team, outrider::Tree* tree, const float* logits,
+                                  int64_t vocab_size);

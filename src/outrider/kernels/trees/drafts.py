@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.core.tree_nodes import KeptNodes, TreeLimits
 from outrider.kernels.round_memory import Feed, Lane, RoundModel
-from outrider.kernels.trees.native import MOST_WIDTH, fits, kept_nodes, new_tree
+from outrider.kernels.trees.native import fits, kept_nodes, new_tree
 
 
 class TreeRow(Structure):
@@ -56,9 +56,14 @@ class Grown:
     parents: Sequence[int]
 
 
+def widest_level(limits: TreeLimits) -> int:
+    """Nodes of one level of such a tree that may be read."""
+    return min(limits.width, limits.num_nodes)
+
+
 def most_fed(limits: TreeLimits) -> int:
     """Nodes of such a tree that may be read: none of the last level."""
-    return (limits.depth - 1) * min(limits.width, limits.num_nodes)
+    return (limits.depth - 1) * widest_level(limits)
 
 
 class NativeTreeDrafts:
@@ -83,13 +88,14 @@ class NativeTreeDrafts:
         """Whether buffers have room for what is read of each text and for the widest levels."""
         return (
             len(feeds) <= len(self._rows)
-            and len(feeds) * MOST_WIDTH <= self._most_rows
+            and sum(map(widest_level, limits)) <= self._most_rows
             and sum(map(len, feeds)) <= len(self._lane.unread)
             and all(map(fits, limits))
         )
 
     def __call__(self, feeds: Sequence[Feed], limits: Sequence[TreeLimits]) -> list[Grown] | None:
-        """None if some logits are no numbers; memory then holds nothing that counts."""
+        """None if some logits are no numbers, or a token is not in the vocabulary; then memory
+        holds nothing that counts."""
         trees = [new_tree(limit) for limit in limits]
         counts = [
             len(feed.unread) + most_fed(limit) for feed, limit in zip(feeds, limits, strict=True)

@@ -1,0 +1,41 @@
+"""Trees of heads are native calls in an engine too, whose room follows the size of its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core import env
+from outrider.core.tree_nodes import TreeLimits
+from outrider.kernels.build import built_kernels
+from outrider.kernels.round_memory import Feed
+from outrider.kernels.trees.drafts import Grown, NativeTreeDrafts
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("drafter", ["eagle", "mtp"])
+def test_small_trees_of_one_text_are_made_at_once(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (refusal := built_kernels(env.compiler(), env.cache_folder()).refusal) is not None:
+        pytest.skip(refusal)
+    made: list[bool] = []
+    call = NativeTreeDrafts.__call__
+
+    def counted(
+        self: NativeTreeDrafts, feeds: Sequence[Feed], limits: Sequence[TreeLimits]
+    ) -> list[Grown] | None:
+        grown = call(self, feeds, limits)
+        made.append(grown is not None)
+        return grown
+
+    monkeypatch.setattr(NativeTreeDrafts, "__call__", counted)
+    config = EngineConfig(
+        drafter=drafter, k=4, tree_nodes=8, batch_size=1, watchdog="off", profile=True
+    )
+    (result,) = LLM(config=config).generate("def add(a, b):", SamplingParams(max_tokens=8))
+    drafted = [one for one in result.rounds if one.num_drafted]
+    assert made == [True] * len(drafted) != []
