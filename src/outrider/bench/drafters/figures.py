@@ -17,6 +17,8 @@ _FRAME, _LINE = 0.7, 0.24
 _WORDS = 0.6
 # Panels side by side, by how many there are; more stand in rows of three.
 _COLUMNS = {1: 1, 2: 2, 4: 2}
+# Positions that a column has room for.
+_MOST_POSITIONS = 8
 
 
 def draw_all(found: Sequence[Cell], words: str, folder: Path) -> list[Path]:
@@ -62,7 +64,8 @@ def speedup(found: Sequence[Cell], words: str, theme: Theme) -> Any:
 
 
 def acceptance(found: Sequence[Cell], words: str, theme: Theme) -> Any:
-    """A row a drafter, a column a position; the share of drafts that kept it."""
+    """A row a drafter, a column a position; the share of drafts that kept it. Columns end at
+    `_MOST_POSITIONS`; a table has the rest."""
     from matplotlib import colormaps
 
     figure, panels = _panels(found, "Kept at each position of a draft, %", words, theme)
@@ -71,10 +74,11 @@ def acceptance(found: Sequence[Cell], words: str, theme: Theme) -> Any:
     names = _names(found)
     for domain, axes in panels.items():
         own = [cell for cell in found if cell.domain == domain]
-        width = max((len(cell.by_position) for cell in own), default=0)
+        longest = max((len(cell.by_position) for cell in own), default=0)
+        width = min(longest, _MOST_POSITIONS)
         for cell in own:
             place = names.index(cell.contestant)
-            for i, share in enumerate(cell.by_position):
+            for i, share in enumerate(cell.by_position[:_MOST_POSITIONS]):
                 if share is None:
                     continue
                 color = ramp(low + (high - low) * share)
