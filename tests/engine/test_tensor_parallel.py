@@ -178,6 +178,7 @@ def test_logits_agree_with_grouped_heads(shared: ShardedLM) -> None:
     shared.state.close(0)
 
 
+@pytest.mark.alone
 def test_an_interrupt_leaves_the_ranks_together(shared: ShardedLM) -> None:
     """As a user's Ctrl-C, which may fall anywhere into a pass."""
     shared.state.open(7, ())
