@@ -31,9 +31,8 @@ def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict
     no_tiles = tiles_refusal(library)
     missing: int = library.outrider_dots_missing()
     no_dots: str | None = _NO_DOTS[missing]
-    if scheme != "none":
+    if scheme != "none" or dtype != torch.bfloat16:
         no_dots = "they multiply bfloat16 only"
-    elif dtype != torch.bfloat16:
-        no_dots = "they multiply bfloat16 only"
+    if scheme == "none" and dtype != torch.bfloat16:
         no_tiles = "they multiply bfloat16 and integers only"
     return {kind: why for kind, why in ((DOTS, no_dots), (TILES, no_tiles)) if why}

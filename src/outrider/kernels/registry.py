@@ -199,8 +199,9 @@ def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: 
         kernels = _quantised(_native(native, library), quantised)
     linear, *others = kernels.choices
     refused = refused_kinds(library, dtype, quantise)
-    why = "; ".join([answer.why, *(f"{name}: {told}" for name, told in refused.items())])
-    linear = replace(linear, kind=kind, why=why.removeprefix("; "), timings=answer.timings)
+    reasons = [answer.why, *(f"{name}: {told}" for name, told in refused.items())]
+    why = "; ".join(filter(None, reasons))
+    linear = replace(linear, kind=kind, why=why, timings=answer.timings)
     return _described(kernels, (linear, *others), team)
 
 

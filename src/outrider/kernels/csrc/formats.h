@@ -15,21 +15,29 @@ namespace outrider {
 template <class Entry>
 struct Format;
 
-template <>
-struct Format<float> {
-    using Plain = float;
+// Formats that are float32 once they are read, one input a step.
+struct Widened {
     using Input = float;
     using Weights = Vec;
     static constexpr int INPUTS = 1;
+
+    static void add(Vec& sums, Vec weights, float input) { sums += weights * input; }
+    template <class Plain>
+    static Plain entry(const Plain* inputs, int step, int) {
+        return inputs[step];
+    }
+};
+
+template <>
+struct Format<float> : Widened {
+    using Plain = float;
     // Measured: prefetching gains nothing from memory and loses a fifth from the second-level cache.
     static constexpr bool PREFETCHES = false;
 
     static void load(const float* from, Vec (&to)[BLOCK_VECS]) {
         for (int v = 0; v < BLOCK_VECS; ++v) to[v] = outrider::load(from + v * LANES);
     }
-    static void add(Vec& sums, Vec weights, float input) { sums += weights * input; }
     static int place(int column) { return column; }
-    static float entry(const float* inputs, int step, int) { return inputs[step]; }
     static void read(const float* x, int count, float* to) {
         store_some(to, load_some(x, count), count);
     }
@@ -37,11 +45,8 @@ struct Format<float> {
 
 // Column l shares a 32-bit lane with column l + LANES; the inputs are widened after rounding.
 template <>
-struct Format<BFloat16> {
+struct Format<BFloat16> : Widened {
     using Plain = BFloat16;
-    using Input = float;
-    using Weights = Vec;
-    static constexpr int INPUTS = 1;
     static constexpr bool PREFETCHES = true;
 
     static void load(const BFloat16* from, Vec (&to)[BLOCK_VECS]) {
@@ -51,12 +56,10 @@ struct Format<BFloat16> {
             to[v + 1] = high_halves(pairs);
         }
     }
-    static void add(Vec& sums, Vec weights, float input) { sums += weights * input; }
     static int place(int column) {
         const int pair = column / (2 * LANES), half = column / LANES % 2;
         return pair * 2 * LANES + column % LANES * 2 + half;
     }
-    static BFloat16 entry(const BFloat16* inputs, int step, int) { return inputs[step]; }
     static void read(const float* x, int count, float* to) {
         store_some(to, round_to_bfloat16(load_some(x, count)), count);
     }
