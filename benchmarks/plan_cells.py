@@ -3,11 +3,13 @@
     python benchmarks/plan_cells.py [--tier a|b] [--cells 150] [--minutes M] [--rows-of-k N]
                                     [--model FOLDER] [--output FILE] [--quick]
 
-The cells and what is done with each are in `outrider.bench.plan_cells`; what costs are, is measured
-before and anew in every run. FILE has a line for everything that became known, and a study that was
-stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a draft of 16 and
-the new tokens still fit; a batch holds fewer tokens in all where rows are slow. After the cells,
-some rows of K are measured as a whole, to see what the chosen K costs against the best one.
+The cells and what is done with each are in `outrider.bench.plan_cells`. What costs are, is measured
+before, and again after every so many cells: a prediction goes by all that was timed up to it, which
+is rounds on other texts, and none of a cell. FILE has a line for everything that became known, and
+a study that was stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a
+draft of 16 and the new tokens still fit; a batch holds fewer tokens in all where rows are slow.
+After the cells, some rows of K are measured as a whole, to see what the chosen K costs against the
+best one.
 `outrider report FILE` draws it. The last line is one JSON object.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,42 +26,50 @@ from time import perf_counter
 from common import DRAFT, TARGET, options_of, tier_folders
 
 from outrider import EngineConfig
-from outrider.bench.calibrate.costs import Wanted
+from outrider.bench.calibrate.costs import Timing
+from outrider.bench.calibrate.phases import SECONDS, Wanted
 from outrider.bench.calibrate.stands import Stands, open_stands
-from outrider.bench.calibrate.whole import calibrated
+from outrider.bench.calibrate.whole import assembled
 from outrider.bench.drafters.lineup import Drafts
 from outrider.bench.drafters.table import contestants_named
 from outrider.bench.engines.record import new_run_id
 from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Limits, draw
+from outrider.bench.plan_cells.measure import Repeats
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import record_of, sections
 from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
 from outrider.bench.provenance import provenance
 from outrider.cli.output import table
+from outrider.core.calibration import Calibration
 from outrider.core.params import SamplingParams
 
 # Drawn anew with every digit of it; committed before anything was measured.
-SEED = 20261127
+SEED = 20261209
 KS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`most_tokens` of a batch's prompts together, `most_rows` of a pass."""
+    """`most_tokens` of a batch's prompts together, `most_rows` of a pass. A repeat takes
+    `repeat_seconds` of each side. Costs are measured for `seconds`, so often before the first cell
+    and once more after every so many `cells_between`."""
 
     drafters: str
     num_tokens: int
     most_tokens: int
     most_rows: int
     repeats: int
+    repeat_seconds: float
     seconds: float
+    first: int
+    cells_between: int
 
 
 SIZES = {
-    "a": Size("model,ngram,suffix,mtp,eagle", 96, 8192, 272, 5, 20.0),
-    "b": Size("model,ngram,suffix", 24, 1600, 48, 5, 40.0),
+    "a": Size("model,ngram,suffix,mtp,eagle", 96, 8192, 272, 5, 0.5, SECONDS, 3, 10),
+    "b": Size("model,ngram,suffix", 24, 1600, 48, 5, 0.5, 2 * SECONDS, 1, 15),
 }
-QUICK = Size("model,ngram", 12, 256, 32, 1, 1.0)
+QUICK = Size("model,ngram", 12, 256, 32, 1, 0.0, 1.0, 1, 1)
 
 
 def main() -> None:
@@ -124,38 +134,64 @@ def run(
     facts = {"seed": SEED, "tier": tier, "limits": asdict(limits), "size": asdict(size)}
     study.cells_drawn(cells, facts)
     say(f"{len(study.by_cell('measured'))} of {count} cells are measured; calibrating")
-    greedy, sampled = (
-        calibrated(stands, target, Wanted(seconds=size.seconds, params=params), cache=None)
-        for params in (SamplingParams(), HOT)
-    )
-    origin = {"run_id": new_run_id(), "provenance": provenance()}
-    costs = {
-        name: json.loads(whole.calibration.to_json())
-        for name, whole in (("calibration", greedy), ("sampled", sampled))
-    }
-    study.add("run", {**origin, **costs, "notes": list(stands.notes)})
-    setup = Setup(
-        stands=stands,
-        calibration=greedy.calibration,
-        sampled=sampled.calibration,
-        num_tokens=size.num_tokens,
-        repeats=size.repeats,
-        most_rows=size.most_rows,
-    )
+    setups = Setups(size, stands, target, study)
     started, before = perf_counter(), len(study.by_cell("measured"))
 
     def go_on() -> bool:
         return until is None or perf_counter() < until
 
-    for cell, prediction, found in run_study(setup, cells, study, go_on=go_on):
+    for cell, prediction, found in run_study(setups.now, cells, study, go_on=go_on):
         done = len(study.by_cell("measured"))
         left = (perf_counter() - started) / (done - before) * (count - done)
         say(
             f"{done}/{count}, {left / 60:.0f} minutes left: {cell.name}: "
             f"{prediction.speed_up:.2f} predicted, {found.speed_up:.2f} measured"
         )
-    for line in run_rows_of_k(setup, cells[:rows_of_k], study, KS, go_on=go_on):
+    for line in run_rows_of_k(setups.current, cells[:rows_of_k], study, KS, go_on=go_on):
         say(f"row of K of cell {line['cell']}: measured {line['measured']}")
+
+
+class Setups:
+    """What predictions go by, measured again as cells are done."""
+
+    def __init__(self, size: Size, stands: Stands, target: str, study: Study) -> None:
+        self._size, self._stands, self._target, self._study = size, stands, target, study
+        self._timings = {
+            name: Timing.planned(stands, Wanted(seconds=size.seconds, params=params))
+            for name, params in (("calibration", SamplingParams()), ("sampled", HOT))
+        }
+        self._num_cells = 0
+        self._run_id = new_run_id()
+        for _ in range(size.first):
+            self.current = self._measured()
+
+    def now(self) -> Setup:
+        if self._num_cells and self._num_cells % self._size.cells_between == 0:
+            self.current = self._measured()
+        self._num_cells += 1
+        return self.current
+
+    def _measured(self) -> Setup:
+        for timing in self._timings.values():
+            timing.run(self._size.seconds)
+        found = {
+            name: assembled(self._stands, self._target, timing.costs())
+            for name, timing in self._timings.items()
+        }
+        self._write(found)
+        return Setup(
+            stands=self._stands,
+            calibration=found["calibration"],
+            sampled=found["sampled"],
+            num_tokens=self._size.num_tokens,
+            repeats=Repeats(self._size.repeats, self._size.repeat_seconds),
+            most_rows=self._size.most_rows,
+        )
+
+    def _write(self, found: Mapping[str, Calibration]) -> None:
+        origin = {"run_id": self._run_id, "provenance": provenance()}
+        costs = {name: json.loads(one.to_json()) for name, one in found.items()}
+        self._study.add("run", {**origin, **costs, "notes": list(self._stands.notes)})
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate import costs, store
+from outrider.bench.calibrate import phases, store
 from outrider.bench.calibrate.dial import Dial
 from outrider.bench.calibrate.fit import draft_costs, shared_costs
 from outrider.bench.calibrate.fitting import nonnegative
@@ -312,13 +312,13 @@ def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: 
     """Even if all drafts are kept. Fractions of K are for short texts, which are read again."""
     stand: Any = SimpleNamespace(llm=SimpleNamespace(spec=SimpleNamespace(max_tokens=window)))
     stands: Any = SimpleNamespace(present=[stand, stand], plain=stand)
-    pace = costs._Pace(plain, row=1e-6)  # pyright: ignore[reportPrivateUsage]
-    plans = costs._plans(stands, costs.Wanted(), pace)  # pyright: ignore[reportPrivateUsage]
+    pace = phases.Pace(plain, row=1e-6)
+    plans = phases.plans_of(stands, phases.Wanted(), pace)
     long = [plan for plan in plans if plan.context > 100]
     assert [plan.batch for plan in long] == [4, 1]
     for plan in long:
         emitted = 2 * pace.warm + ALIKE * sum(k + 1 for k in (0, *plan.ks))
         assert plan.context > 512
         assert plan.context + LEAST_TURNS * emitted + max(plan.ks) < window
-        assert not set(costs.EDGES) & set(plan.ks)
-    assert [set(costs.EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]
+        assert not set(phases.EDGES) & set(plan.ks)
+    assert [set(phases.EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]

@@ -1,118 +1,27 @@
 """Calibrates: what rounds of a target and its drafters cost here, in at most so many seconds.
 
-Rounds of the engine that users run are timed, in phases (turns.py): small and large batches of
-short texts, and long ones, one and several. Where passes are slow, less is measured: shallower
-drafts for large batches, and shorter long texts, for both are read at what a row costs.
+Rounds of the engine that users run are timed, in phases (phases.py, turns.py). All phases are gone
+through several times, so that a machine that slows down for a while slows them alike; prompts that
+were read once are still in memory then.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, scatter, shared_costs
+from outrider.bench.calibrate.phases import LEAST_PASSES, Pace, Plan, Wanted, plans_of
 from outrider.bench.calibrate.points import Point, points_of
-from outrider.bench.calibrate.stands import Stand, Stands
-from outrider.bench.calibrate.texts import prompts_of, repetition
-from outrider.bench.calibrate.turns import (
-    ALIKE,
-    LEAST_TURNS,
-    WARM_SECONDS,
-    Phase,
-    Timed,
-    run_phase,
-)
-from outrider.core.params import SamplingParams
+from outrider.bench.calibrate.stands import Stands
+from outrider.bench.calibrate.texts import repetition
+from outrider.bench.calibrate.turns import MOST_TURNS, Phase, Timed, run_phase
 
-SECONDS = 20.0
-# So chosen that batches share numbers of rows, 4 x (7 + 1) = 16 x (1 + 1): only then can what a
-# sequence costs be told from what a row does.
-KS = (1, 2, 3, 5, 7, 8, 11, 12, 15, 16)
-# K of four sequences at which a pass has a row more than whole row tiles of 8, 12 or 16 rows: 17,
-# 25, 33, 37 and 49. Alone they are 9, 13 and 17 rows at a K above. Only short texts are tried with
-# them: long ones would outgrow their window.
-EDGES = (3.25, 5.25, 7.25, 8.25, 11.25)
-# Larger batches are tried with every other K: between many rows time goes straight on.
-_FEW = 4
-BATCHES = (1, 4, 16)
-# Two whole pages, which sequences that begin alike share, and little more.
-_SHORT = 66
-# Of the time, what long texts may take to be read.
-_READING_SHARE = 0.3
-# Of a phase's time, what its short texts may take to be read. Where it takes more they begin alike
-# and are read once, though passes over one text for all are quicker by a tenth than usual ones.
-_OPENING_SHARE = 0.1
-# A point with fewer passes is noise.
-_LEAST_PASSES = 3
-# Long texts shorter than this say nothing of contexts.
-_LEAST_LONG = 256
-# Long texts at once: sequences that begin alike do not tell what keys and values of their own cost.
-_SEVERAL = 4
-# Tokens of a long text that may be emitted while others are read.
-_OPENING_ROOM = 128
-_PILOT_TOKENS = 128
-_DRAFTING = 2.0
+# How often all phases are gone through.
+_CYCLES = 3
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which points, with tokens drawn by `params`; `seconds` is how long all of it may take."""
-
-    batches: Sequence[int] = BATCHES
-    ks: Sequence[int] = KS
-    seconds: float = SECONDS
-    params: SamplingParams = field(default_factory=SamplingParams)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """Seconds of a plain round of one sequence, and of a row among many, roughly."""
-
-    plain: float
-    row: float
-
-    @classmethod
-    def of(cls, stand: Stand, piece: Sequence[int], clock: Callable[[], float]) -> _Pace:
-        """From reading a prompt and going on from it."""
-        (prompt,) = prompts_of(piece, length=_PILOT_TOKENS, count=1)
-        params = SamplingParams(max_tokens=9, ignore_eos=True)
-        started = clock()
-        (result,) = stand.llm.generate([prompt], params)
-        seconds, first = clock() - started, result.token_seconds[0]
-        return cls((seconds - first) / 8, first / _PILOT_TOKENS)
-
-    def turn(self, batch: int, ks: Sequence[float]) -> float:
-        """Seconds of a turn's rounds at each K, if drafting takes as long as the passes."""
-        rows = [batch * 2] * self.warm + [batch * (k + 1) for k in ks for _ in range(ALIKE)]
-        return _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
-
-    @property
-    def warm(self) -> int:
-        """Rounds before those that count; none where a pass takes longer than any cache to fill."""
-        return round(WARM_SECONDS / self.plain)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A phase to come: `batch` sequences of `context` tokens, on `stands`, with drafts of up to
-    `ks` tokens."""
-
-    batch: int
-    context: int
-    stands: Sequence[Stand]
-    ks: Sequence[float]
-    alike: bool
-
-    def phase(self, piece: Sequence[int], warm: int, params: SamplingParams) -> Phase:
-        count = 1 if self.alike else self.batch
-        prompts = prompts_of(piece, length=self.context, count=count)
-        if self.alike:
-            prompts *= self.batch
-        ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
-        again = self.context == _SHORT
-        return Phase(prompts, ks, self.alike, again, warm, params)
+Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,82 +35,74 @@ class Costs:
     seconds: float
 
 
+@dataclass(slots=True)
+class Timing:
+    """Rounds that were timed so far, in so many `seconds`. Whoever times them again learns more:
+    all of them count."""
+
+    stands: Stands
+    plans: Sequence[Plan]
+    phases: Sequence[Phase]
+    clock: Callable[[], float]
+    timed: list[Timed] = field(default_factory=list[Timed])
+    num_cycles: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def planned(
+        cls, stands: Stands, wanted: Wanted, *, clock: Callable[[], float] = perf_counter
+    ) -> Timing:
+        """Nothing is timed yet but what a round takes roughly."""
+        started = clock()
+        piece = repetition(stands.plain.llm)
+        pace = Pace.of(stands.plain, piece, clock)
+        plans = plans_of(stands, wanted, pace)
+        phases = [plan.phase(piece, pace.warm, wanted.params) for plan in plans]
+        return cls(stands, plans, phases, clock, seconds=clock() - started)
+
+    def run(self, seconds: float, *, tell: Tell = lambda _what, _share: None) -> None:
+        """For `seconds`, or until each phase was run as often as it must be. `tell` hears what is
+        being measured, and which share of the time has gone."""
+        count, started = _CYCLES * len(self.plans), self.clock()
+        for place in range(count):
+            number, gone = place % len(self.plans), self.clock() - started
+            plan = self.plans[number]
+            tell(f"{plan.batch} x {plan.context} tokens", min(gone / seconds, 1.0))
+            first = MOST_TURNS * (self.num_cycles + place // len(self.plans))
+            self.timed += run_phase(
+                plan.stands,
+                self.phases[number],
+                number=number,
+                turns=range(first, first + MOST_TURNS),
+                until=started + gone + (seconds - gone) / (count - place),
+                clock=self.clock,
+            )
+        self.num_cycles += _CYCLES
+        self.seconds += self.clock() - started
+
+    def costs(self) -> Costs:
+        """Of all rounds. At least one run must have been."""
+        every = points_of(self.timed)
+        # A point with fewer passes is noise.
+        points = [point for point in every if point.count >= LEAST_PASSES] or every
+        shared = shared_costs(points, self.stands.plain.name)
+        drafts = {
+            stand.name: found
+            for stand in self.stands.drafting
+            if (found := draft_costs([p for p in points if p.name == stand.name], shared))
+            is not None
+        }
+        return Costs(shared, drafts, tuple(points), scatter(points), self.seconds)
+
+
 def measure_costs(
     stands: Stands,
     wanted: Wanted,
     *,
-    tell: Callable[[str, float], None] = lambda _what, _share: None,
+    tell: Tell = lambda _what, _share: None,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
-    """`tell` hears what is being measured, and which share of the time has gone."""
-    started = clock()
-    timed: list[Timed] = []
-    piece = repetition(stands.plain.llm)
-    pace = _Pace.of(stands.plain, piece, clock)
-    plans = _plans(stands, wanted, pace)
-    for number, plan in enumerate(plans):
-        gone = clock() - started
-        tell(f"{plan.batch} x {plan.context} tokens", min(gone / wanted.seconds, 1.0))
-        until = started + gone + (wanted.seconds - gone) / (len(plans) - number)
-        phase = plan.phase(piece, pace.warm, wanted.params)
-        timed += run_phase(plan.stands, phase, number=number, until=until, clock=clock)
-    every = points_of(timed)
-    points = [point for point in every if point.count >= _LEAST_PASSES] or every
-    shared = shared_costs(points, stands.plain.name)
-    drafts = {
-        stand.name: found
-        for stand in stands.drafting
-        if (found := draft_costs([p for p in points if p.name == stand.name], shared)) is not None
-    }
-    return Costs(shared, drafts, tuple(points), scatter(points), clock() - started)
-
-
-def _plans(stands: Stands, wanted: Wanted, pace: _Pace) -> list[_Plan]:
-    """Long texts come first: what they take to be read is known best before."""
-    every = stands.present
-    reading = _READING_SHARE * wanted.seconds / pace.row
-    window = stands.plain.llm.spec.max_tokens
-    # Where not all engines can read a long text, one that drafts tells what contexts cost.
-    readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
-    found: list[_Plan] = []
-    num_phases = 2 + len(wanted.batches)
-    share = reading / len(readers)
-    for batch in (_SEVERAL, 1):
-        ks = _affordable(wanted, pace, batch, len(readers), num_phases)
-        # Half of what may be read goes to several texts, if it is worth that.
-        tokens = share / 2 / batch if batch > 1 or found else share
-        long = min(window - _room(ks, pace.warm), int(tokens))
-        if long >= _LEAST_LONG:
-            found.append(_Plan(batch, long, readers, ks, alike=False))
-    for batch in wanted.batches:
-        edges = EDGES if batch == _FEW else ()
-        ks = _affordable(wanted, pace, batch, len(every), num_phases, edges=edges)
-        read = batch * _SHORT * pace.row * len(every)
-        alike = read > _OPENING_SHARE * wanted.seconds / num_phases
-        found.append(_Plan(batch, _SHORT, every, ks, alike))
-    return found
-
-
-def _room(ks: Sequence[float], warm: int) -> int:
-    """Tokens that a text may grow by in the least turns, if all drafts are kept and the next is as
-    deep."""
-    turn = warm * (min(ks) + 1) + ALIKE * sum(k + 1 for k in (0, *ks))
-    return _OPENING_ROOM + LEAST_TURNS * math.ceil(turn) + math.ceil(max(ks))
-
-
-def _affordable(
-    wanted: Wanted,
-    pace: _Pace,
-    batch: int,
-    num_stands: int,
-    num_phases: int,
-    *,
-    edges: Sequence[float] = (),
-) -> tuple[float, ...]:
-    """Of `ks` and `edges`, the smallest first, those of which some turns fit into a phase."""
-    share = wanted.seconds / num_phases / num_stands / (_LEAST_PASSES + 1)
-    ks: tuple[float, ...] = tuple(wanted.ks) if batch <= _FEW else tuple(wanted.ks[::2])
-    ks = tuple(sorted((*ks, *edges)))
-    while len(ks) > 1 and pace.turn(batch, (0, *ks)) > share:
-        ks = ks[:-1]
-    return ks
+    """One run."""
+    timing = Timing.planned(stands, wanted, clock=clock)
+    timing.run(wanted.seconds - timing.seconds, tell=tell)
+    return timing.costs()

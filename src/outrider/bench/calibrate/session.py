@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from outrider.bench.calibrate.costs import BATCHES, KS, SECONDS, Wanted
+from outrider.bench.calibrate.phases import BATCHES, KS, SECONDS, Wanted
 from outrider.bench.calibrate.probe import Probe, probe
 from outrider.bench.calibrate.stands import Stand, Stands, open_stands
 from outrider.bench.calibrate.whole import Calibrated, calibrated, with_counts

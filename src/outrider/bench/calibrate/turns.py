@@ -25,6 +25,7 @@ from outrider.core.params import SamplingParams
 
 # So many tokens that no request ends by itself; the window cuts it.
 _NO_END = 1 << 20
+# Turns that a long text has room for, and those that a phase may have in a row.
 LEAST_TURNS, MOST_TURNS = 3, 60
 # Rounds in a row at one K.
 ALIKE = 3
@@ -143,19 +144,20 @@ def run_phase(
     phase: Phase,
     *,
     number: int,
+    turns: range,
     until: float,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Timed]:
-    """What was timed until about `until`, in MOST_TURNS at most; fewer where the window ends before
+    """What was timed until about `until`, in `turns` at most; fewer where the window ends before
     and prompts are long. Every engine has its first turn, whatever that takes."""
     runs = [_Run(stand, []) for stand in stands]
     try:
         for run in runs:
             run.begin(phase)
         started = clock()
-        for turn in range(MOST_TURNS):
+        for done, turn in enumerate(turns, start=1):
             for place in range(len(runs)):
-                if turn and clock() > until + _LATE * (until - started):
+                if done > 1 and clock() > until + _LATE * (until - started):
                     break
                 run = runs[(turn + place) % len(runs)]
                 if run.is_over and phase.again:
@@ -164,9 +166,7 @@ def run_phase(
                 Random(turn).shuffle(ks)
                 run.turn(ks, turn, warm=phase.warm)
             now = clock()
-            late = now > until or (
-                turn + 1 >= LEAST_TURNS and now + (now - started) / (turn + 1) > until
-            )
+            late = now + (now - started) / done > until
             if late or (not phase.again and any(run.is_over for run in runs)):
                 break
         return [timed for run in runs for timed in run.passes(number)]

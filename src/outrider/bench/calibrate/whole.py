@@ -11,7 +11,8 @@ import torch
 from outrider import __version__
 from outrider.bench.calibrate import store
 from outrider.bench.calibrate.clocks import clocks
-from outrider.bench.calibrate.costs import Costs, Wanted, measure_costs
+from outrider.bench.calibrate.costs import Costs, measure_costs
+from outrider.bench.calibrate.phases import Wanted
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.turns import endless

@@ -1,5 +1,8 @@
 """A cell as it runs: plain decoding and the drafter on the same prompts, in turns.
 
+Texts are short, and a machine that others use too deviates by a sixth from one hundredth of a
+second to the next. So a repeat has as many runs as fill its time, of both sides in turns.
+
 A run is timed from when all prompts are read, by the draft model too, until the last text is done,
 ends of the batch included. Before it the engine runs a little for nothing: the other side was at
 work just now and drove this one's weights out of the caches, where those of a user's only engine
@@ -26,6 +29,14 @@ OPENING_K = 1
 _WARM_PROMPT, _WARM_TOKENS = 8, 256
 
 
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """So many, each until every side has taken `seconds`."""
+
+    count: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """`seconds` in which `num_tokens` were emitted in `num_rounds` passes; `texts` are whole."""
@@ -35,18 +46,16 @@ class Run:
     num_rounds: int
     texts: tuple[tuple[int, ...], ...]
 
-    @property
-    def seconds_per_token(self) -> float:
-        return self.seconds / max(self.num_tokens, 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds a token of every repeat, the two sides of one at one place. `same` says whether all
-    texts were those of plain decoding."""
+    """Seconds a token of every repeat, the two sides of one at one place, and how many runs of each
+    side there were in all. `num_tokens` and `num_rounds` are those of a run. `same` says whether
+    all texts were those of plain decoding."""
 
     plain: tuple[float, ...]
     drafted: tuple[float, ...]
+    num_runs: int
     num_tokens: int
     num_rounds: int
     same: bool
@@ -112,22 +121,56 @@ def measure(
     params: SamplingParams,
     *,
     k: int,
-    repeats: int,
+    repeats: Repeats,
 ) -> Measured:
-    """`repeats` of each side; which goes first changes every time."""
     sides = ((plain, 0), (drafting, k))
-    runs: dict[int, list[Run]] = {0: [], k: []}
     with Neighbours() as neighbours:
-        for repeat in range(repeats):
-            for place in range(2):
-                stand, depth = sides[(repeat + place) % 2]
-                runs[depth].append(run_once(stand, prompts, params, depth))
-    texts = runs[0][0].texts
+        every = [_repeat(sides, prompts, params, repeats.seconds) for _ in range(repeats.count)]
+    runs = [run for repeat in every for side in repeat for run in side]
+    drafted = every[0][1][0]
     return Measured(
-        plain=tuple(run.seconds_per_token for run in runs[0]),
-        drafted=tuple(run.seconds_per_token for run in runs[k]),
-        num_tokens=runs[k][0].num_tokens,
-        num_rounds=runs[k][0].num_rounds,
-        same=all(run.texts == texts for run in (*runs[0], *runs[k])),
+        plain=tuple(_seconds_per_token(of_plain) for of_plain, _ in every),
+        drafted=tuple(_seconds_per_token(of_drafting) for _, of_drafting in every),
+        num_runs=len(runs) // 2,
+        num_tokens=drafted.num_tokens,
+        num_rounds=drafted.num_rounds,
+        same=all(run.texts == runs[0].texts for run in runs),
         foreign_cpu_share=neighbours.share,
     )
+
+
+def speed_ups(
+    plain: Stand,
+    drafting: Stand,
+    prompts: Prompts,
+    params: SamplingParams,
+    *,
+    ks: Sequence[int],
+    repeats: Repeats,
+) -> dict[int, float]:
+    """At each of `ks`, all of them and plain decoding in turns."""
+    sides = ((plain, 0), *((drafting, k) for k in ks))
+    every = [_repeat(sides, prompts, params, repeats.seconds) for _ in range(repeats.count)]
+    taken = [
+        statistics.median(_seconds_per_token(repeat[place]) for repeat in every)
+        for place in range(len(sides))
+    ]
+    return {k: taken[0] / own for k, own in zip(ks, taken[1:], strict=True)}
+
+
+def _repeat(
+    sides: Sequence[tuple[Stand, int]], prompts: Prompts, params: SamplingParams, seconds: float
+) -> list[list[Run]]:
+    """Runs of each side; which goes first changes every time."""
+    runs: list[list[Run]] = [[] for _ in sides]
+    while not runs[0] or any(sum(run.seconds for run in side) < seconds for side in runs):
+        first = len(runs[0])
+        for place in range(len(sides)):
+            at = (first + place) % len(sides)
+            stand, depth = sides[at]
+            runs[at].append(run_once(stand, prompts, params, depth))
+    return runs
+
+
+def _seconds_per_token(runs: Sequence[Run]) -> float:
+    return sum(run.seconds for run in runs) / max(sum(run.num_tokens for run in runs), 1)

@@ -1,6 +1,7 @@
-"""Runs a study: a calibration, then for each cell a probe, a prediction and a measurement.
+"""Runs a study: for each cell a probe, a prediction and a measurement.
 
-The calibration knows nothing of the cells: its prompts and its points are its own. What is counted
+The calibration knows nothing of the cells: its prompts and its points are its own. It may be
+measured again between them. What is counted
 on a cell's prompts before its prediction is how far drafts as deep as any are kept there, once, and
 no time. The prediction is on disk before the first timed run.
 """
@@ -16,7 +17,14 @@ from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.whole import with_counts
 from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Cell
 from outrider.bench.plan_cells.foretell import Foretold, foretold
-from outrider.bench.plan_cells.measure import OPENING_K, Measured, Prompts, measure
+from outrider.bench.plan_cells.measure import (
+    OPENING_K,
+    Measured,
+    Prompts,
+    Repeats,
+    measure,
+    speed_ups,
+)
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.texts import prompts_of
 from outrider.bench.workloads import ADVERSARIAL
@@ -31,14 +39,14 @@ HOT = SamplingParams(temperature=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`num_tokens` are written of every text, in so many `repeats` of each side. Sampled rounds may
+    """`num_tokens` are written of every text. Sampled rounds may
     take another way than greedy ones: `sampled` is what they cost."""
 
     stands: Stands
     calibration: Calibration
     sampled: Calibration
     num_tokens: int
-    repeats: int
+    repeats: Repeats
     most_rows: int = MOST_BATCH * (MOST_K + 1)
 
     def params(self, cell: Cell) -> SamplingParams:
@@ -50,6 +58,9 @@ class Setup:
             seed=cell.number,
             ignore_eos=True,
         )
+
+    def has(self, drafter: str) -> bool:
+        return any(stand.name == drafter for stand in self.stands.present)
 
     def prompts(self, cell: Cell) -> Prompts:
         llm = self.stands.plain.llm
@@ -74,25 +85,35 @@ class Prediction:
 
 
 def run_study(
-    setup: Setup,
+    setup_now: Callable[[], Setup],
     cells: Sequence[Cell],
     study: Study,
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[Cell, Prediction, Measured]]:
-    """Cells that were not measured before, in the order of the draw, while `go_on`."""
+    """Cells that were not measured before, in the order of the draw, while `go_on`. `setup_now` is
+    asked before each."""
     done = study.by_cell("measured")
-    present = {stand.name for stand in setup.stands.present}
     for cell in cells:
-        if cell.number in done or cell.drafter not in present:
+        if cell.number in done:
             continue
         if not go_on():
             return
+        setup = setup_now()
+        if not setup.has(cell.drafter):
+            continue
         prompts, params = setup.prompts(cell), setup.params(cell)
         stand = setup.stands.named(cell.drafter)
         prediction = predicted(setup, cell, probe_cell(setup, stand, prompts, params))
         study.add("prediction", {"cell": cell.number, **asdict(prediction)})
-        found = measure(setup.stands.plain, stand, prompts, params, k=cell.k, repeats=setup.repeats)
+        found = measure(
+            setup.stands.plain,
+            stand,
+            prompts,
+            params,
+            k=cell.k,
+            repeats=setup.repeats,
+        )
         study.add("measured", {"cell": cell.number, "speed_up": found.speed_up, **asdict(found)})
         yield cell, prediction, found
 
@@ -175,9 +196,8 @@ def run_rows_of_k(
     """Speed-ups at each of `ks` on the texts of some cells, whatever K these have themselves: the
     line of each, once it is in the file."""
     done = study.by_cell("ladder")
-    present = {stand.name for stand in setup.stands.present}
     for cell in cells:
-        if cell.number in done or cell.drafter not in present:
+        if cell.number in done or not setup.has(cell.drafter):
             continue
         if not go_on():
             return
@@ -186,14 +206,19 @@ def run_rows_of_k(
         stand = setup.stands.named(cell.drafter)
         counts = probe_cell(setup, stand, prompts, params)
         calibration, drafter = _counted(setup, cell, counts)
-        foreseen, measured = {"0": 1.0}, {"0": 1.0}
+        foreseen = {"0": 1.0}
         for k in fitting:
             plain, own = _both(calibration, drafter, counts, cell, k)
             foreseen[str(k)] = plain.seconds_per_token / own.seconds_per_token
-        for k in fitting:
-            sides = (setup.stands.plain, stand)
-            found = measure(*sides, prompts, params, k=k, repeats=setup.repeats)
-            measured[str(k)] = found.speed_up
+        found = speed_ups(
+            setup.stands.plain,
+            stand,
+            prompts,
+            params,
+            ks=fitting,
+            repeats=setup.repeats,
+        )
+        measured = {"0": 1.0} | {str(k): value for k, value in found.items()}
         line = {"cell": cell.number, "predicted": foreseen, "measured": measured}
         study.add("ladder", line)
         yield line
