@@ -58,7 +58,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def write_tokenizer(made: Tokenizer, folder: Path) -> None:
     """tokenizer.json and what says which token ends a text."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(made.to_str(pretty=True), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(made.to_str(), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END,
