@@ -1,16 +1,15 @@
 """The planner against measurement: cells drawn by a seed, predicted, then measured.
 
-    python benchmarks/plan_cells.py [--tier a|b] [--cells 150] [--minutes M] [--rows-of-k N]
+    python benchmarks/plan_cells.py [--tier a|b] [--cells N] [--minutes M] [--rows-of-k N]
                                     [--model FOLDER] [--output FILE] [--quick]
 
 The cells and what is done with each are in `outrider.bench.plan_cells`. What costs are, is measured
-before, and again after every so many cells: a prediction goes by all that was timed up to it, which
-is rounds on other texts, and none of a cell. FILE has a line for everything that became known, and
-a study that was stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a
+before, and again after every so many cells: a prediction goes by all that a run timed up to it,
+which is rounds on other texts, and none of a cell. FILE has a line for all that became known, and a
+study that was stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a
 draft of 16 and the new tokens still fit; a batch holds fewer tokens in all where rows are slow.
 After the cells, some rows of K are measured as a whole, to see what the chosen K costs against the
-best one.
-`outrider report FILE` draws it. The last line is one JSON object.
+best one. `outrider report FILE` draws it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,21 +38,25 @@ from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import record_of, sections
 from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
 from outrider.bench.provenance import provenance
+from outrider.bench.quiet import Neighbours
 from outrider.cli.output import table
 from outrider.core.calibration import Calibration
 from outrider.core.params import SamplingParams
 
 # Drawn anew with every digit of it; committed before anything was measured.
-SEED = 20261209
+SEED = 20261217
 KS = (1, 2, 3, 4, 6, 8, 12, 16)
+# A plan measures at the batch that will run; here it may be any up to the last of these.
+BATCHES = (1, 2, 4, 8, MOST_BATCH)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """`most_tokens` of a batch's prompts together, `most_rows` of a pass. A repeat takes
     `repeat_seconds` of each side. Costs are measured for `seconds`, so often before the first cell
     and once more after every so many `cells_between`."""
 
+    cells: int
     drafters: str
     num_tokens: int
     most_tokens: int
@@ -66,21 +69,54 @@ class Size:
 
 
 SIZES = {
-    "a": Size("model,ngram,suffix,mtp,eagle", 96, 8192, 272, 5, 0.5, SECONDS, 3, 10),
-    "b": Size("model,ngram,suffix", 24, 1600, 48, 5, 0.5, 2 * SECONDS, 1, 15),
+    "a": Size(
+        cells=110,
+        drafters="model,ngram,suffix,mtp,eagle",
+        num_tokens=96,
+        most_tokens=8192,
+        most_rows=272,
+        repeats=5,
+        repeat_seconds=0.5,
+        seconds=SECONDS,
+        first=4,
+        cells_between=22,
+    ),
+    "b": Size(
+        cells=40,
+        drafters="model,ngram,suffix",
+        num_tokens=24,
+        most_tokens=1600,
+        most_rows=48,
+        repeats=5,
+        repeat_seconds=0.5,
+        seconds=3 * SECONDS,
+        first=2,
+        cells_between=20,
+    ),
 }
-QUICK = Size("model,ngram", 12, 256, 32, 1, 0.0, 1.0, 1, 1)
+QUICK = Size(
+    cells=2,
+    drafters="model,ngram",
+    num_tokens=12,
+    most_tokens=256,
+    most_rows=32,
+    repeats=1,
+    repeat_seconds=0.0,
+    seconds=1.0,
+    first=1,
+    cells_between=1,
+)
 
 
 def main() -> None:
     parser = options_of(__doc__, tiers=True)
     parser.add_argument("--tier", choices=("a", "b"), default="a")
-    parser.add_argument("--cells", type=int, default=150)
+    parser.add_argument("--cells", type=int, default=None, help="110 of tier A, 40 of tier B")
     parser.add_argument("--rows-of-k", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=None, help="start no cell after that")
     options = parser.parse_args()
     size = QUICK if options.quick else SIZES[options.tier]
-    count = 2 if options.quick else options.cells
+    count = options.cells or size.cells
     study = Study.open(options.output or Path(f"plan_cells-{options.tier}.jsonl"))
     until = None if options.minutes is None else perf_counter() + 60 * options.minutes
     with target_of(options) as target:
@@ -157,7 +193,9 @@ class Setups:
     def __init__(self, size: Size, stands: Stands, target: str, study: Study) -> None:
         self._size, self._stands, self._target, self._study = size, stands, target, study
         self._timings = {
-            name: Timing.planned(stands, Wanted(seconds=size.seconds, params=params))
+            name: Timing.planned(
+                stands, Wanted(batches=BATCHES, seconds=size.seconds, params=params)
+            )
             for name, params in (("calibration", SamplingParams()), ("sampled", HOT))
         }
         self._num_cells = 0
@@ -172,13 +210,14 @@ class Setups:
         return self.current
 
     def _measured(self) -> Setup:
-        for timing in self._timings.values():
-            timing.run(self._size.seconds)
+        with Neighbours() as neighbours:
+            for timing in self._timings.values():
+                timing.run(self._size.seconds)
         found = {
             name: assembled(self._stands, self._target, timing.costs())
             for name, timing in self._timings.items()
         }
-        self._write(found)
+        self._write(found, neighbours.share)
         return Setup(
             stands=self._stands,
             calibration=found["calibration"],
@@ -188,8 +227,12 @@ class Setups:
             most_rows=self._size.most_rows,
         )
 
-    def _write(self, found: Mapping[str, Calibration]) -> None:
-        origin = {"run_id": self._run_id, "provenance": provenance()}
+    def _write(self, found: Mapping[str, Calibration], share: float | None) -> None:
+        origin = {
+            "run_id": self._run_id,
+            "provenance": provenance(),
+            "foreign_cpu_share": share,
+        }
         costs = {name: json.loads(one.to_json()) for name, one in found.items()}
         self._study.add("run", {**origin, **costs, "notes": list(self._stands.notes)})
 

@@ -6,9 +6,11 @@ Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a
 
 because weights are read once for all rows, keys and values once for all rows of a sequence, and
 every row attends to each of them. A round adds `overhead`, `token` an emitted token (its text and
-records), `host` a sequence and `rule` a verified
-row. A drafter takes seconds by depth, as measured for some numbers of sequences, and per_context a
-token of context of each sequence that drafts, for each step of its depth.
+records), `host` a sequence and `rule` a verified row.
+
+A drafter takes seconds by depth, as measured for some numbers of sequences, per_context a token of
+context of each sequence that drafts, for each step of its depth, and per_emitted a token that was
+emitted since the draft before: heads read those, and their states, before they draft.
 
 Acceptance is counts by place: of `drafted` drafts that had a j-th token and whose tokens before it
 were all kept, `accepted` kept it too. They come from rounds with room for a whole draft; a place
@@ -68,6 +70,7 @@ class DrafterCosts:
     name: str
     draft: tuple[tuple[int, Curve], ...]
     per_context: float = 0.0
+    per_emitted: float = 0.0
     places: tuple[PlaceCount, ...] = ()
     memory_bytes: int = 0
     kv_bytes_per_token: int = 0
@@ -77,13 +80,16 @@ class DrafterCosts:
     laws: tuple[RoundLaw, ...] = ()
     chances: tuple[tuple[float, ...], ...] = ()
 
-    def seconds(self, depth: float, num_sequences: float, context: float) -> float:
-        """Of one draft; `context` is the sum of S_i. Between measured numbers of sequences it is
-        interpolated; nothing for no draft."""
+    def seconds(
+        self, depth: float, num_sequences: float, context: float, emitted: float = 0.0
+    ) -> float:
+        """Of one draft; `context` is the sum of S_i, `emitted` that of the tokens since the draft
+        before. Between measured numbers of sequences it is interpolated; nothing for no draft."""
         if not depth or not num_sequences:
             return 0.0
         taken = Curve.through((count, curve.at(depth), 1.0) for count, curve in self.draft)
-        return taken.at(num_sequences) + self.per_context * depth * context
+        read = self.per_context * depth * context + self.per_emitted * emitted
+        return taken.at(num_sequences) + read
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,8 @@ def _times(
         return RoundTimes(0.0, verify, host)
     # A lookup may find less than it was asked for, and takes so much less time.
     asked = min(float(depth), law.num_drafted)
-    draft = drafter.seconds(asked, num_drafting, num_drafting * load.context)
+    context, emitted = num_drafting * load.context, num_drafting * law.tokens
+    draft = drafter.seconds(asked, num_drafting, context, emitted)
     return RoundTimes(draft, verify, host)
 
 

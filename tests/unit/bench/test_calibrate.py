@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,21 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate import phases, store
+from outrider.bench.calibrate import costs, phases, store
+from outrider.bench.calibrate.costs import Timing
 from outrider.bench.calibrate.dial import Dial
 from outrider.bench.calibrate.fit import draft_costs, shared_costs
 from outrider.bench.calibrate.fitting import nonnegative
 from outrider.bench.calibrate.passes import Pass, Request, passes_of
-from outrider.bench.calibrate.points import Point, levels, points_of
+from outrider.bench.calibrate.points import Drafting, Point, drafting_of, levels, points_of
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.texts import prompts_of
-from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, Timed
+from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, MOST_TURNS, Phase, Timed
 from outrider.core.budget import RoundTrace
 from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.core.cost import Curve
 
 DEEPEST = 12
+PLACES = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
 
 
 def trace(drafted: int, kept: int, *, index: int = 0, batch: int = 1, seq: int = 0) -> RoundTrace:
@@ -76,9 +78,9 @@ def test_rounds_at_any_k_follow_from_deep_ones(agrees: list[bool], k: int) -> No
 def test_a_place_is_judged_where_all_before_it_were_kept() -> None:
     # Rounds of two tokens keep none, one and two; the last has no room.
     text = [Ahead(2, 0), Ahead(2, 1), Ahead(2, 0), Ahead(2, 2), *[Ahead(2, 0)] * 3]
-    costs = DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),))
+    own = DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),))
     probe = Probe("model", 2, (tuple(text), tuple(text)), None)
-    found = probe.counted(costs)
+    found = probe.counted(own)
     assert found.laws == (probe.law(1), probe.law(2))
     assert found.places == (PlaceCount(6, 4), PlaceCount(4, 2))
     assert found.requests == ((PlaceCount(3, 2), PlaceCount(2, 1)),) * 2
@@ -121,6 +123,16 @@ def test_passes_are_put_together_and_know_what_they_read() -> None:
     assert passes_of([Request(11, first)])[0].index == 6
 
 
+def test_a_pass_knows_what_those_that_draft_got_in_the_one_before() -> None:
+    kept = [[(2, 1), (3, 3), (0, 0), (2, 2), (0, 0)], [(4, 4), (0, 0), (4, 2), (1, 0), (0, 0)]]
+    requests = [
+        Request(11, [trace(*one, index=5 + i, batch=2, seq=seq) for i, one in enumerate(rounds)])
+        for seq, rounds in enumerate(kept)
+    ]
+    # Nobody had anything, the first drafts after 2 tokens, the second after 1, and both after 4.
+    assert [one.before for one in passes_of(requests)] == [0, 2, 1, 1 + 3]
+
+
 @given(
     st.lists(st.floats(0, 5), min_size=2, max_size=2),
     st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=2, max_size=2).filter(
@@ -156,6 +168,7 @@ def point(
         drafting=batch if k else 0,
         context=batch * context,
         reads=rows * context,
+        before=batch * (1 + emitted) if k else 0.0,
         emitted=float(batch * (1 + emitted)),
         draft=draft,
         verify=verify,
@@ -175,9 +188,28 @@ def made_of(name: str, batch: int, k: int, context: float, step: float) -> Point
     return point(name, batch, k, context, (draft, verify, host), emitted)
 
 
+def drafting(points: Sequence[Point], per_emitted: float = 0.0) -> list[Drafting]:
+    """Of two rounds at each K: the first comes after a round without a draft."""
+    found: list[Drafting] = []
+    for one in points:
+        for first, before in ((False, one.before), (True, float(one.batch))):
+            less = per_emitted * (one.before - before)
+            found.append(
+                Drafting(
+                    name=one.name,
+                    batch=one.batch,
+                    depth=one.depth,
+                    first=first,
+                    context=one.context,
+                    before=before,
+                    seconds=one.draft - less,
+                )
+            )
+    return [one for one in found if one.depth]
+
+
 def test_costs_are_found_again() -> None:
-    places = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
-    points = [made_of("model", *place, 0.1) for place in places]
+    points = [made_of("model", *place, 0.1) for place in PLACES]
     shared = shared_costs(points, "model")
     assert shared.overhead == pytest.approx(0.2, rel=1e-3)
     # What a sequence costs in the pass is charged with what it costs the host.
@@ -187,17 +219,34 @@ def test_costs_are_found_again() -> None:
     assert shared.target.per_context == pytest.approx(1e-4, rel=1e-3)
     assert shared.target.per_read == pytest.approx(2e-5, rel=1e-3)
     assert shared.target.rows.at(12) == pytest.approx(1.6, rel=1e-3)
-    found = draft_costs(points, shared)
+    found = draft_costs(points, drafting(points), shared)
     assert found is not None
     assert found.per_context == pytest.approx(1e-6, rel=1e-2)
+    assert found.per_emitted == pytest.approx(0, abs=1e-9)
     assert [count for count, _ in found.draft] == [1, 4]
     assert found.draft[1][1].at(7) == pytest.approx(0.98, rel=1e-3)
-    assert draft_costs([one for one in points if not one.depth], shared) is None
+    assert draft_costs([one for one in points if not one.depth], [], shared) is None
+
+
+@pytest.mark.parametrize("late", [1.0, 3.0])
+def test_who_reads_what_was_emitted_is_charged_with_it(late: float) -> None:
+    """Beside what it takes a token of context, whether or not some drafting was interrupted."""
+    points = [made_of("heads", *place, 0.1) for place in PLACES]
+    shared = shared_costs(points, "heads")
+    readers = [replace(one, draft=one.draft + 0.004 * one.before) for one in points]
+    passes = drafting(readers, 0.004)
+    # Whatever it is that was interrupted, it is not the median of its kind.
+    passes = [*passes * 3, replace(passes[0], seconds=late * passes[0].seconds)]
+    found = draft_costs(readers, passes, shared)
+    assert found is not None
+    assert found.per_context == pytest.approx(1e-6, rel=1e-2)
+    assert found.per_emitted == pytest.approx(0.004, rel=1e-3)
+    assert found.draft[0][1].at(3) == pytest.approx(0.33, rel=1e-3)
+    assert found.draft[1][1].at(7) == pytest.approx(0.98, rel=1e-3)
 
 
 def test_who_keeps_the_host_busy_is_charged_with_it() -> None:
-    places = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
-    light = [made_of("model", *place, 0.1) for place in places]
+    light = [made_of("model", *place, 0.1) for place in PLACES]
     plain = [replace(one, name="off") for one in light if not one.depth]
     heavy = [replace(one, name="heads", host=one.host + 0.5) for one in light]
     alone, beside = (
@@ -205,7 +254,8 @@ def test_who_keeps_the_host_busy_is_charged_with_it() -> None:
         shared_costs([*plain, *light, *heavy], "off"),
     )
     assert beside == alone
-    found, own = draft_costs(heavy, beside), draft_costs(light, beside)
+    found = draft_costs(heavy, drafting(heavy), beside)
+    own = draft_costs(light, drafting(light), beside)
     assert found is not None
     assert own is not None
     # The curve of a draft of one token has the half millisecond that its rounds take more.
@@ -224,22 +274,25 @@ def test_noise_does_not_charge_sequences_with_a_pass() -> None:
     assert shared.host + shared.token == pytest.approx(0.03 + 0.05, rel=1e-3)
 
 
-def timed(turn: int, k: int, pace: float) -> Timed:
+def timed(
+    turn: int, k: int, pace: float, *, before: int = 1, longest: int = 0, first: bool = False
+) -> Timed:
     one = Pass(
         index=turn,
         batch=1,
         rows=1 + k,
         context=50,
         reads=50 * (1 + k),
-        depth=k,
+        depth=max(k, longest),
         drafting=min(k, 1),
+        before=before,
         emitted=1,
         draft=0.1 * k * pace,
         verify=1.0 * pace,
         accept=0.1 * pace,
         gap=0.1 * pace,
     )
-    return Timed("model", 0, turn, one)
+    return Timed("model", 0, turn, one, first)
 
 
 def test_drift_is_taken_out_by_rounds_without_a_draft() -> None:
@@ -252,6 +305,130 @@ def test_drift_is_taken_out_by_rounds_without_a_draft() -> None:
     assert by_depth[0].verify == pytest.approx(1.0)
     assert by_depth[4].draft == pytest.approx(0.4)
     assert by_depth[4].scatter < 0.01
+    assert [one.seconds for one in drafting_of(found)] == [pytest.approx(0.4)] * len(paces)
+
+
+def test_first_rounds_at_a_k_are_good_for_drafting_alone() -> None:
+    """They say nothing of drift, and drafts of unlike length in a batch nothing of either."""
+    turns = (0, 10, 20)
+    later = [timed(turn, k, 1.0) for turn in turns for k in (0, 4)]
+    first = [timed(turn, k, 1 + turn / 10, first=True) for turn in turns for k in (0, 4)]
+    odd = [timed(turn, 4, 1.0, longest=5, first=True) for turn in turns]
+    assert points_of([*later, *first, *odd]) == points_of(later)
+    found = drafting_of([*later, *first, *odd])
+    assert [(one.depth, one.first) for one in found] == [(4, False)] * 3 + [(4, True)] * 3
+    assert [one.seconds for one in found] == pytest.approx([0.4] * 3 + [0.4, 0.8, 1.2])
+
+
+def test_a_point_has_the_mean_of_what_was_emitted_before() -> None:
+    (one,) = points_of([timed(turn, 4, 1.0, before=before) for turn, before in enumerate((2, 5))])
+    assert one.before == 3.5
+
+
+def test_a_turn_has_some_of_the_ks_and_always_0() -> None:
+    phase = Phase([[1]], {"model": (0, 1, 2, 3, 5), "off": (0,)}, most_ks=2)
+    turns = range(40)
+    draws = [phase.drawn("model", turn) for turn in turns]
+    assert all(len(one) == len(set(one)) == 3 and 0 in one for one in draws)
+    assert {k for one in draws for k in one} == {0, 1, 2, 3, 5}
+    assert {one.index(0) for one in draws} == {0, 1, 2}
+    assert draws == [phase.drawn("model", turn) for turn in turns]
+    assert phase.drawn("off", 0) == [0]
+    assert sorted(replace(phase, most_ks=9).drawn("model", 0)) == [0, 1, 2, 3, 5]
+
+
+TICK = 1 / 1024
+
+
+@dataclass
+class Watch:
+    """Goes on a little whenever it is looked at."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += TICK
+        return self.now
+
+
+@dataclass
+class Phased:
+    """Instead of `run_phase`: takes as long as it may, but `least` seconds at least."""
+
+    least: float = 0.0
+    numbers: list[int] = field(default_factory=list[int])
+    turns: list[range] = field(default_factory=list[range])
+    ends: list[float] = field(default_factory=list[float])
+
+    def __call__(
+        self,
+        stands: Sequence[object],
+        phase: Phase,
+        *,
+        number: int,
+        turns: range,
+        until: float,
+        clock: Callable[[], float],
+    ) -> list[Timed]:
+        assert isinstance(clock, Watch)
+        assert not stands
+        assert phase.prompts == [[number]]
+        self.numbers.append(number)
+        self.turns.append(turns)
+        self.ends.append(until)
+        clock.now = max(clock.now + self.least, until)
+        return [timed(turns[0], 0, 1.0)]
+
+
+def timing_of(num_phases: int) -> Timing:
+    stands: Any = None
+    plans = [phases.Plan(1, 66, (), (1,), 1, alike=False)] * num_phases
+    return Timing(stands, plans, [Phase([[n]], {}, 1) for n in range(num_phases)], Watch())
+
+
+def test_all_phases_are_gone_through_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    phased, timing, shares = Phased(), timing_of(2), list[float]()
+    monkeypatch.setattr(costs, "run_phase", phased)
+    timing.run(60, tell=lambda _, share: shares.append(share))
+    assert phased.numbers == [0, 1] * 3
+    assert phased.ends == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.1)
+    assert shares == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6], abs=0.01)
+    assert timing.seconds == pytest.approx(60, abs=0.1)
+
+
+def test_runs_add_to_what_was_timed_and_no_turn_comes_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phased, timing = Phased(), timing_of(2)
+    monkeypatch.setattr(costs, "run_phase", phased)
+    for _ in range(2):
+        timing.run(60)
+    of_one = [turn for turns in phased.turns[::2] for turn in turns]
+    assert len(of_one) == len(set(of_one)) == 6 * MOST_TURNS
+    assert phased.turns[::2] == phased.turns[1::2]
+    assert len(timing.timed) == 12
+    assert timing.seconds == pytest.approx(120, abs=0.1)
+
+
+def test_a_run_that_is_late_stops_after_a_whole_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    phased, timing = Phased(least=40.0), timing_of(3)
+    monkeypatch.setattr(costs, "run_phase", phased)
+    timing.run(60)
+    assert phased.numbers == [0, 1, 2]
+    timing.run(180)
+    assert phased.numbers == [0, 1, 2] * 3
+    assert len({turns.start for turns in phased.turns}) == 3
+
+
+@pytest.mark.parametrize("seconds", [-5.0, 0.0, 30.0])
+def test_shares_of_the_time_are_shares(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(costs, "run_phase", Phased(least=20.0))
+    timing_of(3).run(seconds, tell=lambda _, share: shares.append(share))
+    assert len(shares) == 3
+    assert all(0 <= share <= 1 for share in shares)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
 
 
 def test_prompts_end_alike_and_begin_differently() -> None:
@@ -317,7 +494,8 @@ def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: 
     long = [plan for plan in plans if plan.context > 100]
     assert [plan.batch for plan in long] == [4, 1]
     for plan in long:
-        emitted = 2 * pace.warm + ALIKE * sum(k + 1 for k in (0, *plan.ks))
+        deepest = sorted(plan.ks)[-plan.most_ks :]
+        emitted = 2 * pace.warm(plan.batch) + ALIKE * sum(k + 1 for k in (0, *deepest))
         assert plan.context > 512
         assert plan.context + LEAST_TURNS * emitted + max(plan.ks) < window
         assert not set(phases.EDGES) & set(plan.ks)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,10 @@ import pytest
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.calibrate.dial import Dial
 from outrider.bench.calibrate.replay import Ahead
+from outrider.bench.plan_cells import measure as measuring
 from outrider.bench.plan_cells.draw import Limits, draw
 from outrider.bench.plan_cells.foretell import foretold
-from outrider.bench.plan_cells.measure import run_once
+from outrider.bench.plan_cells.measure import Repeats, Run, measure, run_once, speed_ups
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import choices_in, record_of, results_in, sections
 from outrider.bench.plan_cells.summary import accuracy, choice_of
@@ -105,70 +106,175 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         study.add("run", {})
 
 
+# A pass takes 1 and 0.1 a row, a draft 0.5, a sequence 0.01; contexts cost nothing.
+COSTS = Calibration(
+    machine="",
+    target_name="",
+    target=PassCosts(Curve(((1.0, 1.1), (101.0, 11.1)))),
+    drafters=(),
+    host=0.01,
+)
+DRAFTER = DrafterCosts("model", ((1, Curve(((1.0, 0.5), (8.0, 0.5)))),))
+# But the first token, which the prompt's round brings without a draft.
+ALL_KEPT = [Ahead(9, 0), *(Ahead(9 - i, 9 - i) for i in range(1, 9))]
+NONE_KEPT = [Ahead(9 - i, 0) for i in range(9)]
+NONE_DRAFTED = [Ahead(0, 0)] * 9
+
+
 def test_a_batch_of_known_texts_is_reckoned_round_by_round() -> None:
-    # A pass takes 1 and 0.1 a row, a draft 0.5, a sequence 0.01; contexts cost nothing.
-    calibration = Calibration(
-        machine="",
-        target_name="",
-        target=PassCosts(Curve(((1.0, 1.1), (101.0, 11.1)))),
-        drafters=(),
-        host=0.01,
-    )
-    drafter = DrafterCosts("model", ((1, Curve(((1.0, 0.5), (8.0, 0.5)))),))
-    all_kept = [Ahead(9 - i, 9 - i) for i in range(9)]
-    none_kept = [Ahead(9 - i, 0) for i in range(9)]
-    plain = foretold(calibration, drafter, [all_kept, none_kept], k=0, context=100, opening=0)
-    assert (plain.num_rounds, plain.num_tokens) == (8, 16)
-    assert plain.seconds == pytest.approx(8 * (1.2 + 0.02))
-    own = foretold(calibration, drafter, [all_kept, none_kept], k=2, context=100, opening=1)
-    # The first text goes 2, 5, 8, 9 after the round that reads its prompt, the second 1 by 1.
-    assert (own.num_rounds, own.num_tokens) == (8, 7 + 8)
-    both = [(6, 2), (6, 2), (4, 2), (3, 1), (3, 1), (3, 1), (2, 1), (1, 1)]
+    plain = foretold(COSTS, DRAFTER, [ALL_KEPT, NONE_KEPT], k=0, context=100, opening=0)
+    # A round reads the prompt, and another is not counted.
+    assert (plain.num_rounds, plain.num_tokens) == (7, 14)
+    assert plain.seconds == pytest.approx(7 * (1.2 + 0.02))
+    own = foretold(COSTS, DRAFTER, [ALL_KEPT, NONE_KEPT], k=2, context=100, opening=1)
+    # After a token of each and the opening round the first text goes 3, 6, 9, the second from 2 on
+    # 1 by 1.
+    assert (own.num_rounds, own.num_tokens) == (7, 6 + 7)
+    both = [(6, 2), (6, 2), (3, 1), (3, 1), (3, 1), (2, 1), (1, 1)]
     # The last round of a text has no room for a draft.
-    seconds = sum(1 + 0.1 * rows + 0.01 * live for rows, live in both) + 7 * 0.5
+    seconds = sum(1 + 0.1 * rows + 0.01 * live for rows, live in both) + 6 * 0.5
     assert own.seconds == pytest.approx(seconds)
 
 
-class Remembering:
-    """Writes a token a pass for each of two texts, and says whether it was asked to forget."""
+def test_drafts_are_charged_with_the_tokens_of_the_round_before() -> None:
+    texts = [ALL_KEPT, NONE_KEPT, NONE_DRAFTED]
+    reader = replace(DRAFTER, per_emitted=0.1)
 
-    def __init__(self) -> None:
+    def charged(k: int) -> float:
+        own, free = (
+            foretold(COSTS, one, texts, k=k, context=100, opening=min(k, 1)).seconds
+            for one in (reader, DRAFTER)
+        )
+        return own - free
+
+    # The first text drafts after an opening round of 2 tokens, then after 3; the second always
+    # after 1, six times; the third never.
+    assert charged(2) == pytest.approx(0.1 * (2 + 3 + 6 * 1))
+    assert charged(0) == 0
+
+
+class Remembering:
+    """Reads a token of each prompt a pass, writes one a pass for each text that it has read, and
+    notes whether it was asked to forget, and each pass's K. Fails with so many texts at once as
+    `too_many`."""
+
+    def __init__(self, *, too_many: int = 0) -> None:
+        self.dial = Dial()
         self.forgot: list[bool] = []
+        self.ks: list[int] = []
         self.tickets: list[Any] = []
+        self.too_many = too_many
+
+    @property
+    def stand(self) -> Any:
+        return SimpleNamespace(llm=self, dial=self.dial)
 
     def forget(self) -> None:
         self.forgot.append(not self.tickets)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> Any:
-        del prompt
         seq = SimpleNamespace(num_emitted=0)
         reader = SimpleNamespace(seq=seq, traces=list[int]())
         text = SimpleNamespace(token_ids=tuple(range(params.max_tokens)))
         ticket = SimpleNamespace(reader=reader, done=False, result=lambda: text)
-        ticket.left = params.max_tokens
+        ticket.unread, ticket.left = len(prompt), params.max_tokens
         self.tickets.append(ticket)
         return ticket
 
     def advance(self) -> None:
+        if len(self.tickets) == self.too_many:
+            raise MachineError("out of memory")
+        self.ks.append(self.dial.budgets([0])[0].depth)
         for ticket in self.tickets:
-            ticket.reader.seq.num_emitted += 1
-            ticket.reader.traces.append(0)
-            ticket.done = ticket.reader.seq.num_emitted == ticket.left
+            if not ticket.done:
+                self._go_on(ticket)
 
     def cancel(self, ticket: Any) -> None:
         self.tickets.remove(ticket)
 
+    def _go_on(self, ticket: Any) -> None:
+        ticket.reader.traces.append(0)
+        ticket.unread = max(ticket.unread - 1, 0)
+        if not ticket.unread:
+            ticket.reader.seq.num_emitted += 1
+        ticket.done = ticket.reader.seq.num_emitted == ticket.left
 
-def test_a_run_forgets_texts_of_before_and_counts_no_prompt() -> None:
-    llm, dial, ticks = Remembering(), Dial(), iter(range(9))
-    stand: Any = SimpleNamespace(llm=llm, dial=dial)
+
+def ticking() -> Callable[[], float]:
+    """Seconds that pass faster than an engine warms up."""
+    ticks = count()
+    return lambda: float(next(ticks))
+
+
+@pytest.mark.parametrize(("k", "ks"), [(0, [0] * 6), (4, [0, 0, 1, 4, 4, 4])])
+def test_a_run_forgets_texts_of_before_and_counts_no_prompt(k: int, ks: list[int]) -> None:
+    """The prompts take two rounds, in which nothing is drafted, and drafters read them in a third.
+    By then the first text has 3 tokens of 5, the second 2."""
+    llm, clock = Remembering(), ticking()
     params = SamplingParams(max_tokens=5)
     for _ in range(2):
-        run = run_once(stand, [[1], [2]], params, 4, clock=lambda: float(next(ticks)))
-        assert (run.num_tokens, run.num_rounds, run.seconds) == (8, 4, 1.0)
+        run = run_once(llm.stand, [[1], [2, 3]], params, k, clock=clock)
+        assert (run.num_tokens, run.num_rounds, run.seconds) == (2 + 3, 3, 1.0)
+    assert llm.ks == ks * 2
     assert llm.forgot == [True, True]
     assert not llm.tickets
-    assert dial.budgets([0])[0].depth == 4
+
+
+@pytest.mark.parametrize("too_many", [1, 2])
+def test_nothing_is_left_in_flight_by_a_run_that_fails(too_many: int) -> None:
+    """One text is there while the engine warms up, two after."""
+    llm = Remembering(too_many=too_many)
+    with pytest.raises(MachineError, match="out of memory"):
+        run_once(llm.stand, [[1], [2]], SamplingParams(max_tokens=5), 4, clock=lambda: 0.0)
+    assert bool(llm.ks) == (too_many == 2)
+    assert not llm.tickets
+
+
+@dataclass
+class Runs:
+    """Instead of `run_once`: a plain run takes 1 second for 4 tokens, one with drafts a half."""
+
+    ks: list[int] = field(default_factory=list[int])
+
+    def __call__(self, stand: Any, prompts: object, params: SamplingParams, k: int) -> Run:
+        del prompts, params
+        assert stand == ("drafting" if k else "plain")
+        self.ks.append(k)
+        return Run(seconds=0.5 if k else 1.0, num_tokens=4, num_rounds=2, texts=((1,),))
+
+
+# Stands are only handed on.
+PLAIN: Any = "plain"
+DRAFTING: Any = "drafting"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    found = Runs()
+    monkeypatch.setattr(measuring, "run_once", found)
+    return found
+
+
+def test_a_repeat_without_time_has_a_run_and_another_side_goes_first(runs: Runs) -> None:
+    repeats = Repeats(3, 0.0)
+    found = measure(PLAIN, DRAFTING, [[1]], SamplingParams(), k=4, repeats=repeats)
+    assert runs.ks == [0, 4, 4, 0, 0, 4]
+    assert (found.num_runs, found.num_tokens, found.num_rounds) == (3, 4, 2)
+    assert (found.plain, found.drafted) == ((0.25,) * 3, (0.125,) * 3)
+
+
+def test_sides_take_turns_until_each_has_had_its_time(runs: Runs) -> None:
+    repeats = Repeats(2, 1.5)
+    found = measure(PLAIN, DRAFTING, [[1]], SamplingParams(), k=4, repeats=repeats)
+    assert runs.ks == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0]
+    assert found.num_runs == 6
+    assert found.speed_up == 2
+
+
+def test_of_several_ks_each_goes_first_in_its_turn(runs: Runs) -> None:
+    found = speed_ups(PLAIN, DRAFTING, [[1]], SamplingParams(), ks=[2, 4], repeats=Repeats(4, 0.0))
+    assert runs.ks == [0, 2, 4, 2, 4, 0, 4, 0, 2, 0, 2, 4]
+    assert found == {2: 2.0, 4: 2.0}
 
 
 def measured_line(cell: int, plain: float, drafted: float) -> dict[str, object]:

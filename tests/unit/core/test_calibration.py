@@ -15,6 +15,7 @@ DRAFTER = DrafterCosts(
     "model",
     ((1, Curve(((1.0, 1.0), (4.0, 4.0)))), (3, Curve(((1.0, 2.0), (4.0, 8.0))))),
     per_context=0.01,
+    per_emitted=0.25,
     places=(PlaceCount(10, 8), PlaceCount(8, 5)),
     requests=((PlaceCount(4, 3),), (PlaceCount(6, 5), PlaceCount(8, 5))),
     laws=(RoundLaw((0.8,), 1.0, 1.0),),
@@ -42,7 +43,15 @@ def test_drafts_between_measured_batches() -> None:
     assert DRAFTER.seconds(2, 2, 0) == 3
     assert DRAFTER.seconds(2, 3, 100) == pytest.approx(4 + 0.01 * 2 * 100)
     assert DRAFTER.seconds(2, 5, 0) == 6
-    assert DRAFTER.seconds(0, 2, 50) == DRAFTER.seconds(2, 0, 0) == 0
+
+
+def test_a_draft_reads_what_was_emitted_whatever_its_depth() -> None:
+    assert DRAFTER.seconds(2, 3, 100, 8) == pytest.approx(4 + 2 + 0.25 * 8)
+    assert DRAFTER.seconds(4, 3, 0, 8) == pytest.approx(8 + 0.25 * 8)
+
+
+def test_no_draft_takes_no_time() -> None:
+    assert DRAFTER.seconds(0, 2, 50, 8) == DRAFTER.seconds(2, 0, 0, 8) == 0
 
 
 def test_a_calibration_that_was_written_is_read_again() -> None:

@@ -15,7 +15,7 @@ from doubles.planned import costs, flat, sloped
 from outrider.core.calibration import Calibration, PassCosts
 from outrider.core.cost import Curve
 from outrider.core.expected import expected_tokens
-from outrider.core.round_law import PLAIN
+from outrider.core.round_law import PLAIN, RoundLaw
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import (
     Load,
@@ -55,7 +55,7 @@ def test_where_verifying_is_free_it_is_the_usual_formula(
 def test_every_term_of_a_round() -> None:
     rows = Curve(((1.0, 1.0), (100.0, 100.0)))
     calibration = replace(
-        flat(replace(costs(0.5, each=0.25), per_context=0.001)),
+        flat(replace(costs(0.5, each=0.25), per_context=0.001, per_emitted=0.04)),
         target=PassCosts(rows, per_context=0.01, per_read=0.0001),
         overhead=7.0,
         host=0.5,
@@ -65,7 +65,8 @@ def test_every_term_of_a_round() -> None:
     found = round_times(calibration, calibration.drafters[0], Load(2, 100), law, depth=3)
     assert found.verify == pytest.approx(8 + 0.01 * 200 + 0.0001 * 800)
     assert found.host == pytest.approx(7 + 2 * 0.5 + 8 * 0.125)
-    assert found.draft == pytest.approx(3 * 0.75 + 0.001 * 3 * 200)
+    # E = 1 + 1/2 + 1/4 + 1/8, of each of the two.
+    assert found.draft == pytest.approx(3 * 0.75 + 0.001 * 3 * 200 + 0.04 * 2 * 1.875)
     assert found.total == found.draft + found.verify + found.host
     plain = plain_times(calibration, Load(2, 100))
     assert (plain.draft, plain.host) == (0, pytest.approx(8.25))
@@ -89,6 +90,18 @@ def test_only_those_that_draft_cost_rows() -> None:
     found = round_times(calibration, calibration.drafters[0], Load(2), law, depth=4)
     assert found.draft == pytest.approx(0.5 * 2 + 0.25 * 4)
     assert found.verify == pytest.approx(1.1 + 0.1 * 4)
+
+
+def test_only_those_that_draft_read_what_was_emitted() -> None:
+    """Of two sequences one drafts on the mean; rounds bring 1.6 tokens, drafts or not."""
+    free = costs(0.5, each=0.5)
+    law = RoundLaw((0.4, 0.2), drafting=0.5, num_drafted=2.0)
+    without, found = (
+        round_times(flat(one), one, Load(2), law, depth=2)
+        for one in (free, replace(free, per_emitted=0.1))
+    )
+    assert found.draft - without.draft == pytest.approx(0.1 * 1.6)
+    assert (found.verify, found.host) == (without.verify, without.host)
 
 
 # (acceptance, a draft pass in passes of the target): the best K and its speed-up.

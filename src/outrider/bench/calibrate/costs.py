@@ -13,7 +13,7 @@ from time import perf_counter
 
 from outrider.bench.calibrate.fit import DraftCosts, SharedCosts, draft_costs, scatter, shared_costs
 from outrider.bench.calibrate.phases import LEAST_PASSES, Pace, Plan, Wanted, plans_of
-from outrider.bench.calibrate.points import Point, points_of
+from outrider.bench.calibrate.points import Point, drafting_of, points_of
 from outrider.bench.calibrate.stands import Stands
 from outrider.bench.calibrate.texts import repetition
 from outrider.bench.calibrate.turns import MOST_TURNS, Phase, Timed, run_phase
@@ -57,27 +57,30 @@ class Timing:
         piece = repetition(stands.plain.llm)
         pace = Pace.of(stands.plain, piece, clock)
         plans = plans_of(stands, wanted, pace)
-        phases = [plan.phase(piece, pace.warm, wanted.params) for plan in plans]
+        phases = [plan.phase(piece, pace.warm(plan.batch), wanted.params) for plan in plans]
         return cls(stands, plans, phases, clock, seconds=clock() - started)
 
     def run(self, seconds: float, *, tell: Tell = lambda _what, _share: None) -> None:
-        """For `seconds`, or until each phase was run as often as it must be. `tell` hears what is
-        being measured, and which share of the time has gone."""
-        count, started = _CYCLES * len(self.plans), self.clock()
-        for place in range(count):
-            number, gone = place % len(self.plans), self.clock() - started
-            plan = self.plans[number]
-            tell(f"{plan.batch} x {plan.context} tokens", min(gone / seconds, 1.0))
-            first = MOST_TURNS * (self.num_cycles + place // len(self.plans))
-            self.timed += run_phase(
-                plan.stands,
-                self.phases[number],
-                number=number,
-                turns=range(first, first + MOST_TURNS),
-                until=started + gone + (seconds - gone) / (count - place),
-                clock=self.clock,
-            )
-        self.num_cycles += _CYCLES
+        """For `seconds`, or until each phase was run once. `tell` hears what is being measured, and
+        which share of the time has gone."""
+        started = self.clock()
+        for cycle in range(_CYCLES):
+            first = MOST_TURNS * self.num_cycles
+            self.num_cycles += 1
+            for number, plan in enumerate(self.plans):
+                gone = self.clock() - started
+                left = (_CYCLES - cycle) * len(self.plans) - number
+                tell(f"{plan.batch} x {plan.context} tokens", min(gone / max(seconds, gone), 1.0))
+                self.timed += run_phase(
+                    plan.stands,
+                    self.phases[number],
+                    number=number,
+                    turns=range(first, first + MOST_TURNS),
+                    until=started + gone + (seconds - gone) / left,
+                    clock=self.clock,
+                )
+            if self.clock() - started > seconds:
+                break
         self.seconds += self.clock() - started
 
     def costs(self) -> Costs:
@@ -86,12 +89,13 @@ class Timing:
         # A point with fewer passes is noise.
         points = [point for point in every if point.count >= LEAST_PASSES] or every
         shared = shared_costs(points, self.stands.plain.name)
-        drafts = {
-            stand.name: found
-            for stand in self.stands.drafting
-            if (found := draft_costs([p for p in points if p.name == stand.name], shared))
-            is not None
-        }
+        passes = drafting_of(self.timed)
+        drafts: dict[str, DraftCosts] = {}
+        for name in (stand.name for stand in self.stands.drafting):
+            own = [point for point in points if point.name == name]
+            found = draft_costs(own, [one for one in passes if one.name == name], shared)
+            if found is not None:
+                drafts[name] = found
         return Costs(shared, drafts, tuple(points), scatter(points), self.seconds)
 
 

@@ -10,7 +10,10 @@ A drafter is charged with its own seconds and with what its rounds take more tha
 what it makes the target's pass and the host do besides (states that it reads, memory that it
 empties, rounds that are not one call). That is fitted as e0 + e1 R, of either sign, over all of its
 rounds: times of passes scatter more than such differences. Own seconds go by depth and number of
-sequences, as curves, after a slope in depth times context is taken out.
+sequences, as curves, after slopes in depth times context, and in the tokens that the round before
+emitted, are taken out. At one K these go together, for long texts are foretold less well than short
+ones that repeat themselves; rounds that follow another K tell them apart, so the slopes are fitted
+to these as well, with levels of their own.
 
 All fits are relative: a deviation counts as a share of the time.
 """
@@ -18,18 +21,21 @@ All fits are relative: a deviation counts as a share of the time.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.bench.calibrate.fitting import group_means, nonnegative, within_groups
-from outrider.bench.calibrate.points import Point
+from outrider.bench.calibrate.points import Drafting, Point
 from outrider.core.calibration import PassCosts
 from outrider.core.cost import Curve
 
 # How much longer the host may be busy with a round that is still like a plain one.
 _ALIKE = 1.5
+# Drafting that takes so many times its median waited for something else.
+_INTERRUPTED = 1.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class DraftCosts:
 
     draft: tuple[tuple[int, Curve], ...]
     per_context: float
+    per_emitted: float
 
 
 def shared_costs(points: Sequence[Point], plain: str) -> SharedCosts:
@@ -122,7 +129,9 @@ def _most_a_sequence(points: Sequence[Point]) -> float:
     return max(plain[many] - plain[few], 0.0) / (many - few)
 
 
-def draft_costs(points: Sequence[Point], shared: SharedCosts) -> DraftCosts | None:
+def draft_costs(
+    points: Sequence[Point], passes: Sequence[Drafting], shared: SharedCosts
+) -> DraftCosts | None:
     """From the rounds of one drafter in which all sequences drafted alike; None if there are
     none."""
     drafting = [p for p in points if p.depth and p.rows == p.batch * (p.depth + 1)]
@@ -130,17 +139,38 @@ def draft_costs(points: Sequence[Point], shared: SharedCosts) -> DraftCosts | No
         return None
     own = [point.draft for point in drafting]
     weights = [point.count / point.seconds**2 for point in drafting]
-    groups = [(point.batch, point.depth) for point in drafting]
-    reach = within_groups(groups, [p.depth * p.context for p in drafting], weights)
-    (per_context,) = nonnegative([reach], within_groups(groups, own, weights), weights)
+    per_context, per_emitted = _slopes(passes)
     fixed, a_row = _extra(drafting, weights, shared)
     by_count: dict[int, list[tuple[float, float, float]]] = {}
     for point, seconds, weight in zip(drafting, own, weights, strict=True):
-        more = fixed + a_row * point.rows - per_context * point.depth * point.context
+        more = fixed + a_row * point.rows
+        more -= per_context * point.depth * point.context + per_emitted * point.before
         curve = by_count.setdefault(point.batch, [])
         curve.append((point.depth, max(seconds + more, 0.0), weight))
     curves = tuple((count, _curve(by_count[count])) for count in sorted(by_count))
-    return DraftCosts(curves, per_context)
+    return DraftCosts(curves, per_context, per_emitted)
+
+
+def _slopes(passes: Sequence[Drafting]) -> tuple[float, float]:
+    """Seconds of drafting a token of context and step, and a token of the round before."""
+    by_place: defaultdict[tuple[int, int, bool], list[Drafting]] = defaultdict(list)
+    for one in passes:
+        by_place[one.batch, one.depth, one.first].append(one)
+    usual = {key: statistics.median(p.seconds for p in own) for key, own in by_place.items()}
+    # What took much longer was interrupted.
+    kept = [
+        (key, one)
+        for key, own in by_place.items()
+        for one in own
+        if one.seconds < _INTERRUPTED * usual[key]
+    ]
+    groups = [key for key, _ in kept]
+    weights = [usual[key] ** -2 for key in groups]
+    known = [[one.depth * one.context for _, one in kept], [one.before for _, one in kept]]
+    columns = [within_groups(groups, column, weights) for column in known]
+    seconds = within_groups(groups, [one.seconds for _, one in kept], weights)
+    per_context, per_emitted = nonnegative(columns, seconds, weights)
+    return per_context, per_emitted
 
 
 def _extra(

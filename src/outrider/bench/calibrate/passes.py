@@ -15,8 +15,9 @@ from outrider.core.budget import RoundTrace
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """`rows` is the sum of R_i, `context` that of S_i, the tokens in memory before, and `reads`
-    that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences. `gap` is what
-    the host did before the next pass: text and records of what this one emitted."""
+    that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences, and `before` how
+    many tokens the pass before emitted for these. `gap` is what the host did before the next pass:
+    text and records of what this one emitted."""
 
     index: int
     batch: int
@@ -25,6 +26,7 @@ class Pass:
     reads: int
     depth: int
     drafting: int
+    before: int
     emitted: int
     draft: float
     verify: float
@@ -50,42 +52,52 @@ class Request:
     traces: Sequence[RoundTrace]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a pass was for a sequence of `length` tokens that had got `before` in its last one."""
+
+    trace: RoundTrace
+    length: int
+    before: int
+
+
 def passes_of(requests: Iterable[Request]) -> list[Pass]:
     """Those of which all sequences are among `requests`, in order; the last pass is left out, since
     nobody knows what came after it."""
-    parts: dict[int, list[tuple[RoundTrace, int]]] = {}
+    parts: dict[int, list[_Part]] = {}
     for request in requests:
         # The last token is pending: it is not in memory yet.
-        length = request.num_prompt - 1
+        length, before = request.num_prompt - 1, 0
         for trace in request.traces:
-            parts.setdefault(trace.pass_index, []).append((trace, length))
-            length += trace.num_emitted
+            parts.setdefault(trace.pass_index, []).append(_Part(trace, length, before))
+            length, before = length + trace.num_emitted, trace.num_emitted
     return [
-        _joined(parts[index], parts[index + 1][0][0].gap_seconds)
+        _joined(parts[index], parts[index + 1][0].trace.gap_seconds)
         for index in sorted(parts)
         if index + 1 in parts and _is_whole(parts[index])
     ]
 
 
-def _is_whole(parts: Sequence[tuple[RoundTrace, int]]) -> bool:
-    first = parts[0][0]
+def _is_whole(parts: Sequence[_Part]) -> bool:
+    first = parts[0].trace
     return len(parts) == first.batch_size and all(
-        trace.num_emitted and not trace.num_prompt_tokens for trace, _ in parts
+        one.trace.num_emitted and not one.trace.num_prompt_tokens for one in parts
     )
 
 
-def _joined(parts: Sequence[tuple[RoundTrace, int]], gap: float) -> Pass:
-    shared = parts[0][0]
-    drafted = [trace.num_drafted for trace, _ in parts]
+def _joined(parts: Sequence[_Part], gap: float) -> Pass:
+    shared = parts[0].trace
+    drafted = [one.trace.num_drafted for one in parts]
     return Pass(
         index=shared.pass_index,
         batch=len(parts),
         rows=len(parts) + sum(drafted),
-        context=sum(length for _, length in parts),
-        reads=sum((1 + trace.num_drafted) * length for trace, length in parts),
+        context=sum(one.length for one in parts),
+        reads=sum((1 + one.trace.num_drafted) * one.length for one in parts),
         depth=max(drafted),
         drafting=sum(count > 0 for count in drafted),
-        emitted=sum(trace.num_emitted for trace, _ in parts),
+        before=sum(one.before for one in parts if one.trace.num_drafted),
+        emitted=sum(one.trace.num_emitted for one in parts),
         draft=shared.draft_seconds,
         verify=shared.verify_seconds,
         accept=shared.accept_seconds,

@@ -1,12 +1,13 @@
 """Which phases are timed: small and large batches of short texts, and long ones, one and several.
 
-Where passes are slow, less is measured: shallower drafts for large batches, and shorter long texts,
-for both are read at what a row costs.
+Where passes are slow, less is measured: fewer depths in a turn, shallower drafts for large batches,
+and shorter long texts, for all of them are read at what a row costs.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,8 @@ _LEAST_LONG = 256
 _SEVERAL = 4
 # Tokens of a long text that may be emitted while others are read.
 _OPENING_ROOM = 128
-_PILOT_TOKENS = 128
+_PILOT_TOKENS, _PILOT_ROUNDS = 128, 16
+# Rounds of drafts that take as long as the pass.
 _DRAFTING = 2.0
 
 
@@ -66,32 +68,38 @@ class Pace:
     def of(cls, stand: Stand, piece: Sequence[int], clock: Callable[[], float]) -> Pace:
         """From reading a prompt and going on from it."""
         (prompt,) = prompts_of(piece, length=_PILOT_TOKENS, count=1)
-        params = SamplingParams(max_tokens=9, ignore_eos=True)
+        params = SamplingParams(max_tokens=_PILOT_ROUNDS + 1, ignore_eos=True)
         started = clock()
         (result,) = stand.llm.generate([prompt], params)
         seconds, first = clock() - started, result.token_seconds[0]
-        return cls((seconds - first) / 8, first / _PILOT_TOKENS)
+        return cls((seconds - first) / _PILOT_ROUNDS, first / _PILOT_TOKENS)
 
-    def turn(self, batch: int, ks: Sequence[float]) -> float:
-        """Seconds of a turn's rounds at each K, if drafting takes as long as the passes."""
-        rows = [batch * 2] * self.warm + [batch * (k + 1) for k in ks for _ in range(ALIKE)]
-        return _DRAFTING * sum(self.plain + self.row * (count - 1) for count in rows)
+    def opening(self, batch: int) -> float:
+        """Seconds of the rounds of a turn before those that count."""
+        return _DRAFTING * self.warm(batch) * self._pass(2 * batch)
 
-    @property
-    def warm(self) -> int:
+    def rounds(self, batch: int, k: float) -> float:
+        """Seconds of a turn's rounds at `k`."""
+        return _DRAFTING * ALIKE * self._pass(batch * (k + 1))
+
+    def warm(self, batch: int) -> int:
         """Rounds before those that count; none where a pass takes longer than any cache to fill."""
-        return round(WARM_SECONDS / self.plain)
+        return round(WARM_SECONDS / self._pass(2 * batch))
+
+    def _pass(self, num_rows: float) -> float:
+        return self.plain + self.row * (num_rows - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A phase to come: `batch` sequences of `context` tokens, on `stands`, with drafts of up to
-    `ks` tokens."""
+    `ks` tokens, `most_ks` of them in a turn."""
 
     batch: int
     context: int
     stands: Sequence[Stand]
     ks: Sequence[float]
+    most_ks: int
     alike: bool
 
     def phase(self, piece: Sequence[int], warm: int, params: SamplingParams) -> Phase:
@@ -101,7 +109,7 @@ class Plan:
             prompts *= self.batch
         ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
         again = self.context == _SHORT
-        return Phase(prompts, ks, self.alike, again, warm, params)
+        return Phase(prompts, ks, self.most_ks, self.alike, again, warm, params)
 
 
 def plans_of(stands: Stands, wanted: Wanted, pace: Pace) -> list[Plan]:
@@ -115,25 +123,26 @@ def plans_of(stands: Stands, wanted: Wanted, pace: Pace) -> list[Plan]:
     num_phases = 2 + len(wanted.batches)
     share = reading / len(readers)
     for batch in (_SEVERAL, 1):
-        ks = _affordable(wanted, pace, batch, len(readers), num_phases)
+        ks, most_ks = _affordable(wanted, pace, batch, len(readers), num_phases)
         # Half of what may be read goes to several texts, if it is worth that.
         tokens = share / 2 / batch if batch > 1 or found else share
-        long = min(window - _room(ks, pace.warm), int(tokens))
+        long = min(window - _room(ks, most_ks, pace.warm(batch)), int(tokens))
         if long >= _LEAST_LONG:
-            found.append(Plan(batch, long, readers, ks, alike=False))
+            found.append(Plan(batch, long, readers, ks, most_ks, alike=False))
     for batch in wanted.batches:
         edges = EDGES if batch == _FEW else ()
-        ks = _affordable(wanted, pace, batch, len(every), num_phases, edges=edges)
+        ks, most_ks = _affordable(wanted, pace, batch, len(every), num_phases, edges=edges)
         read = batch * _SHORT * pace.row * len(every)
         alike = read > _OPENING_SHARE * wanted.seconds / num_phases
-        found.append(Plan(batch, _SHORT, every, ks, alike))
+        found.append(Plan(batch, _SHORT, every, ks, most_ks, alike))
     return found
 
 
-def _room(ks: Sequence[float], warm: int) -> int:
+def _room(ks: Sequence[float], most_ks: int, warm: int) -> int:
     """Tokens that a text may grow by in the least turns, if all drafts are kept and the next is as
     deep."""
-    turn = warm * (min(ks) + 1) + ALIKE * sum(k + 1 for k in (0, *ks))
+    deepest = sorted(ks)[-most_ks:]
+    turn = warm * (min(ks) + 1) + ALIKE * sum(k + 1 for k in (0, *deepest))
     return _OPENING_ROOM + LEAST_TURNS * math.ceil(turn) + math.ceil(max(ks))
 
 
@@ -145,11 +154,12 @@ def _affordable(
     num_phases: int,
     *,
     edges: Sequence[float] = (),
-) -> tuple[float, ...]:
-    """Of `ks` and `edges`, the smallest first, those of which some turns fit into a phase."""
+) -> tuple[tuple[float, ...], int]:
+    """Of `ks` and `edges` those that fit into a turn, and how many do together on the mean, one at
+    least."""
     share = wanted.seconds / num_phases / num_stands / (LEAST_PASSES + 1)
-    ks: tuple[float, ...] = tuple(wanted.ks) if batch <= _FEW else tuple(wanted.ks[::2])
-    ks = tuple(sorted((*ks, *edges)))
-    while len(ks) > 1 and pace.turn(batch, (0, *ks)) > share:
-        ks = ks[:-1]
-    return ks
+    share -= pace.opening(batch) + pace.rounds(batch, 0)
+    ks = sorted((*(wanted.ks if batch <= _FEW else wanted.ks[::2]), *edges))
+    fitting = [k for k in ks if pace.rounds(batch, k) <= share] or ks[:1]
+    mean = statistics.fmean(pace.rounds(batch, k) for k in fitting)
+    return tuple(fitting), max(1, min(len(fitting), int(share / mean)))

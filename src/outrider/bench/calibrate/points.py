@@ -33,6 +33,7 @@ class Point:
     drafting: int
     context: float
     reads: float
+    before: float
     emitted: float
     draft: float
     verify: float
@@ -45,7 +46,22 @@ class Point:
         return self.draft + self.verify + self.host
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """Of one pass in which all sequences drafted `depth` tokens, the drafting. Of `first` rounds at
+    a K as well."""
+
+    name: str
+    batch: int
+    depth: int
+    first: bool
+    context: float
+    before: float
+    seconds: float
+
+
 def points_of(timed: Sequence[Timed]) -> list[Point]:
+    timed = [one for one in timed if not one.first]
     level = levels(timed)
     groups: defaultdict[tuple[object, ...], list[Timed]] = defaultdict(list)
     for one in timed:
@@ -54,6 +70,23 @@ def points_of(timed: Sequence[Timed]) -> list[Point]:
         key = (one.name, one.phase, found.batch, found.rows, found.depth, found.drafting)
         groups[key].append(one)
     return [_point(group, level) for group in groups.values()]
+
+
+def drafting_of(timed: Sequence[Timed]) -> list[Drafting]:
+    level = levels([one for one in timed if not one.first])
+    return [
+        Drafting(
+            name=one.name,
+            batch=one.one.batch,
+            depth=one.one.depth,
+            first=one.first,
+            context=one.one.context,
+            before=one.one.before,
+            seconds=one.one.draft / level.get((one.phase, one.turn), 1.0),
+        )
+        for one in timed
+        if one.one.depth and one.one.rows == one.one.batch * (one.one.depth + 1)
+    ]
 
 
 def levels(timed: Sequence[Timed]) -> dict[_Turn, float]:
@@ -93,6 +126,7 @@ def _point(group: Sequence[Timed], level: Mapping[_Turn, float]) -> Point:
         drafting=first.drafting,
         context=statistics.fmean(one.context for one in passes),
         reads=statistics.fmean(one.reads for one in passes),
+        before=statistics.fmean(one.before for one in passes),
         emitted=statistics.fmean(one.emitted for one in passes),
         draft=statistics.median(one.draft / by for one, by in zip(passes, pace, strict=True)),
         verify=statistics.median(one.verify / by for one, by in zip(passes, pace, strict=True)),

@@ -3,8 +3,9 @@
 A phase is a number of sequences and a context. All engines hold their sequences at once and take
 turns; in its turn an engine runs three rounds at each K, in an order that is drawn anew each turn.
 The second one counts: the first pays for a shape that is new, and the third tells how long the host
-took after the second. So drift falls on all points alike, and a turn's rounds without a draft say
-what the drift is.
+took after the second. The first says one thing all the same: it drafts after a round of another K,
+so after another number of tokens. So drift falls on all points alike, and a turn's rounds without a
+draft say what the drift is.
 
 A turn begins with rounds that do not count, for other engines drove the weights out of the caches.
 A last-level cache takes several passes to hold them again; users' engines, which run alone, are
@@ -25,8 +26,9 @@ from outrider.core.params import SamplingParams
 
 # So many tokens that no request ends by itself; the window cuts it.
 _NO_END = 1 << 20
-# Turns that a long text has room for, and those that a phase may have in a row.
-LEAST_TURNS, MOST_TURNS = 3, 60
+# Turns that a long text has room for, and those that a phase may have in a row: a prime, so that
+# each time another engine begins.
+LEAST_TURNS, MOST_TURNS = 3, 61
 # Rounds in a row at one K.
 ALIKE = 3
 # In so many seconds of passes caches hold again what an engine reads: 100 MB at 16 GB/s.
@@ -37,39 +39,51 @@ _LATE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A sequence for each of `prompts`. Each stand runs at its `ks`, of which 0 is one. `alike` are
-    prompts that begin alike, up to their last page: it is read once, by the first of them. `again`
-    says that full windows do not end the phase: short prompts are quickly read again. A turn has
-    `warm` rounds before those that count. `params` say how tokens are drawn, for sampled rounds
-    may take another way than greedy ones."""
+    """A sequence for each of `prompts`. Each stand runs at its `ks`, the first of which is 0: in a
+    turn at that and at `most_ks` others, drawn anew. `alike` are prompts that begin alike, up to
+    their last page: it is read once, by the first of them. `again` says that full windows do not
+    end the phase: short prompts are quickly read again. A turn has `warm` rounds before those that
+    count. `params` say how tokens are drawn, for sampled rounds may take another way than greedy
+    ones."""
 
     prompts: Sequence[Sequence[int]]
     ks: Mapping[str, Sequence[float]]
+    most_ks: int
     alike: bool = False
     again: bool = False
     warm: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
 
+    def drawn(self, name: str, turn: int) -> list[float]:
+        """The Ks of a turn, in their order."""
+        rng, (plain, *others) = Random(turn), self.ks[name]
+        rng.shuffle(others)
+        found = [plain, *others[: self.most_ks]]
+        rng.shuffle(found)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A pass of stand `name` in its `turn` of `phase`."""
+    """A pass of stand `name` in its `turn` of `phase`; `first` says that it is the first at its
+    K."""
 
     name: str
     phase: int
     turn: int
     one: Pass
+    first: bool = False
 
 
 @dataclass(slots=True)
 class _Run:
     """A stand with its requests in flight, and those before them, whose windows were full. `turns`
-    says which turn a pass belongs to."""
+    says which turn a pass belongs to, and whether it is the first at its K."""
 
     stand: Stand
     tickets: list[Ticket]
     ended: list[Ticket] = field(default_factory=list[Ticket])
-    turns: dict[int, int] = field(default_factory=dict[int, int])
+    turns: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +95,9 @@ class _Run:
         return all(ticket.reader.seq.num_emitted for ticket in self.tickets)
 
     def begin(self, phase: Phase) -> None:
-        """Read all prompts. A draft model reads its own when a draft is first asked for."""
+        """Read all prompts. A draft model reads its own when a draft is first asked for. A lookup
+        that remembers these texts would draft what no user's does."""
+        self.stand.llm.forget()
         self.stand.dial.set((0,))
         params = endless(phase.params)
         at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
@@ -98,8 +114,9 @@ class _Run:
             if self.is_over:
                 return
             self.stand.llm.advance()
-            if place >= 0 and place % ALIKE == 1:
-                self.turns[self.tickets[0].reader.traces[-1].pass_index] = number
+            if place >= 0 and place % ALIKE < ALIKE - 1:
+                index = self.tickets[0].reader.traces[-1].pass_index
+                self.turns[index] = number, place % ALIKE == 0
 
     def passes(self, phase: int) -> list[Timed]:
         requests = [
@@ -107,9 +124,9 @@ class _Run:
             for ticket in (*self.ended, *self.tickets)
         ]
         return [
-            Timed(self.stand.name, phase, self.turns[one.index], one)
+            Timed(self.stand.name, phase, turn, one, first)
             for one in passes_of(requests)
-            if one.index in self.turns
+            for turn, first in ([self.turns[one.index]] if one.index in self.turns else [])
         ]
 
     def begin_anew(self, phase: Phase) -> None:
@@ -162,9 +179,7 @@ def run_phase(
                 run = runs[(turn + place) % len(runs)]
                 if run.is_over and phase.again:
                     run.begin_anew(phase)
-                ks = list(phase.ks[run.stand.name])
-                Random(turn).shuffle(ks)
-                run.turn(ks, turn, warm=phase.warm)
+                run.turn(phase.drawn(run.stand.name, turn), turn, warm=phase.warm)
             now = clock()
             late = now + (now - started) / done > until
             if late or (not phase.again and any(run.is_over for run in runs)):

@@ -127,6 +127,7 @@ def _drafter(stand: Stand, costs: Costs) -> DrafterCosts:
         name=stand.name,
         draft=found.draft,
         per_context=found.per_context,
+        per_emitted=found.per_emitted,
         memory_bytes=0 if folder is None else _weights_bytes(folder),
         kv_bytes_per_token=0 if folder is None else _kv_bytes(folder),
     )

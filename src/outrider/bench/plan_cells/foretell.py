@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from outrider.bench.calibrate.replay import Ahead, Round, rounds_at
+from outrider.bench.calibrate.replay import Ahead, rounds_at
 from outrider.core.calibration import Calibration, DrafterCosts
 
 
@@ -38,10 +38,10 @@ def foretold(
     context: int,
     opening: int,
 ) -> Foretold:
-    """Of texts after prompts of `context` tokens. The first round of each, in which its prompt is
-    read and `opening` tokens are drafted, is not counted."""
-    starts = [rounds_at(text, opening)[0].kept + 1 for text in texts]
-    rows = [rounds_at(text, k, start=at) for text, at in zip(texts, starts, strict=True)]
+    """Of texts after prompts of `context` tokens. Two rounds of each are not counted: the first, in
+    which its prompt is read, drafts nothing, and the second `opening` tokens."""
+    starts = [2 + rounds_at(text, opening, start=1)[0].kept for text in texts]
+    rows = [_drawn(text, k, start) for text, start in zip(texts, starts, strict=True)]
     passes = [[one for one in live if one is not None] for live in zip_longest(*rows)]
     return Foretold(
         sum(_pass_seconds(calibration, drafter, live, context) for live in passes),
@@ -50,8 +50,28 @@ def foretold(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A round of a text, and how many tokens the one before emitted."""
+
+    start: int
+    drafted: int
+    kept: int
+    before: int
+
+
+def _drawn(text: Sequence[Ahead], k: int, start: int) -> list[_Drawn]:
+    """From `start` on, after an opening round that began behind the first token."""
+    found: list[_Drawn] = []
+    last = 1
+    for one in rounds_at(text, k, start=start):
+        found.append(_Drawn(one.start, one.drafted, one.kept, one.start - last))
+        last = one.start
+    return found
+
+
 def _pass_seconds(
-    calibration: Calibration, drafter: DrafterCosts, live: Sequence[Round], prompt: int
+    calibration: Calibration, drafter: DrafterCosts, live: Sequence[_Drawn], prompt: int
 ) -> float:
     # The pending token is not in memory.
     lengths = [prompt + one.start - 1 for one in live]
@@ -65,5 +85,10 @@ def _pass_seconds(
     if not drafting:
         return shared + target
     depth = max(one.drafted for one, _ in drafting)
-    draft = drafter.seconds(depth, len(drafting), sum(length for _, length in drafting))
+    draft = drafter.seconds(
+        depth,
+        len(drafting),
+        sum(length for _, length in drafting),
+        sum(one.before for one, _ in drafting),
+    )
     return shared + target + draft

@@ -3,10 +3,11 @@
 Texts are short, and a machine that others use too deviates by a sixth from one hundredth of a
 second to the next. So a repeat has as many runs as fill its time, of both sides in turns.
 
-A run is timed from when all prompts are read, by the draft model too, until the last text is done,
-ends of the batch included. Before it the engine runs a little for nothing: the other side was at
-work just now and drove this one's weights out of the caches, where those of a user's only engine
-stay. So its seconds a token are those of decoding, and their ratio is the
+A run is timed from when all prompts are read, by the drafter too, until the last text is done, ends
+of the batch included. A draft model reads when it is first asked for a draft, and heads once the
+target has, so a round that drafts goes before. Before all of it the engine runs a little for
+nothing: the other side was at work just now and drove this one's weights out of the caches, where
+those of a user's only engine stay. So seconds a token are those of decoding, and their ratio is the
 speed-up that a prediction has to meet.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from time import perf_counter
 
 from outrider.bench.calibrate.stands import Stand
@@ -23,7 +25,7 @@ from outrider.bench.quiet import Neighbours
 from outrider.core.params import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
-# Drafts of the rounds in which prompts are read.
+# Drafts of the round in which drafters read prompts.
 OPENING_K = 1
 # Of the text that warms the caches.
 _WARM_PROMPT, _WARM_TOKENS = 8, 256
@@ -79,12 +81,13 @@ def run_once(
     llm, dial = stand.llm, stand.dial
     _warm_up(stand, prompts[0], k, clock)
     llm.forget()
-    # A draft model reads its prompts when it is first asked for a draft.
-    dial.set((min(k, OPENING_K),))
+    dial.set((0,))
     tickets = [llm.submit(prompt, params) for prompt in prompts]
     try:
         while not all(ticket.reader.seq.num_emitted for ticket in tickets):
             llm.advance()
+        dial.set((min(k, OPENING_K),))
+        llm.advance()
         before = [ticket.reader.seq.num_emitted for ticket in tickets]
         first = max(len(ticket.reader.traces) for ticket in tickets)
         dial.set((k,))
@@ -109,9 +112,11 @@ def _warm_up(stand: Stand, prompt: Sequence[int], k: int, clock: Callable[[], fl
     params = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True)
     ticket = stand.llm.submit(prompt[:_WARM_PROMPT], params)
     until = clock() + WARM_SECONDS
-    while not ticket.done and clock() < until:
-        stand.llm.advance()
-    stand.llm.cancel(ticket)
+    try:
+        while not ticket.done and clock() < until:
+            stand.llm.advance()
+    finally:
+        stand.llm.cancel(ticket)
 
 
 def measure(
@@ -125,7 +130,7 @@ def measure(
 ) -> Measured:
     sides = ((plain, 0), (drafting, k))
     with Neighbours() as neighbours:
-        every = [_repeat(sides, prompts, params, repeats.seconds) for _ in range(repeats.count)]
+        every = _repeated(sides, prompts, params, repeats)
     runs = [run for repeat in every for side in repeat for run in side]
     drafted = every[0][1][0]
     return Measured(
@@ -150,7 +155,7 @@ def speed_ups(
 ) -> dict[int, float]:
     """At each of `ks`, all of them and plain decoding in turns."""
     sides = ((plain, 0), *((drafting, k) for k in ks))
-    every = [_repeat(sides, prompts, params, repeats.seconds) for _ in range(repeats.count)]
+    every = _repeated(sides, prompts, params, repeats)
     taken = [
         statistics.median(_seconds_per_token(repeat[place]) for repeat in every)
         for place in range(len(sides))
@@ -158,19 +163,28 @@ def speed_ups(
     return {k: taken[0] / own for k, own in zip(ks, taken[1:], strict=True)}
 
 
-def _repeat(
-    sides: Sequence[tuple[Stand, int]], prompts: Prompts, params: SamplingParams, seconds: float
-) -> list[list[Run]]:
-    """Runs of each side; which goes first changes every time."""
-    runs: list[list[Run]] = [[] for _ in sides]
-    while not runs[0] or any(sum(run.seconds for run in side) < seconds for side in runs):
-        first = len(runs[0])
-        for place in range(len(sides)):
-            at = (first + place) % len(sides)
-            stand, depth = sides[at]
-            runs[at].append(run_once(stand, prompts, params, depth))
-    return runs
+def _repeated(
+    sides: Sequence[tuple[Stand, int]], prompts: Prompts, params: SamplingParams, repeats: Repeats
+) -> list[list[list[Run]]]:
+    """By repeat and side; which side goes first changes every time."""
+    firsts = count()
+
+    def in_turns() -> list[list[Run]]:
+        runs: list[list[Run]] = [[] for _ in sides]
+        while not runs[0] or any(_seconds(side) < repeats.seconds for side in runs):
+            first = next(firsts)
+            for place in range(len(sides)):
+                at = (first + place) % len(sides)
+                stand, depth = sides[at]
+                runs[at].append(run_once(stand, prompts, params, depth))
+        return runs
+
+    return [in_turns() for _ in range(repeats.count)]
 
 
 def _seconds_per_token(runs: Sequence[Run]) -> float:
-    return sum(run.seconds for run in runs) / max(sum(run.num_tokens for run in runs), 1)
+    return _seconds(runs) / max(sum(run.num_tokens for run in runs), 1)
+
+
+def _seconds(runs: Sequence[Run]) -> float:
+    return sum(run.seconds for run in runs)
