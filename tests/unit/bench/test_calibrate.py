@@ -123,14 +123,14 @@ def test_passes_are_put_together_and_know_what_they_read() -> None:
     assert passes_of([Request(11, first)])[0].index == 6
 
 
-def test_a_pass_knows_what_those_that_draft_got_in_the_one_before() -> None:
+def test_a_pass_knows_what_those_that_draft_got_since_their_last_draft() -> None:
     kept = [[(2, 1), (3, 3), (0, 0), (2, 2), (0, 0)], [(4, 4), (0, 0), (4, 2), (1, 0), (0, 0)]]
     requests = [
         Request(11, [trace(*one, index=5 + i, batch=2, seq=seq) for i, one in enumerate(rounds)])
         for seq, rounds in enumerate(kept)
     ]
-    # Nobody had anything, the first drafts after 2 tokens, the second after 1, and both after 4.
-    assert [one.before for one in passes_of(requests)] == [0, 2, 1, 1 + 3]
+    # Nobody had anything, the first drafts after 2 tokens, the second after 5 and 1, then both.
+    assert [one.before for one in passes_of(requests)] == [0, 2, 5 + 1, 4 + 1 + 3]
 
 
 @given(

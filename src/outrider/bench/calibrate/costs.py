@@ -70,7 +70,8 @@ class Timing:
             for number, plan in enumerate(self.plans):
                 gone = self.clock() - started
                 left = (_CYCLES - cycle) * len(self.plans) - number
-                tell(f"{plan.batch} x {plan.context} tokens", min(gone / max(seconds, gone), 1.0))
+                share = min(gone / seconds, 1.0) if seconds > 0 else 1.0
+                tell(f"{plan.batch} x {plan.context} tokens", share)
                 self.timed += run_phase(
                     plan.stands,
                     self.phases[number],

@@ -16,8 +16,8 @@ from outrider.core.budget import RoundTrace
 class Pass:
     """`rows` is the sum of R_i, `context` that of S_i, the tokens in memory before, and `reads`
     that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences, and `before` how
-    many tokens the pass before emitted for these. `gap` is what the host did before the next pass:
-    text and records of what this one emitted."""
+    many tokens these have got since their last draft. `gap` is what the host did before the next
+    pass: text and records of what this one emitted."""
 
     index: int
     batch: int
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a pass was for a sequence of `length` tokens that had got `before` in its last one."""
+    """What a pass was for a sequence of `length` tokens, `before` of them since its last draft."""
 
     trace: RoundTrace
     length: int
@@ -70,7 +70,8 @@ def passes_of(requests: Iterable[Request]) -> list[Pass]:
         length, before = request.num_prompt - 1, 0
         for trace in request.traces:
             parts.setdefault(trace.pass_index, []).append(_Part(trace, length, before))
-            length, before = length + trace.num_emitted, trace.num_emitted
+            length += trace.num_emitted
+            before = trace.num_emitted + (0 if trace.num_drafted else before)
     return [
         _joined(parts[index], parts[index + 1][0].trace.gap_seconds)
         for index in sorted(parts)

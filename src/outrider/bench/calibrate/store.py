@@ -20,7 +20,7 @@ from outrider.core.calibration import Calibration
 from outrider.core.errors import ConfigError
 
 FOLDER = "calibrations"
-_FORMAT = 3
+_FORMAT = 4
 
 Question = Mapping[str, Any]
 

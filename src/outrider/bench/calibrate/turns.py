@@ -106,9 +106,10 @@ class _Run:
             while not self.has_read and not self.is_over:
                 self.stand.llm.advance()
 
-    def turn(self, ks: Sequence[float], number: int, *, warm: int) -> None:
-        """After `warm` rounds of short drafts three at each of `ks`, of which the second counts."""
-        short = min((k for k in ks if k), default=0)
+    def turn(self, phase: Phase, number: int) -> None:
+        """After rounds of short drafts three at each K drawn, of which the second counts."""
+        warm, ks = phase.warm, phase.drawn(self.stand.name, number)
+        short = min((k for k in phase.ks[self.stand.name] if k), default=0)
         self.stand.dial.set([short] * warm + [k for k in ks for _ in range(ALIKE)])
         for place in range(-warm, ALIKE * len(ks)):
             if self.is_over:
@@ -179,7 +180,7 @@ def run_phase(
                 run = runs[(turn + place) % len(runs)]
                 if run.is_over and phase.again:
                     run.begin_anew(phase)
-                run.turn(phase.drawn(run.stand.name, turn), turn, warm=phase.warm)
+                run.turn(phase, turn)
             now = clock()
             late = now + (now - started) / done > until
             if late or (not phase.again and any(run.is_over for run in runs)):
