@@ -50,7 +50,7 @@ class Size:
     ks: tuple[int, ...]
 
 
-FULL, QUICK = Size(12, 32, (2, 4, 8)), Size(2, 6, (2,))
+FULL, QUICK = Size(24, 32, (2, 4, 8)), Size(2, 6, (2,))
 
 
 def main() -> None:
