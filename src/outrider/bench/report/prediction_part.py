@@ -166,7 +166,7 @@ def _accuracies(results: Sequence[Result]) -> Table:
         rows=rows,
         note="An error is predicted over measured speed-up, less 1; bias is the median with sign. "
         "Predictions are of the very texts, whose rounds are replayed; by law and by places are of "
-        "texts like them, the former as `outrider plan` reckons.",
+        "texts like them, the former as a plan reckons.",
     )
 
 
