@@ -10,8 +10,8 @@ A drafter is charged with its own seconds and with what its rounds take more tha
 what it makes the target's pass and the host do besides (states that it reads, memory that it
 empties, rounds that are not one call). That is fitted as e0 + e1 R, of either sign, over all of its
 rounds: times of passes scatter more than such differences. Own seconds go by depth and number of
-sequences, as curves, after slopes in depth times context, and in the tokens that the round before
-emitted, are taken out. At one K these go together, for long texts are foretold less well than short
+sequences, as curves, after slopes in depth times context, and in the tokens emitted since the draft
+before, are taken out. At one K these go together, for long texts are foretold less well than short
 ones that repeat themselves; rounds that follow another K tell them apart, so the slopes are fitted
 to these as well, with levels of their own.
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.bench.calibrate.fitting import group_means, nonnegative, within_groups
-from outrider.bench.calibrate.points import Drafting, Point
+from outrider.bench.calibrate.points import Drafting, Point, are_even
 from outrider.core.calibration import PassCosts
 from outrider.core.cost import Curve
 
@@ -134,7 +134,7 @@ def draft_costs(
 ) -> DraftCosts | None:
     """From the rounds of one drafter in which all sequences drafted alike; None if there are
     none."""
-    drafting = [p for p in points if p.depth and p.rows == p.batch * (p.depth + 1)]
+    drafting = [point for point in points if are_even(point)]
     if not drafting:
         return None
     own = [point.draft for point in drafting]
@@ -152,7 +152,7 @@ def draft_costs(
 
 
 def _slopes(passes: Sequence[Drafting]) -> tuple[float, float]:
-    """Seconds of drafting a token of context and step, and a token of the round before."""
+    """Seconds of drafting a token of context and step, and a token since the draft before."""
     by_place: defaultdict[tuple[int, int, bool], list[Drafting]] = defaultdict(list)
     for one in passes:
         by_place[one.batch, one.depth, one.first].append(one)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.bench.calibrate.passes import Pass
 from outrider.bench.calibrate.turns import Timed
 
 # Turns that a level is smoothed over.
@@ -60,11 +61,17 @@ class Drafting:
     seconds: float
 
 
+def are_even(one: Pass | Point) -> bool:
+    """Whether all sequences drafted, and equally many tokens."""
+    return bool(one.depth) and one.rows == one.batch * (one.depth + 1)
+
+
 def points_of(timed: Sequence[Timed]) -> list[Point]:
-    timed = [one for one in timed if not one.first]
     level = levels(timed)
     groups: defaultdict[tuple[object, ...], list[Timed]] = defaultdict(list)
     for one in timed:
+        if one.first:
+            continue
         found = one.one
         # Drafts of a batch that are not equally long make points of their own.
         key = (one.name, one.phase, found.batch, found.rows, found.depth, found.drafting)
@@ -73,7 +80,7 @@ def points_of(timed: Sequence[Timed]) -> list[Point]:
 
 
 def drafting_of(timed: Sequence[Timed]) -> list[Drafting]:
-    level = levels([one for one in timed if not one.first])
+    level = levels(timed)
     return [
         Drafting(
             name=one.name,
@@ -85,7 +92,7 @@ def drafting_of(timed: Sequence[Timed]) -> list[Drafting]:
             seconds=one.one.draft / level.get((one.phase, one.turn), 1.0),
         )
         for one in timed
-        if one.one.depth and one.one.rows == one.one.batch * (one.one.depth + 1)
+        if are_even(one.one)
     ]
 
 
@@ -93,7 +100,7 @@ def levels(timed: Sequence[Timed]) -> dict[_Turn, float]:
     """By phase and turn, how slow the machine was; 1 is its usual pace over all of the phase."""
     anchors: defaultdict[tuple[str, int], dict[int, list[float]]] = defaultdict(dict)
     for one in timed:
-        if not one.one.depth:
+        if not one.one.depth and not one.first:
             turns = anchors[one.name, one.phase]
             turns.setdefault(one.turn, []).append(one.one.seconds)
     ratios: defaultdict[_Turn, list[float]] = defaultdict(list)

@@ -78,12 +78,13 @@ class Timed:
 @dataclass(slots=True)
 class _Run:
     """A stand with its requests in flight, and those before them, whose windows were full. `turns`
-    says which turn a pass belongs to, and whether it is the first at its K."""
+    says which turn a pass belongs to, and `firsts` are those that are the first at their K."""
 
     stand: Stand
     tickets: list[Ticket]
     ended: list[Ticket] = field(default_factory=list[Ticket])
-    turns: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
+    turns: dict[int, int] = field(default_factory=dict[int, int])
+    firsts: set[int] = field(default_factory=set[int])
 
     @property
     def is_over(self) -> bool:
@@ -117,7 +118,9 @@ class _Run:
             self.stand.llm.advance()
             if place >= 0 and place % ALIKE < ALIKE - 1:
                 index = self.tickets[0].reader.traces[-1].pass_index
-                self.turns[index] = number, place % ALIKE == 0
+                self.turns[index] = number
+                if place % ALIKE == 0:
+                    self.firsts.add(index)
 
     def passes(self, phase: int) -> list[Timed]:
         requests = [
@@ -125,9 +128,9 @@ class _Run:
             for ticket in (*self.ended, *self.tickets)
         ]
         return [
-            Timed(self.stand.name, phase, turn, one, first)
+            Timed(self.stand.name, phase, self.turns[one.index], one, one.index in self.firsts)
             for one in passes_of(requests)
-            for turn, first in ([self.turns[one.index]] if one.index in self.turns else [])
+            if one.index in self.turns
         ]
 
     def begin_anew(self, phase: Phase) -> None:

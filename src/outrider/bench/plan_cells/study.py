@@ -1,9 +1,9 @@
 """Runs a study: for each cell a probe, a prediction and a measurement.
 
 The calibration knows nothing of the cells: its prompts and its points are its own. It may be
-measured again between them. What is counted
-on a cell's prompts before its prediction is how far drafts as deep as any are kept there, once, and
-no time. The prediction is on disk before the first timed run.
+measured again between them. What is counted on a cell's prompts before its prediction is how far
+drafts as deep as any are kept there, once, and no time. The prediction is on disk before the first
+timed run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ HOT = SamplingParams(temperature=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """`num_tokens` are written of every text. Sampled rounds may
-    take another way than greedy ones: `sampled` is what they cost."""
+    """`num_tokens` are written of every text. Sampled rounds may take another way than greedy ones:
+    `sampled` is what they cost."""
 
     stands: Stands
     calibration: Calibration
