@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outrider.core.errors import DrafterError
 from outrider.core.host import host_ints
 from outrider.core.logprobs import TokenLogprobs
 from outrider.core.noise import ROOT
@@ -36,9 +37,16 @@ class Draft:
     by: str = ""
 
     def __post_init__(self) -> None:
-        assert len(self.tokens) == len(self.parents)
-        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents))
-        assert self.probs_NV is None or self.probs_NV.shape[0] == len(self.tokens)
+        self.check()
+
+    def check(self) -> None:
+        """Raises DrafterError for what is no tree: a drafter may be anybody's code."""
+        if len(self.tokens) != len(self.parents):
+            raise DrafterError(f"{len(self.tokens)} tokens with {len(self.parents)} parents.")
+        if not all(map(_comes_before, self.parents, range(len(self.parents)))):
+            raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
+        if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
+            raise DrafterError(f"{self.probs_NV.shape[0]} laws for {len(self.tokens)} tokens.")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,6 +72,10 @@ class Draft:
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
+
+
+def _comes_before(parent: int, node: int) -> bool:
+    return ROOT <= parent < node
 
 
 _EMPTY = Draft((), ())
@@ -150,7 +162,8 @@ class Outcome:
 
     def keep(self, num_tokens: int) -> Outcome:
         """The same outcome, ended after its first `num_tokens` tokens (at least one)."""
-        assert 1 <= num_tokens <= self.num_accepted + 1
+        if not 1 <= num_tokens <= self.num_accepted + 1:
+            raise ValueError(f"{num_tokens} of {self.num_accepted + 1} tokens cannot be kept")
         if num_tokens == self.num_accepted + 1:
             return self
         path = self.verdict.path[: num_tokens - 1]

@@ -15,6 +15,7 @@ from outrider.core.clock import HOST_CLOCK, Clock, patience
 from outrider.core.protocols import AheadRow, Drafter, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
+from outrider.engine.guard import name_of, words_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,11 @@ class Drafting:
             return
         try:
             self.drafter.open(seq.seq_id, seq.tokens)
-        except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
-            seq.no_drafts = f"drafter {self.drafter.name!r} did not start: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
+            name, words = name_of(self.drafter), words_of(error)
+            seq.no_drafts = f"drafter {name!r} did not start: {words}"
             _log.warning("Speculation is off for a request: %s", seq.no_drafts, exc_info=True)
         else:
             self._opened.add(seq.seq_id)
@@ -65,7 +69,9 @@ class Drafting:
             return
         try:
             self.drafter.close(seq_id)
-        except Exception:  # noqa: BLE001 - a drafter may be anybody's code
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a drafter may be anybody's code
             _log.warning("A drafter failed to close a sequence.", exc_info=True)
 
     def forget(self) -> None:

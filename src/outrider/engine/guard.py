@@ -9,8 +9,14 @@ fault: that round goes without a draft.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import cast
+
+import torch
+from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError, SequenceError
@@ -18,6 +24,8 @@ from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
 from outrider.core.sequence import LiveSequence
 
 _log = logging.getLogger(__name__)
+# A drafter's own words for what went wrong go into notes and logs: so many characters of them.
+_MOST_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,9 @@ def guarded_drafts(
         return {}, {}
     try:
         proposed = _asked(drafter, rows)
-    except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
         if len(rows) == 1 and isinstance(error, CapacityError):
             _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
             return {}, {}
@@ -55,13 +65,22 @@ def guarded_drafts(
     for row, draft in zip(rows, proposed, strict=True):
         if draft is Draft.empty():
             continue
-        try:
-            check_draft(drafter.name, row, draft, vocab_size)
-        except DrafterError as error:
-            faults[row.seq_id] = _told(drafter, error)
+        fault = _fault_of(drafter, row, draft, vocab_size)
+        if fault:
+            faults[row.seq_id] = fault
         else:
-            drafts[row.seq_id] = draft
+            drafts[row.seq_id] = cast("Draft", draft)
     return drafts, faults
+
+
+def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -> str:
+    try:
+        check_draft(name_of(drafter), row, draft, vocab_size)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a strange object may raise where it is read
+        return _told(drafter, error)
+    return ""
 
 
 def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
@@ -72,7 +91,9 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
         drafter.propose_after(rows)
     except CapacityError:
         return {}
-    except Exception as error:  # noqa: BLE001 - a drafter may be anybody's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
         if len(rows) == 1:
             return {rows[0].seq_id: _told(drafter, error)}
         faults: dict[int, str] = {}
@@ -82,16 +103,19 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
     return {}
 
 
-def check_draft(name: str, row: DraftRow, draft: Draft, vocab_size: int) -> None:
-    """Raises DrafterError for a draft that is too long or too large, a foreign id or laws that are
-    none."""
+def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
+    """Raises DrafterError for what is no draft, for one that is too long or too large, a foreign id
+    or laws that are none."""
+    if type(draft) is not Draft:
+        raise DrafterError(f"drafter {name!r} gave {_a(draft)} where a Draft was due.")
+    _check_tree(name, draft)
     if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
         raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
-    laws_NV = draft.probs_NV
-    if laws_NV is not None and laws_NV.shape[1:] != (vocab_size,):
-        raise DrafterError(
-            f"drafter {name!r} reported laws that are not over the target's {vocab_size} tokens."
-        )
+    if draft.probs_NV is not None:
+        _check_laws(name, draft.probs_NV, (len(draft), vocab_size))
+        # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads laws.
+        if row.params.temperature and draft.probs_NV.is_cpu:
+            check_numbers(name, draft)
     if draft.max_depth > row.budget.depth:
         raise DrafterError(
             f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
@@ -104,19 +128,74 @@ def check_draft(name: str, row: DraftRow, draft: Draft, vocab_size: int) -> None
         )
 
 
+def _check_tree(name: str, draft: Draft) -> None:
+    """Of whole numbers alone: 1.0, True and what numpy calls an int are none."""
+    for what, ids in ("tokens", draft.tokens), ("parents", draft.parents):
+        if type(ids) is not tuple:
+            raise DrafterError(f"drafter {name!r} gave {_a(ids)} where a tuple of {what} was due.")
+        strange = {*map(type, ids)} - {int}
+        if strange:
+            kinds = ", ".join(sorted(kind.__name__ for kind in strange))
+            raise DrafterError(f"drafter {name!r} gave {what} of type {kinds}, not int.")
+    if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
+        raise DrafterError(f"drafter {name!r} told of a draft's origin in no words.")
+    draft.check()
+
+
+def _check_laws(name: str, laws_NV: object, shape: tuple[int, int]) -> None:
+    if type(laws_NV) is not Tensor or not laws_NV.is_floating_point():
+        raise DrafterError(f"drafter {name!r} reported laws that are {_a(laws_NV)}.")
+    if laws_NV.shape[1:] != shape[1:]:
+        raise DrafterError(
+            f"drafter {name!r} reported laws that are not over the target's {shape[1]} tokens."
+        )
+    if laws_NV.shape != shape:
+        raise DrafterError(f"drafter {name!r} reported {len(laws_NV)} laws of {shape[0]} tokens.")
+    if laws_NV.requires_grad or laws_NV.is_meta or laws_NV.layout is not torch.strided:
+        raise DrafterError(f"drafter {name!r} reported laws that cannot be read as plain numbers.")
+
+
 def check_numbers(name: str, draft: Draft) -> None:
     """Raises DrafterError if the laws that a draft was drawn from are not numbers."""
-    if draft.probs_NV is not None and not bool(draft.probs_NV.isfinite().all()):
+    # A sum has no temporary of the laws' size, and is finite only if they all are.
+    if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
         raise DrafterError(f"drafter {name!r} reported laws that are not numbers (NaN).")
 
 
-def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[Draft]:
-    drafts = drafter.propose(rows)
+def name_of(drafter: Drafter) -> str:
+    """What it calls itself, whatever that is."""
+    try:
+        return str(drafter.name)[:_MOST_WORDS]
+    except Exception:  # noqa: BLE001 - a drafter may be anybody's code
+        return type(drafter).__name__
+
+
+def words_of(error: BaseException) -> str:
+    """What an error of anybody's code says, or what kind it is where it says nothing."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - nor need its errors be in order
+        text = ""
+    return text[:_MOST_WORDS] or type(error).__name__
+
+
+def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
+    """One for each row; nothing is known of them but their number."""
+    given = cast("object", drafter.propose(rows))
+    if not isinstance(given, list | tuple):
+        raise DrafterError(f"drafter {name_of(drafter)!r} gave {_a(given)} where a list was due.")
+    answer = cast("Sequence[object]", given)
+    drafts = list(islice(answer, len(rows) + 1))
     if len(drafts) != len(rows):
         raise DrafterError(
-            f"drafter {drafter.name!r} returned {len(drafts)} drafts for {len(rows)} rows."
+            f"drafter {name_of(drafter)!r} returned {len(answer)} drafts for {len(rows)} rows."
         )
     return drafts
+
+
+def _a(value: object) -> str:
+    """What kind of value it is: its own text may be anything."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def _one_by_one(
@@ -131,8 +210,8 @@ def _one_by_one(
     return drafts, faults
 
 
-def _told(drafter: Drafter, error: Exception) -> str:
+def _told(drafter: Drafter, error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, SequenceError) and error.__cause__ else error
-    reason = f"drafter {drafter.name!r} failed: {cause or type(cause).__name__}"
+    reason = f"drafter {name_of(drafter)!r} failed: {words_of(cause)}"
     _log.warning("Speculation is off for a request: %s", reason)
     return reason
