@@ -31,6 +31,13 @@ class Ratio:
     high: float | None
     num_pairs: int
 
+    @property
+    def verdict(self) -> str:
+        """By the interval, and only by that; above 1 is better."""
+        if self.low is None or self.high is None:
+            return "not judged"
+        return "gain" if self.low > 1 else "loss" if self.high < 1 else "no measurable difference"
+
 
 def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
     """median(over) / median(under), where the values at one place are of one piece of work."""

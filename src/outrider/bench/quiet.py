@@ -10,6 +10,22 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+# Of the CPUs. Beyond it, what was timed meanwhile is not to be relied on.
+BUSY_SHARE = 0.05
+
+
+def is_busy(share: float | None) -> bool:
+    """Whether others used so much of the machine that times say little."""
+    return share is not None and share > BUSY_SHARE
+
+
+def said_of(share: float | None) -> str | None:
+    """A sentence about `share`, None if it is unknown."""
+    if share is None:
+        return None
+    warning = ": do not rely on these times" if is_busy(share) else ""
+    return f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+
 
 class Neighbours:
     """While entered, watches the machine; `share` is foreign CPU time over all CPU time, or None

@@ -9,9 +9,10 @@ from typing import Any
 
 from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.presets import REFERENCES
+from outrider.bench.quiet import said_of
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Cell, cells
-from outrider.bench.sweeps.report import BUSY_SHARE, spread_text
+from outrider.bench.sweeps.report import spread_text
 from outrider.cli.output import screen_table
 from outrider.core.config import EXACT_SAMPLERS
 
@@ -106,7 +107,5 @@ def _sentences(found: list[Cell], record: Mapping[str, Any]) -> Iterator[str]:
         reasons.update(cell.failures)
     for reason, num in reasons.most_common(5):
         yield f"{num} failed: {reason}"
-    share = record["foreign_cpu_share"]
-    if share is not None:
-        warning = ": do not rely on these times" if share > BUSY_SHARE else ""
-        yield f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+    if said := said_of(record["foreign_cpu_share"]):
+        yield said

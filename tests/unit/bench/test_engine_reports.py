@@ -11,7 +11,7 @@ from doubles.engine_runs import evidence_of, field, measured, plan
 from outrider.bench.engines import figures
 from outrider.bench.engines.cells import cells, comparisons
 from outrider.bench.engines.figures import draw_all, draw_pairs, draw_timelines
-from outrider.bench.engines.findings import Evidence, findings, meets_bar, verdict
+from outrider.bench.engines.findings import Evidence, findings, meets_bar
 from outrider.bench.engines.models import (
     BareReads,
     ahead_predictions,
@@ -110,7 +110,7 @@ def test_sentences_follow_the_numbers(evidence: Evidence) -> None:
     ],
 )
 def test_a_ratio_is_judged_by_its_interval(ratio: Ratio, word: str, met: bool | None) -> None:
-    assert (verdict(ratio), meets_bar(ratio)) == (word, met)
+    assert (ratio.verdict, meets_bar(ratio)) == (word, met)
 
 
 def test_the_source_s_table_is_whole() -> None:

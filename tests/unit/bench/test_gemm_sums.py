@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from outrider.bench.gemm.cells import Measured
 from outrider.bench.gemm.engines import Numbers, Taken
-from outrider.bench.gemm.pair import PAIRS, Make, facts, num_weights, pair_shape
+from outrider.bench.gemm.findings import scatter_of
+from outrider.bench.gemm.pair import PAIRS, CostPair, Make, facts, num_weights, pair_shape
 from outrider.bench.gemm.passes import PassTimer, draft_shares, windows
 from outrider.bench.gemm.plan import (
     QUICK,
@@ -30,7 +31,7 @@ from outrider.bench.gemm.plan import (
 from outrider.bench.gemm.record import Ceilings, Cell
 from outrider.bench.gemm.roof import product_rows
 from outrider.bench.gemm.samples import Sample, SamplesFile
-from outrider.bench.gemm.units import EngineUnit, Held
+from outrider.bench.gemm.units import EngineUnit, Held, PassUnit
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.expected import expected_tokens
 from outrider.core.fan_out import MissCurve
@@ -180,8 +181,47 @@ def test_a_window_holds_a_trunk_and_k_passes_over_all_branches() -> None:
     assert [(one.branches, one.fits) for one in found] == [(1, True), (8, True), (32, False)]
     assert {one.largest_fan_out for one in found} == {8}
     assert found[0].num_passes == pytest.approx(6)
+    assert scatter_of(found) == []
     late = windows("8b/1b", [4], [1, 8], {**seconds, "draft rows=5": [0.003]})
     assert [(one.branches, one.fits) for one in late] == [(1, True), (8, False)]
+
+
+def test_a_pass_over_fewer_branches_that_took_longer_is_told_as_noise() -> None:
+    seconds = {
+        "target rows=5": [0.4],
+        "draft rows=5": [0.06],
+        "draft rows=1": [0.075, 0.080, 0.085],
+        "draft rows=8": [0.055, 0.060, 0.090],
+        "draft rows=16": [0.12],
+    }
+    found = windows("8b/1b", [4], [1, 8, 16], seconds)
+    assert [(row.pass_least, row.pass_most) for row in found[:2]] == [(0.075, 0.085), (0.055, 0.09)]
+    (said,) = scatter_of(found)
+    assert "over 1 of the branches was timed 1.33 times as long as one over 8" in said
+
+
+def test_passes_are_timed_warm_and_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each beside passes of its own model, and in both orders: drift would fall on some alone."""
+    run: list[str] = []
+
+    def took(_: PassTimer, name: str) -> float:
+        run.append(name)
+        return 9.0 if run.count(name) == 1 else 1.0
+
+    monkeypatch.setattr(PassTimer, "_once", took)
+    shape = pair_shape("8b/1b")
+    timer = PassTimer(shape, cast("CostPair", None))
+    held = Held()
+    unit = PassUnit(Make(costs=Costs()), shape, (2,), 0)
+    held.get(("passes", unit.make, unit.pair, unit.ks), lambda: timer)
+    orders: list[list[str]] = []
+    for repeat in (0, 1):
+        run.clear()
+        samples = replace(unit, repeat=repeat).take(held)
+        assert [sample.key for sample in samples] == list(replace(unit, repeat=repeat).keys)
+        assert {sample.values["seconds"] for sample in samples if sample.values} == {1.0}
+        orders.append(list(dict.fromkeys(run)))
+    assert orders[0] == orders[1][::-1]
 
 
 def test_a_product_is_held_against_the_lower_roof() -> None:

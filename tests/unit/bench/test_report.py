@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from doubles import report_results
+from doubles.study_results import cell, study
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
+from outrider.bench.figure_style import LIGHT
 from outrider.bench.interval import Ratio
 from outrider.bench.report.build import build
 from outrider.bench.report.figure_scatter import Pair
 from outrider.bench.report.prediction_part import said
+from outrider.bench.report.study_speed import hits
 from outrider.bench.report.summary import summarise
 from outrider.bench.report.values import Claim, Part, Report
 from outrider.bench.sweep_results import SWEEP, ResultsFolder
@@ -142,6 +145,34 @@ def test_several_machines_and_commits_are_told(tmp_path: Path) -> None:
 def test_the_eight_figures_of_a_cost_study_are_there(report: Report) -> None:
     names = [figure.name for figure in part_of(report, "cost study").figures]
     assert sorted(name[:4] for name in names) == [f"fig{i}" for i in range(1, 9)]
+
+
+def test_the_level_of_drafting_in_turns_is_that_of_the_same_study() -> None:
+    """Each study has plain decoding of its own visits; a ratio over another's is another ratio."""
+    cells = [
+        cell("alpha", "sd", 4, speed_up=2.9),
+        cell("fan_out", "sd", 4, speed_up=2.4),
+        cell("hits", "sd", 4, speed_up=1.1),
+        *(cell("hits", "ssd", 4, p_hit=p, speed_up=1.2 + p) for p in (0.0, 1.0)),
+    ]
+    (axes,) = hits(cells, "toy", LIGHT).axes
+    drawn = [(list(line.get_xdata()), {float(y) for y in line.get_ydata()}) for line in axes.lines]
+    assert [ys for xs, ys in drawn if xs == [0, 1] and len(ys) == 1] == [{1.1}, {1.0}]
+
+
+def test_a_window_that_scatter_alone_decides_says_so(tmp_path: Path) -> None:
+    record = study()
+    for row in record["windows"]:
+        row["pass_seconds"] = 0.02 if row["branches"] == 1 else 0.015
+    report_results.write(tmp_path, "ssd", record)
+    (part,) = build([tmp_path]).parts
+    assert sum("smaller differences in the verification window" in w for w in part.warnings) == 1
+    assert not any("verification window are noise" in w for w in part_of_study(study(), tmp_path))
+
+
+def part_of_study(record: dict[str, object], folder: Path) -> list[str]:
+    report_results.write(folder, "ssd", record)
+    return build([folder]).parts[0].warnings
 
 
 def test_closed_loops_are_drawn_by_requests_in_flight(tmp_path: Path, report: Report) -> None:

@@ -11,11 +11,14 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
+from outrider.bench.race import Score
+from outrider.cli.compare import Comparison
 
 pytestmark = pytest.mark.weights
 
 PROMPT = "def quicksort(items):"
 SHORT = ("--max-tokens", "16")
+JUDGED = ("gain", "loss", "no measurable difference", "not judged")
 
 
 def run_json(outrider: Command, *words: str) -> dict[str, Any]:
@@ -130,10 +133,31 @@ def test_output_writes_the_same_record(outrider: Command, tmp_path: Path) -> Non
 
 def test_a_comparison_says_what_it_measured(outrider: Command) -> None:
     shown = outrider("generate", PROMPT, *SHORT, "--compare")
-    assert re.search(r" · \d+\.\d\d× vs off \(measured, 3 runs each; identical text\)$", shown.out)
+    told = r"\d+\.\d\d× vs off[^(]* \(5 runs each, 95 % interval [^;]*; identical text\)"
+    assert re.search(told, shown.out)
     record = run_json(outrider, PROMPT, *SHORT, "--compare")
     assert record["compare"]["identical"] is True
     assert record["compare"]["speedup"] > 0
+    assert record["compare"]["verdict"] in JUDGED
+
+
+def test_a_comparison_tells_noise_from_a_gain() -> None:
+    """A ratio of times that scatter, or were taken beside other programs, proves nothing."""
+
+    def compared(on: list[float], off: list[float], share: float | None) -> Comparison:
+        scores = [Score([60] * len(times), times) for times in (on, off)]
+        return Comparison.of(*scores, identical=True, greedy=True, share=share)
+
+    quiet = compared([0.1] * 5, [0.25] * 5, 0.01)
+    assert (quiet.verdict, quiet.speedup) == ("gain", pytest.approx(2.5))
+    assert quiet.summary().startswith("2.50× vs off (5 runs each, 95 % interval 2.50 to 2.50;")
+    scattered = compared([0.1, 0.4, 0.1, 0.5, 0.3], [0.3, 0.1, 0.4, 0.1, 0.5], None)
+    assert scattered.verdict == "no measurable difference"
+    assert "× vs off, no measurable difference (" in scattered.summary()
+    busy = compared([0.1] * 5, [0.296] * 5, 0.43)
+    assert busy.to_dict()["verdict"] == "not judged"
+    assert busy.summary().startswith("noise, not judged: 2.96× vs off (")
+    assert "Other programs used 43.0 % of the CPUs meanwhile" in busy.summary()
 
 
 def test_a_comparison_in_a_small_window_asks_for_no_more_than_fits(outrider: Command) -> None:

@@ -42,12 +42,9 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        ratio = self.speedup
         if self.contestant == OFF:
             return ""
-        if ratio is None or ratio.low is None or ratio.high is None:
-            return "not judged"
-        return "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "no measurable difference"
+        return "not judged" if self.speedup is None else self.speedup.verdict
 
     @property
     def status(self) -> str:

@@ -10,6 +10,7 @@ from outrider.bench.drafters.table import OFF
 from outrider.bench.engines.findings import spoken
 from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.pages import Section, number, percent
+from outrider.bench.quiet import said_of
 
 HEADER = (
     "domain",
@@ -29,8 +30,6 @@ _NOTE = (
     "after, with 95 % bootstrap intervals. By position: of the drafts that had an i-th token in a "
     "row, how many kept it; of a tree, its depth is taken to be K."
 )
-# Of the CPUs, above which times are not to be relied on.
-_BUSY_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,5 @@ def _caveats(found: Evidence) -> Iterator[str]:
     judged = [cell for cell in found.cells if cell.speedup is not None]
     if judged and all(cell.verdict == "not judged" for cell in judged):
         yield f"An interval and a verdict need {MIN_PAIRS} pieces (--prompts {MIN_PAIRS})."
-    share = found.foreign_cpu_share
-    if share is not None:
-        warning = ": do not rely on these times" if share > _BUSY_SHARE else ""
-        yield f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+    if said := said_of(found.foreign_cpu_share):
+        yield said

@@ -14,10 +14,10 @@ from outrider.bench.engines.cells import Cell, Comparison
 from outrider.bench.engines.models import AheadPrediction, LaneBound
 from outrider.bench.engines.reference import published_gain
 from outrider.bench.interval import MIN_PAIRS, Ratio
+from outrider.bench.quiet import said_of
 
 # What `auto` is asked to reach against every other way at every level.
 MEDIAN_BAR, LOW_BAR = 0.97, 0.95
-_BUSY_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,6 @@ def spoken(ratio: Ratio) -> str:
     """1.05× (1.01 to 1.09), or without the interval if there is none."""
     interval = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
     return f"{ratio.value:.3f}×{interval}"
-
-
-def verdict(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return "not judged"
-    return "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "no measurable difference"
 
 
 def meets_bar(ratio: Ratio) -> bool | None:
@@ -99,7 +93,7 @@ def _joined(found: Evidence) -> Iterator[str]:
         if one.role == "pdv over pd" and one.level <= found.hybrid_threshold
     ]
     if few and found.hybrid_threshold:
-        losses = sum(verdict(ratio) == "loss" for ratio in few)
+        losses = sum(ratio.verdict == "loss" for ratio in few)
         judged = sum(ratio.low is not None for ratio in few)
         yield (
             f"Up to {found.hybrid_threshold} requests pdv joins its lanes and runs the jobs of pd: "
@@ -115,7 +109,7 @@ def _lanes(found: Evidence) -> Iterator[str]:
         if one.role != "pdv over pd":
             continue
         parts = [f"Level {one.level}: pdv has {spoken(one.throughput)} the throughput of pd"]
-        parts.append(f"({verdict(one.throughput)})")
+        parts.append(f"({one.throughput.verdict})")
         if one.itl_p95 is not None:
             parts.append(f"and {spoken(one.itl_p95)} its ITL p95")
         bound = bounds.get(one.level)
@@ -141,7 +135,7 @@ def _ahead(found: Evidence) -> Iterator[str]:
             continue
         text = (
             f"Level {one.level}: ssd has {spoken(one.throughput)} the throughput of single "
-            f"({verdict(one.throughput)})"
+            f"({one.throughput.verdict})"
         )
         cell = cells.get((one.level, "ssd"))
         if cell is not None and cell.p_hit is not None:
@@ -180,7 +174,5 @@ def _caveats(found: Evidence) -> Iterator[str]:
         yield f"An interval and a verdict need {MIN_PAIRS} repeats (--repeats {MIN_PAIRS})."
     if found.bound_refusal is not None:
         yield f"No bound on what lanes can gain: {found.bound_refusal}."
-    share = found.foreign_cpu_share
-    if share is not None:
-        warning = ": do not rely on these times" if share > _BUSY_SHARE else ""
-        yield f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+    if said := said_of(found.foreign_cpu_share):
+        yield said

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from outrider.bench.engines.cells import Cell, Comparison
 from outrider.bench.engines.columns import columns
-from outrider.bench.engines.findings import Evidence, findings, meets_bar, spoken, verdict
+from outrider.bench.engines.findings import Evidence, findings, meets_bar, spoken
 from outrider.bench.engines.models import AheadPrediction
 from outrider.bench.engines.reference import LABEL, NAMES, PUBLISHED, published
 from outrider.bench.pages import Section, number, percent
@@ -73,7 +73,7 @@ def _comparisons(found: Sequence[Comparison]) -> Section:
             spoken(one.throughput),
             "-" if one.itl_p95 is None else spoken(one.itl_p95),
             str(one.throughput.num_pairs),
-            verdict(one.throughput),
+            one.throughput.verdict,
             _bar(one),
         )
         for one in found

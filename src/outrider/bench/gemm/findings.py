@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.bench.gemm.record import Cell, DraftShare, WindowRow
+from outrider.bench.quiet import is_busy
 
-# Of the CPUs; beyond it figures say little.
-BUSY = 0.05
+# By how much a smaller pass may take longer before that is worth a word.
+_SCATTER = 1.05
 
 
 def findings(
@@ -23,13 +24,34 @@ def warnings(*, quick: bool, num_failures: int, foreign_cpu_share: float | None)
     found: list[str] = []
     if quick:
         found.append("This is a taste: small models, few repeats. Its figures mean nothing.")
-    if foreign_cpu_share is not None and foreign_cpu_share > BUSY:
+    if foreign_cpu_share is not None and is_busy(foreign_cpu_share):
         found.append(
             f"Others used {100 * foreign_cpu_share:.0f} % of the CPUs meanwhile: measure again on "
             "a quiet machine."
         )
     if num_failures:
         found.append(f"{num_failures} samples failed; they are in no number.")
+    return found
+
+
+def scatter_of(windows: Sequence[WindowRow]) -> list[str]:
+    """A sentence for each pair of which a pass over fewer branches took longer than one over more.
+    It reads the same weights and computes less, so that is how much times scatter."""
+    found: list[str] = []
+    for pair in _pairs(windows):
+        times = {row.branches: row.pass_seconds for row in windows if row.pair == pair}
+        worst = max(
+            ((few, many) for few in times for many in times if few < many),
+            key=lambda two: times[two[0]] / times[two[1]],
+            default=None,
+        )
+        if worst is None or (ratio := times[worst[0]] / times[worst[1]]) <= _SCATTER:
+            continue
+        found.append(
+            f"{pair}: a draft pass over {worst[0]} of the branches was timed {ratio:.2f} times as "
+            f"long as one over {worst[1]}, which computes more from the same weights: smaller "
+            "differences in the verification window are noise."
+        )
     return found
 
 

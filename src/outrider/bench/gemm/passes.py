@@ -21,6 +21,7 @@ from outrider.models.decoder import Room
 
 PASS_ROOM_SLOTS = 512
 _NO_NEEDS = DraftNeeds()
+_NUM_TIMED = 3
 _SEQ = 0
 _TARGET_ROWS, _DRAFT_ROWS, _DRAFT_CHAIN = "target rows=", "draft rows=", "draft chain="
 
@@ -45,7 +46,12 @@ class PassTimer:
         ]
 
     def time(self, name: str) -> float:
-        """Seconds of all layers, taken once."""
+        """Seconds of all layers: the median of some passes, after one that brings the model's
+        weights to where they stay between its passes. Another model's may have pushed them out."""
+        self._once(name)
+        return statistics.median(self._once(name) for _ in range(_NUM_TIMED))
+
+    def _once(self, name: str) -> float:
         kind, number = name.split("=")
         target, draft = self.pair.target, self.pair.draft
         match kind:
@@ -144,6 +150,8 @@ def windows(
                     verify_seconds=verify,
                     trunk_seconds=trunk,
                     pass_seconds=one,
+                    pass_least=min(seconds[f"{_DRAFT_ROWS}{count}"]),
+                    pass_most=max(seconds[f"{_DRAFT_ROWS}{count}"]),
                     num_passes=verify / one,
                     fits=count in fitting,
                     largest_fan_out=max(fitting, default=0),

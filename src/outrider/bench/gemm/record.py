@@ -146,7 +146,8 @@ class ProductRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRow:
     """Beside one verification of K + 1 rows: `pass_seconds` of the draft model over `branches` rows
-    at once. `num_passes` is how many of them fit. `fits` says whether a trunk and K passes over all
+    at once, the median of repeats between `pass_least` and `pass_most` (None in older files).
+    `num_passes` is how many of them fit. `fits` says whether a trunk and K passes over all
     branches do, and `largest_fan_out` of a K is the largest number of branches that does (0: none).
     """
 
@@ -159,6 +160,8 @@ class WindowRow:
     num_passes: float
     fits: bool
     largest_fan_out: int
+    pass_least: float | None = None
+    pass_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

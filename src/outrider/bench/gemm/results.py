@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from outrider.bench.gemm.cells import Measured
-from outrider.bench.gemm.findings import findings, warnings
+from outrider.bench.gemm.findings import findings, scatter_of, warnings
 from outrider.bench.gemm.pair import PairShape, facts
 from outrider.bench.gemm.passes import draft_shares, windows
 from outrider.bench.gemm.record import (
@@ -43,11 +43,14 @@ class Results:
 
     @property
     def warnings(self) -> list[str]:
-        return warnings(
-            quick=self.quick,
-            num_failures=self.num_failures,
-            foreign_cpu_share=self.foreign_cpu_share,
-        )
+        return [
+            *warnings(
+                quick=self.quick,
+                num_failures=self.num_failures,
+                foreign_cpu_share=self.foreign_cpu_share,
+            ),
+            *scatter_of(self.windows),
+        ]
 
     def rows(self) -> dict[str, object]:
         """As `results.json` has them."""

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.peers.contestants import OURS
+from outrider.bench.quiet import is_busy
 
 RATES = (
     "contestant",
@@ -34,8 +35,6 @@ _RATIO_NOTE = (
     "Their median seconds a token over ours, on the same prompts: above 1 ours is faster. In "
     "brackets 95 % bootstrap intervals."
 )
-# Of the CPUs, above which times are not to be relied on.
-_BUSY_SHARE = 0.05
 
 Row = Mapping[str, Any]
 
@@ -121,7 +120,7 @@ def _caveats(record: Mapping[str, Any]) -> Iterator[str]:
     shares: Row | None = record["cpu_share"]
     if shares is not None:
         strange = shares["strangers"]
-        warning = ": do not rely on these times" if strange > _BUSY_SHARE else ""
+        warning = ": do not rely on these times" if is_busy(strange) else ""
         yield (
             f"While one was timed, the others used {100 * shares['waiting']:.1f} % of the CPUs and "
             f"other programs {100 * strange:.1f} %{warning}."

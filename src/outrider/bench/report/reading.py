@@ -13,8 +13,9 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, cast
 
 from outrider.bench.interval import MIN_PAIRS, Ratio
+from outrider.bench.quiet import is_busy, said_of
 from outrider.bench.records import RecordError, entries, made
-from outrider.bench.report.values import BUSY_SHARE, Claim, Origin
+from outrider.bench.report.values import Claim, Origin
 
 T = TypeVar("T")
 Record = Mapping[str, Any]
@@ -155,11 +156,8 @@ def doubts(record: Record, claims: Sequence[Claim], origins: Sequence[Origin]) -
     if record.get("complete") is False:
         found.append("The run was interrupted: this is what it had measured until then.")
     share = number_of(record, "foreign_cpu_share")
-    if share is not None and share > BUSY_SHARE:
-        found.append(
-            f"Other programs used {100 * share:.1f} % of the CPUs meanwhile: do not rely on these "
-            "times."
-        )
+    if is_busy(share) and (said := said_of(share)):
+        found.append(said)
     if any(origin.dirty for origin in origins):
         found.append(
             "Files had been changed since the commit that is named, so it is not the code."

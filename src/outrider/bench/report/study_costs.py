@@ -64,7 +64,16 @@ def windows(rows: Sequence[WindowRow], foot: str, theme: Theme) -> Any:
         own = sorted((r for r in rows if r.branches == branches), key=lambda row: row.k)
         places = [ks.index(row.k) for row in own]
         label = f"{branches} {'branch' if branches == 1 else 'branches'}"
-        axes.plot(places, [row.num_passes for row in own], color=color, label=label)
+        axes.errorbar(
+            places,
+            [row.num_passes for row in own],
+            yerr=[
+                [row.num_passes - _fitting(row, row.pass_most) for row in own],
+                [_fitting(row, row.pass_least) - row.num_passes for row in own],
+            ],
+            color=color,
+            label=label,
+        )
         for place, row in zip(places, own, strict=True):
             face = color if row.fits else theme.page
             axes.plot([place], [row.num_passes], marker="o", color=color, markerfacecolor=face)
@@ -76,8 +85,14 @@ def windows(rows: Sequence[WindowRow], foot: str, theme: Theme) -> Any:
     axes.set_xlabel("K")
     axes.set_ylabel("draft passes a verification")
     axes.legend(frameon=False, fontsize=8)
-    caption(figure, f"{foot}; filled: a trunk and K passes over all branches fit", theme)
+    bars = "; bars: all repeats" if any(row.pass_least is not None for row in rows) else ""
+    caption(figure, f"{foot}; filled: a trunk and K passes over all branches fit{bars}", theme)
     return figure
+
+
+def _fitting(row: WindowRow, seconds: float | None) -> float:
+    """Passes of so many seconds that fit; as many as the row says if they are unknown."""
+    return row.verify_seconds / seconds if seconds else row.num_passes
 
 
 def roofline(products: Sequence[ProductRow], ceilings: Ceilings, foot: str, theme: Theme) -> Any:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from outrider.bench.figure_style import Theme
+from outrider.bench.gemm.findings import scatter_of
 from outrider.bench.gemm.record import (
     Ceilings,
     Cell,
@@ -67,17 +68,20 @@ def part(source: Source) -> list[Part]:
             claims=claims,
             figures=list(_figures(pairs, cells, windows, (products, ceilings), source.record)),
             tables=list(_tables(record, cells)),
-            warnings=_warnings(record, claims, origins),
+            warnings=_warnings(record, claims, origins, scatter_of(windows)),
             origins=origins,
         )
     ]
 
 
-def _warnings(record: Record, claims: Sequence[Claim], origins: Sequence[Origin]) -> list[str]:
-    """The study's own, and those that it does not have."""
+def _warnings(
+    record: Record, claims: Sequence[Claim], origins: Sequence[Origin], scatter: Sequence[str]
+) -> list[str]:
+    """The study's own, and those that it, or an older version, does not have."""
     said = ("quick", "foreign_cpu_share")
     rest = {name: value for name, value in record.items() if name not in said}
-    return [*texts_of(record, "warnings"), *doubts(rest, claims, origins)]
+    said_here = [*texts_of(record, "warnings"), *scatter, *doubts(rest, claims, origins)]
+    return list(dict.fromkeys(said_here))
 
 
 def _cell(record: Record) -> Cell:

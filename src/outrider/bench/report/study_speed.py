@@ -37,7 +37,8 @@ def alpha_and_k(cells: Sequence[Cell], foot: str, theme: Theme) -> Any:
 
 def hits(cells: Sequence[Cell], foot: str, theme: Theme) -> Any:
     """SSD by the forced share of foreseen verdicts, beside SD of the same K and alpha."""
-    ahead = [c for c in cells if c.study == "hits" and c.method == "ssd" and c.p_hit is not None]
+    study = [c for c in cells if c.study == "hits"]
+    ahead = [c for c in study if c.method == "ssd" and c.p_hit is not None]
     figure = new_figure(3.8, "SSD and SD over plain decoding, by the share of foreseen verdicts")
     axes = figure.subplots()
     kinds = sorted({(cell.k, cell.alpha, cell.batch) for cell in ahead})
@@ -48,7 +49,7 @@ def hits(cells: Sequence[Cell], foot: str, theme: Theme) -> Any:
         label = f"K={k}, alpha={alpha:g}{f', batch {batch}' if batch > 1 else ''}"
         _measured(axes, own, lambda cell: cell.p_hit, (color, "o", f"SSD, {label}"))
         _theory(axes, own, lambda cell: cell.p_hit, color)
-        for turn in cells:
+        for turn in study:
             if turn.method == "sd" and (turn.k, turn.alpha, turn.batch) == kind:
                 axes.axhline(turn.speed_up, color=color, linewidth=1.2, alpha=0.6)
                 axes.text(1.05, turn.speed_up, "SD", color=color, fontsize=8, va="bottom")

@@ -14,9 +14,6 @@ from typing import Any, Literal
 from outrider.bench.figure_style import Theme
 from outrider.bench.interval import Ratio
 
-# Above which share of the CPUs times of a busy machine are not to be relied on.
-BUSY_SHARE = 0.05
-
 ClaimKind = Literal["speculation", "arrangement", "peer"]
 
 
@@ -32,11 +29,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """As bench/engines/findings.py says it: by the interval, and only by that."""
-        low, high = self.ratio.low, self.ratio.high
-        if low is None or high is None:
-            return "not judged"
-        return "gain" if low > 1 else "loss" if high < 1 else "no measurable difference"
+        return self.ratio.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

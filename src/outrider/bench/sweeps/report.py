@@ -10,6 +10,7 @@ from outrider.bench.config import Plain
 from outrider.bench.interval import MIN_PAIRS, Ratio
 from outrider.bench.pages import Section
 from outrider.bench.presets import Reference
+from outrider.bench.quiet import said_of
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Spread
 from outrider.bench.sweeps.axes import CONCURRENCY, CONTEXT, OF_WAYS
@@ -27,8 +28,6 @@ from outrider.bench.sweeps.summary import (
 )
 from outrider.core.config import EXACT_SAMPLERS
 
-# Neighbours slow some contestants more than others, so above this share ratios are doubtful too.
-BUSY_SHARE = 0.05
 _COLUMNS = (
     "samples",
     "failed",
@@ -176,9 +175,8 @@ def _sentences(folder: ResultsFolder, found: Sequence[Point]) -> Iterator[str]:
     for refused in _refused(folder):
         yield f"Not measured: {refused}"
     share = record["foreign_cpu_share"]
-    if isinstance(share, float):
-        warning = ": do not rely on these times" if share > BUSY_SHARE else ""
-        yield f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+    if said := said_of(share if isinstance(share, float) else None):
+        yield said
 
 
 def _refused(folder: ResultsFolder) -> list[str]:
