@@ -1,9 +1,10 @@
 """Plain decoding, one token a pass: what every speed-up is measured against.
 
 The prompt is read in one pass (prefill: matrix times matrix, bound by arithmetic); then each pass
-reads one token on top of the KV in the arena (decode: matrix times vector, bound by memory). That
-is the engine's own round with an empty draft, so a comparison with speculation compares nothing
-else. docs/theory.md has the numbers.
+reads one token on top of the KV in the arena (decode: matrix times vector, bound by memory). By a
+model's name that is the engine's own round with an empty draft, so a comparison with speculation
+compares nothing else. Over a `ModelWrapper` it is the loop written out: the same greedy text, and
+the same law and random numbers. docs/theory.md has the numbers.
 """
 
 from __future__ import annotations
@@ -11,33 +12,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
+
+from torch import Tensor
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
+from outrider.api.wrapper import Cache, ModelWrapper
+from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.host import host_ints
+from outrider.core.laws import draw, processed_probs
+from outrider.core.noise import ROOT, KeyedNoise
 from outrider.core.params import SamplingParams
+from outrider.metrics.summary import summarise
 
 
 class AutoregressiveDecoder:
-    """A target model without any drafter. Raises what `LLM` raises."""
+    """A target model without any drafter: by name, or a wrapper, whose caches stay as they are.
+    `config` is for a model by name. Raises what `LLM` raises."""
 
     def __init__(
-        self, model: str | Path = "outrider/embedded", *, config: EngineConfig | None = None
+        self,
+        model: str | Path | ModelWrapper = "outrider/embedded",
+        *,
+        config: EngineConfig | None = None,
     ) -> None:
-        self._llm = LLM(model, config=replace(config or EngineConfig(), drafter="none"))
+        self._last: GenerationResult | None = None
+        if isinstance(model, ModelWrapper):
+            if config is not None:
+                raise ConfigError(
+                    "a wrapper's model is loaded already, so a configuration changes nothing.",
+                    hint="give a model's name with config, or load the wrapper as you want it",
+                )
+            self._llm, self._wrapper = None, model
+        else:
+            config = replace(config or EngineConfig(), drafter="none")
+            self._llm, self._wrapper = LLM(model, config=config), None
 
     @property
     def llm(self) -> LLM:
+        """Raises ConfigError if the decoder was given a wrapper."""
+        if self._llm is None:
+            raise ConfigError("this decoder runs a wrapper.", hint="make it of a model's name")
         return self._llm
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._llm.tokenizer
+        return self.llm.tokenizer if self._wrapper is None else self._wrapper.tokenizer
+
+    @property
+    def last_result(self) -> GenerationResult:
+        """Of the text that was written last: ids, times, why it ended."""
+        if self._last is None:
+            raise ConfigError("nothing was written yet.", hint="call generate first")
+        return self._last
 
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         *,
@@ -45,13 +80,19 @@ class AutoregressiveDecoder:
     ) -> GenerationResult:
         """Go on from `prompt_ids` until a stop token, which is the last id then, or the limit.
 
-        Temperature 0 is greedy: the first largest logit. Above it, the law is the softmax of
-        logits / temperature and the text depends on `seed` alone. Raises ConfigError.
+        The ids are a list, or a tensor of shape [N] or [1, N]. Temperature 0 is greedy: the first
+        largest logit. Above it, the law is the softmax of logits / temperature and the text depends
+        on `seed` alone. Raises ConfigError.
         """
         params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        for _ in self._llm.stream(list(prompt_ids), params):
+        ids = _listed(prompt_ids)
+        if self._wrapper is not None:
+            self._last = _written(self._wrapper, ids, params)
+            return self._last
+        for _ in self.llm.stream(ids, params):
             pass  # each event is one pass of the model, and one token
-        return self._llm.last_result
+        self._last = self.llm.last_result
+        return self._last
 
     def generate_text(
         self,
@@ -60,7 +101,84 @@ class AutoregressiveDecoder:
         temperature: float = 0.0,
         *,
         seed: int = 0,
-    ) -> GenerationResult:
-        """The same from text; the completion is the result's `text`."""
+    ) -> str:
+        """The text that comes after `prompt`; `last_result` has the rest. Raises ConfigError."""
         ids = self.tokenizer.encode(prompt)
-        return self.generate(ids, max_new_tokens, temperature, seed=seed)
+        return self.generate(ids, max_new_tokens, temperature, seed=seed).text
+
+
+def _listed(ids: Sequence[int] | Tensor) -> list[int]:
+    if not isinstance(ids, Tensor):
+        return list(ids)
+    if ids.dim() > 1 and ids.shape[0] != 1:
+        raise ConfigError("one sequence at a time.", hint="call generate for each row")
+    return host_ints(ids.flatten())
+
+
+def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> GenerationResult:
+    """The loop: read what is unread, draw from the law of its last row, until the text ends."""
+    began = perf_counter()
+    stops = {*wrapper.model.spec.stop_ids, *wrapper.tokenizer.stop_ids}
+    limit = min(params.max_tokens, wrapper.model.spec.max_tokens - len(ids) - 1)
+    if limit < 1:
+        raise ConfigError(
+            f"a prompt of {len(ids)} tokens leaves no room in a window of "
+            f"{wrapper.model.spec.max_tokens}.",
+            hint="shorten the prompt",
+        )
+    written, arrivals, traces = list[int](), list[float](), list[RoundTrace]()
+    unread, past = ids, None
+    while len(written) < limit and not (written and written[-1] in stops):
+        started = perf_counter()
+        logits_1NV, cache = wrapper.forward(unread, past)
+        _freed(wrapper, past)
+        past = cache
+        read = perf_counter()
+        token = _next(logits_1NV[0, -1:], params, start=len(ids) + len(written))
+        arrivals.append(perf_counter() - began)
+        traces.append(
+            _trace(len(written), len(unread) - 1, read - started, arrivals[-1] + began - read)
+        )
+        written.append(token)
+        unread = [token]
+    _freed(wrapper, past)
+    stopped = written[-1] in stops
+    return GenerationResult(
+        text=wrapper.tokenizer.decode(written[:-1] if stopped else written),
+        token_ids=tuple(written),
+        finish_reason="stop" if stopped else "length",
+        stats=summarise(traces, drafter="none", k=0, total_seconds=arrivals[-1]),
+        token_seconds=tuple(arrivals),
+    )
+
+
+def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
+    """As the engine draws after an empty draft, `start` tokens into the text."""
+    if params.greedy:
+        return int(logits_1V[0].argmax())
+    law_V = processed_probs(logits_1V, params)[0]
+    return draw(law_V, KeyedNoise(params.seed, 0, start), ROOT)
+
+
+def _freed(wrapper: ModelWrapper, cache: Cache | None) -> None:
+    """What was forked from `cache` lives on; memory holds one copy of the text."""
+    if cache is not None:
+        wrapper.close(cache)
+
+
+def _trace(number: int, prompt_tokens: int, reading: float, drawing: float) -> RoundTrace:
+    return RoundTrace(
+        seq_id=0,
+        pass_index=number,
+        drafter="none",
+        batch_size=1,
+        num_target_passes=1,
+        num_prompt_tokens=prompt_tokens,
+        num_drafted=0,
+        num_accepted=0,
+        num_emitted=1,
+        num_rows_copied=0,
+        draft_seconds=0.0,
+        verify_seconds=reading,
+        accept_seconds=drawing,
+    )

@@ -135,6 +135,11 @@ class GenerationResult:
         return self.stats.tokens_per_round if self.is_speculative else None
 
     @property
+    def p_hit(self) -> float | None:
+        """Share of the verdicts that drafting ahead had foreseen; None where it was not in use."""
+        return self.stats.p_hit
+
+    @property
     def draft_milliseconds(self) -> float | None:
         """Spent drafting, over all rounds."""
         return self._milliseconds("draft")
@@ -216,6 +221,9 @@ class GenerationResult:
                 f"{stats.tokens_per_round:.2f} tokens a round",
                 f"drafting {100 * stats.draft_share:.0f} % of the time",
             ]
+        if stats.p_hit is not None:
+            num = stats.num_hits + stats.num_misses
+            parts.append(f"{stats.num_hits} of {num} verdicts foreseen (p_hit {stats.p_hit:.2f})")
         if not self.exact:
             parts.append("LOSSY: the text may differ from the target's own")
         return " · ".join(parts)
@@ -252,4 +260,5 @@ class GenerationResult:
             "inter_token_p99": percentile(after_first, 99),
             "acceptance_rate": self.acceptance_rate,
             "tokens_per_round": self.tokens_per_round,
+            "p_hit": self.p_hit,
         }

@@ -37,6 +37,7 @@ _NEEDS = DraftNeeds()
 _MAX_ROWS = 64
 _PAGE_SIZE = 32
 _MAX_CONTEXT = 4096
+_QUANTISED = ("int8", "int4")
 # Room for a cache of full length and one that was cut from it.
 _NUM_CACHES = 2
 
@@ -262,16 +263,18 @@ def load_wrapper(
     """A model by alias, folder or hub id, ready for `forward`, and its tokenizer.
 
     `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16; `quantise` is none, int8
-    or int4, for its matrices. The arena holds two full windows, of 4096 tokens at most. Raises
-    ConfigError, CheckpointError or MachineError.
+    or int4, for its matrices, which a `dtype` of int8 or int4 means as well. The arena holds two
+    full windows, of 4096 tokens at most. Raises ConfigError, CheckpointError or MachineError.
     """
-    if dtype == "int4":
-        raise ConfigError(
-            "no kernel computes with 4-bit weights yet, so dtype int4 cannot be loaded.",
-            hint="choose float16 or bfloat16; `outrider models inspect` shows what they need",
-        )
+    if dtype in _QUANTISED:
+        if quantise not in ("none", dtype):
+            raise ConfigError(
+                f"dtype {dtype} and quantise {quantise} are two formats for the same matrices.",
+                hint="leave one of the two out",
+            )
+        dtype, quantise = "auto", dtype
     if dtype not in ("auto", *DTYPES):
-        known = did_you_mean(dtype, ("auto", *DTYPES))
+        known = did_you_mean(dtype, ("auto", *DTYPES, *_QUANTISED))
         raise ConfigError(f"dtype: unknown value {dtype!r}.", hint=known)
     folder = resolve(model_id)
     tokenizer = Tokenizer.load(folder)

@@ -46,14 +46,16 @@ def load_model(call: Call[LoadOptions]) -> int:
 
     from outrider.api.wrapper import load_wrapper
 
-    wrapper, tokenizer = load_wrapper(name, call.options.dtype)
+    dtype = call.options.dtype
+    wrapper, tokenizer = load_wrapper(name, dtype)
     spec, arena = wrapper.model.spec, wrapper.model.state.arena
     written = wrapper.greedy(tokenizer.encode(LOADER_PROMPT), call.options.n_tokens)
     text = tokenizer.decode(written)
+    quantised = f" with matrices in {dtype}" if dtype.startswith("int") else ""
     facts = {
         "tokenizer": f"{tokenizer.vocab_size} tokens",
         "model": f"{name}: {spec.family}, {spec.num_layers} layers, "
-        f"{str(arena.dtype).removeprefix('torch.')} on {wrapper.device}",
+        f"{str(arena.dtype).removeprefix('torch.')}{quantised} on {wrapper.device}",
         "parameters": f"{wrapper.param_count:,}",
         "memory": f"{size(spec.weight_bytes)} of weights, {size(arena.nbytes)} of KV",
         "text": f"{LOADER_PROMPT}{text}",

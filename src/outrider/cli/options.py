@@ -38,7 +38,10 @@ class ChatOptions(JsonOption):
 class LoadOptions(JsonOption):
     """Of `models load`."""
 
-    dtype: str = setting("auto", "float32, bfloat16 or float16; auto is the checkpoint's own.")
+    dtype: str = setting(
+        "auto",
+        "float32, bfloat16 or float16, auto for the checkpoint's own; int8 or int4 quantises that.",
+    )
     n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
 
 

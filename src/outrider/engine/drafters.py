@@ -116,6 +116,7 @@ def ahead_choices(config: EngineConfig) -> AheadChoices:
         fallback=cast("Kind", config.fallback),
         saguaro=config.saguaro,
         force_hits=config.force_hits,
+        always=config.hybrid_threshold == 0,
         max_ngram=config.max_ngram,
         min_ngram=config.min_ngram,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from outrider.core.budget import RoundTrace
@@ -16,7 +16,9 @@ class Stats:
 
     `seconds` has the keys prefill (passes that read prompt tokens), draft, verify, accept and
     total (wall clock), to the nanosecond. Entry j of `acceptance_histogram` counts the rounds that
-    drafted and kept j tokens. Invariants: emitted = accepted + rounds; accepted <= drafted.
+    drafted and kept j tokens. `num_hits` and `num_misses` count the drafts that were ready before
+    they were asked for, and that were not, where drafts are made ahead of verdicts. Invariants:
+    emitted = accepted + rounds; accepted <= drafted.
     """
 
     drafter: str
@@ -28,6 +30,14 @@ class Stats:
     num_emitted: int
     seconds: Mapping[str, float]
     acceptance_histogram: tuple[int, ...] = ()
+    num_hits: int = 0
+    num_misses: int = 0
+
+    @property
+    def p_hit(self) -> float | None:
+        """Share of the verdicts that were foreseen; None where nobody drafted ahead."""
+        num = self.num_hits + self.num_misses
+        return self.num_hits / num if num else None
 
     @property
     def acceptance_rate(self) -> float:
@@ -61,14 +71,21 @@ class Stats:
             "num_emitted": self.num_emitted,
             "seconds": dict(self.seconds),
             "acceptance_histogram": list(self.acceptance_histogram),
+            "num_hits": self.num_hits,
+            "num_misses": self.num_misses,
         }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stats:
-        """What `to_dict` wrote, exactly; other keys are ignored. Raises KeyError for a lack."""
-        values = {item.name: record[item.name] for item in fields(cls)}
+        """What `to_dict` wrote, exactly; other keys are ignored. Raises KeyError for the lack of a
+        field that has no default."""
+        values = {
+            item.name: record[item.name]
+            for item in fields(cls)
+            if item.default is MISSING or item.name in record
+        }
         values["seconds"] = dict(values["seconds"])
-        values["acceptance_histogram"] = tuple(values["acceptance_histogram"])
+        values["acceptance_histogram"] = tuple(values.get("acceptance_histogram", ()))
         return cls(**values)
 
 
@@ -106,6 +123,7 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
     passes = {trace.pass_index: trace for trace in records}.values()
     reading = {trace.pass_index for trace in records if trace.num_prompt_tokens}
     verify = {trace.pass_index: trace.verify_seconds for trace in passes}
+    rounds = [trace for trace in records if trace.num_emitted]
     seconds = {
         "prefill": sum(seconds for index, seconds in verify.items() if index in reading),
         "draft": sum(trace.draft_seconds for trace in passes),
@@ -116,11 +134,13 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
     return Stats(
         drafter=drafter,
         k=k,
-        num_rounds=sum(trace.num_emitted > 0 for trace in records),
+        num_rounds=len(rounds),
         num_target_passes=sum(trace.num_target_passes for trace in passes),
         num_drafted=sum(trace.num_drafted for trace in records),
         num_accepted=sum(trace.num_accepted for trace in records),
         num_emitted=sum(trace.num_emitted for trace in records),
         seconds={name: round(value, 9) for name, value in seconds.items()},
         acceptance_histogram=acceptance_histogram(records, k),
+        num_hits=sum(trace.hit is True for trace in rounds),
+        num_misses=sum(trace.hit is False for trace in rounds),
     )

@@ -7,6 +7,7 @@ import torch
 
 from outrider.api.autoregressive import AutoregressiveDecoder
 from outrider.api.llm import LLM
+from outrider.api.result import GenerationResult
 from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
 from outrider.bench.hf_peer import HfPeer
 from outrider.core.config import EngineConfig
@@ -50,6 +51,15 @@ def peer() -> HfPeer:
     return HfPeer(target, resolve("outrider/embedded-draft"), torch.float32)
 
 
+def written(
+    decoder: AutoregressiveDecoder, text: str, limit: int, temperature: float = 0.0, seed: int = 0
+) -> GenerationResult:
+    """The result of a text, which is what was given."""
+    given = decoder.generate_text(text, limit, temperature, seed=seed)
+    assert given == decoder.last_result.text
+    return decoder.last_result
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda text: text[:12].strip())
@@ -87,7 +97,7 @@ def test_greedy_is_what_speculation_writes(decoder: AutoregressiveDecoder) -> No
     llm = LLM("outrider/embedded", config=EngineConfig(dtype="float32"))
     speculative = llm.generate([CODE], SamplingParams(max_tokens=40))[0]
     assert speculative.stats.num_drafted > 0
-    assert decoder.generate_text(CODE, 40).token_ids == speculative.token_ids
+    assert written(decoder, CODE, 40).token_ids == speculative.token_ids
 
 
 def test_a_pass_writes_one_token_and_the_first_reads_the_prompt(
@@ -101,7 +111,7 @@ def test_a_pass_writes_one_token_and_the_first_reads_the_prompt(
 
 
 def test_nothing_is_drafted(decoder: AutoregressiveDecoder) -> None:
-    stats = decoder.generate_text(CODE, 10).stats
+    stats = written(decoder, CODE, 10).stats
     assert (stats.drafter, stats.k, stats.num_drafted) == ("none", 0, 0)
 
 
@@ -114,13 +124,13 @@ def test_a_drafter_in_the_configuration_is_not_used(drafter: str) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
 def test_the_limit_is_kept(decoder: AutoregressiveDecoder, limit: int) -> None:
-    result = decoder.generate_text(CODE, limit)
+    result = written(decoder, CODE, limit)
     assert len(result.token_ids) == limit
     assert result.finish_reason == "length"
 
 
 def test_the_stop_token_ends_the_text_and_is_its_last_id(decoder: AutoregressiveDecoder) -> None:
-    result = decoder.generate_text(SHORT, 64)
+    result = written(decoder, SHORT, 64)
     assert result.finish_reason == "stop"
     assert result.token_ids[-1] in decoder.tokenizer.stop_ids
     assert not set(result.token_ids[:-1]) & set(decoder.tokenizer.stop_ids)
@@ -128,15 +138,13 @@ def test_the_stop_token_ends_the_text_and_is_its_last_id(decoder: Autoregressive
 
 
 def test_sampling_depends_on_the_seed_alone(decoder: AutoregressiveDecoder) -> None:
-    texts = {
-        decoder.generate_text(CODE, 8, 1.0, seed=seed).token_ids for seed in (1, 2, 3, 1, 2, 3)
-    }
+    texts = {written(decoder, CODE, 8, 1.0, seed=seed).token_ids for seed in (1, 2, 3, 1, 2, 3)}
     assert len(texts) == 3
 
 
 def test_a_low_temperature_approaches_greedy(decoder: AutoregressiveDecoder) -> None:
-    greedy = decoder.generate_text(CODE, 12).token_ids
-    assert decoder.generate_text(CODE, 12, 1e-6, seed=5).token_ids == greedy
+    greedy = written(decoder, CODE, 12).token_ids
+    assert written(decoder, CODE, 12, 1e-6, seed=5).token_ids == greedy
 
 
 def test_sampling_follows_the_softmax_of_the_logits(
@@ -153,20 +161,20 @@ def test_sampling_follows_the_softmax_of_the_logits(
 
 
 def test_text_and_ids_give_the_same(decoder: AutoregressiveDecoder) -> None:
-    result = decoder.generate_text(CODE, 12)
+    result = written(decoder, CODE, 12)
     assert result.token_ids == decoder.generate(decoder.tokenizer.encode(CODE), 12).token_ids
     assert result.text == decoder.tokenizer.decode(result.token_ids)
 
 
 def test_repeating_gives_the_same_text(decoder: AutoregressiveDecoder) -> None:
-    first = decoder.generate_text(CODE, 20)
-    decoder.generate_text(MATHS, 5)
-    assert decoder.generate_text(CODE, 20).token_ids == first.token_ids
+    first = written(decoder, CODE, 20)
+    written(decoder, MATHS, 5)
+    assert written(decoder, CODE, 20).token_ids == first.token_ids
 
 
 def test_memory_is_given_back(decoder: AutoregressiveDecoder) -> None:
     free = decoder.llm.free_tokens
-    decoder.generate_text(CODE, 8)
+    written(decoder, CODE, 8)
     assert decoder.llm.free_tokens == free
 
 
@@ -186,3 +194,48 @@ def test_bad_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigError):
         decoder.generate([1], limit, temperature)
+
+
+@pytest.mark.parametrize(("prompt", "limit"), [(CODE, 16), (SHORT, 64), ("x", 1)])
+def test_a_wrapper_writes_what_its_model_by_name_writes(
+    decoder: AutoregressiveDecoder, wrapper: ModelWrapper, prompt: str, limit: int
+) -> None:
+    free, plain = wrapper.free_tokens, AutoregressiveDecoder(wrapper)
+    ours = written(plain, prompt, limit)
+    other = written(decoder, prompt, limit)
+    assert (ours.text, ours.token_ids) == (other.text, other.token_ids)
+    assert ours.finish_reason == other.finish_reason
+    assert ours.stats.num_target_passes == len(ours.token_seconds) == len(ours.token_ids)
+    assert not ours.is_speculative
+    assert wrapper.free_tokens == free
+
+
+def test_a_seed_draws_alike_with_and_without_a_wrapper(
+    decoder: AutoregressiveDecoder, wrapper: ModelWrapper
+) -> None:
+    plain = AutoregressiveDecoder(wrapper)
+    for seed in range(3):
+        ours = written(plain, MATHS, 12, 1.0, seed=seed)
+        assert ours.token_ids == written(decoder, MATHS, 12, 1.0, seed=seed).token_ids
+
+
+def test_ids_may_be_a_tensor(decoder: AutoregressiveDecoder, wrapper: ModelWrapper) -> None:
+    ids = decoder.tokenizer.encode(CODE)
+    for shape in ((-1,), (1, -1)):
+        given = torch.tensor(ids).reshape(shape)
+        for either in (decoder, AutoregressiveDecoder(wrapper)):
+            assert either.generate(given, 6).token_ids == decoder.generate(ids, 6).token_ids
+    with pytest.raises(ConfigError, match="one sequence"):
+        decoder.generate(torch.tensor([ids, ids]), 6)
+
+
+def test_a_wrapper_brings_its_own_configuration(wrapper: ModelWrapper) -> None:
+    with pytest.raises(ConfigError, match="loaded already"):
+        AutoregressiveDecoder(wrapper, config=CONFIG)
+    plain = AutoregressiveDecoder(wrapper)
+    with pytest.raises(ConfigError, match="wrapper"):
+        _ = plain.llm
+    with pytest.raises(ConfigError, match="nothing was written"):
+        _ = plain.last_result
+    with pytest.raises(ConfigError, match="no room"):
+        plain.generate([1] * 4000, 4)

@@ -325,7 +325,14 @@ class TestProperties:
         assert made is not None
         assert wrapper.kv_shapes(made)[0] == (1, 2, made.length, 64)
 
-    def test_4_bit_weights_are_refused_with_the_reason(self) -> None:
-        with pytest.raises(ConfigError, match="4-bit") as caught:
-            load_wrapper("outrider/embedded", "int4")
-        assert "bfloat16" in str(caught.value.hint)
+    @pytest.mark.weights
+    def test_int4_is_a_name_for_weights_in_4_bits(self) -> None:
+        named, tokenizer = load_wrapper("outrider/embedded", "int4")
+        quantised, _ = load_wrapper("outrider/embedded", quantise="int4")
+        assert named.memory_footprint_mb == quantised.memory_footprint_mb < 9
+        ids = tokenizer.encode("def f(x):\n    return")
+        assert named.greedy(ids, 8) == quantised.greedy(ids, 8)
+
+    def test_two_formats_for_the_same_matrices_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="two formats"):
+            load_wrapper("outrider/embedded", "int4", quantise="int8")

@@ -52,11 +52,19 @@ def test_load_takes_a_dtype_and_a_number_of_tokens(outrider: Command) -> None:
     assert "float32" in record["model"]
 
 
+@pytest.mark.weights
+def test_load_quantises_by_the_name_of_the_format(outrider: Command) -> None:
+    words = ("models", "load", "outrider/embedded", "--n-tokens", "3", "--json", "--dtype")
+    plain, small = (read(outrider(*words, dtype).out) for dtype in ("bfloat16", "int4"))
+    assert small["ok"]
+    assert "int4" in small["model"]
+    assert small["weights_bytes"] < plain["weights_bytes"] / 1.9
+
+
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
         ([], 2, "MODEL is missing"),
-        (["outrider/embedded", "--dtype", "int4"], 2, "4-bit"),
         (["outrider/embedded", "--dtype", "float61"], 2, "did you mean 'float16'?"),
         (["outrider/embedded", "--n-tokens", "0"], 2, "--n-tokens must be between"),
         (["no such model"], 3, "no such model"),

@@ -81,6 +81,14 @@ def test_rounds_that_drafted_are_counted_by_what_they_kept() -> None:
     assert stats(ROUND, plain).acceptance_histogram == (0, 0, 1, 0, 0)
 
 
+def test_hits_and_misses_are_counted_of_rounds_that_could_have_been_foreseen() -> None:
+    hits = [None, True, True, False]
+    found = stats(*(replace(ROUND, pass_index=i, hit=hit) for i, hit in enumerate(hits)))
+    assert (found.num_hits, found.num_misses) == (2, 1)
+    assert found.p_hit == pytest.approx(2 / 3)
+    assert stats(ROUND).p_hit is None
+
+
 def test_as_a_dictionary() -> None:
     found = stats(replace(ROUND, verify_seconds=1 / 3)).to_dict()
     assert (found["num_accepted"], found["num_emitted"]) == (2, 3)

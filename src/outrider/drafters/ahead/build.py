@@ -53,6 +53,7 @@ def ahead(
         fallback=choices.fallback,
         force_hits=choices.force_hits,
         free=free,
+        always=choices.always,
     )
     fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
     return AheadDrafter(model, in_turns(model, drawing, chunk=chunk), drawing, options, fast=fast)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class AheadChoices:
     """`fan_out` verdicts are foreseen for drafts of up to `k` tokens, shared out by `policy`; what
     is not foreseen is drafted by `fallback`. A `saguaro` of 1 leaves laws as they are, a
-    `force_hits` of -1 hits."""
+    `force_hits` of -1 hits. `always` drafts ahead also where that takes longer than verifying."""
 
     k: int
     fan_out: int = 16
@@ -25,5 +25,6 @@ class AheadChoices:
     fallback: Fallback = "jit"
     saguaro: float = 1.0
     force_hits: float = -1.0
+    always: bool = False
     max_ngram: int = 3
     min_ngram: int = 2

@@ -47,7 +47,7 @@ class AheadOptions:
     """`fan_out` verdicts are foreseen for a sequence and round, shared out by `policy`; what is not
     foreseen is drafted by `fallback`. `room` is what the draft model was given. `force_hits` is -1,
     or the share of verdicts that count as foreseen (`ForcedHits`); `free` makes their drafts in no
-    time, where there is such a drafter."""
+    time, where there is such a drafter. `always` goes on however long it takes."""
 
     room: AheadRoom
     fan_out: int = 16
@@ -55,6 +55,7 @@ class AheadOptions:
     fallback: Kind = "jit"
     force_hits: float = -1.0
     free: ModelDrafter | None = None
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class AheadDrafter:
         self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
         self._forecast = Forecast(options.policy)
         self._trunks = Trunks(model, jit, options.room)
-        self._pace = Pace(options.fan_out)
+        self._pace = Pace(options.fan_out, options.always)
         self._table = OutcomeTable()
         self._answers: dict[int, _Answer] = {}
         self._stats = AheadStats()

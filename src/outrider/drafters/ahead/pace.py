@@ -3,7 +3,7 @@
 The next round waits for whatever is still drafted ahead when the verdict is there. So fewer
 verdicts are foreseen while it takes longer than verifications do, and more again while there is
 time left. Where even one verdict takes too long, drafting in turns is faster: waiting then costs
-more than the hits save, and nothing is drafted ahead for a while.
+more than the hits save, and nothing is drafted ahead for a while, unless it is to go on always.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ FIRST_REST, LONGEST_REST = 8, 256
 
 @dataclass(slots=True)
 class Pace:
-    """For at most `most` foreseen verdicts a sequence. A pure function of what it observes."""
+    """For at most `most` foreseen verdicts a sequence, and with `always` for one at least. A pure
+    function of what it observes."""
 
     most: int
+    always: bool = False
     _share: float = 1.0
     _resting: int = 0
     _next_rest: int = FIRST_REST
@@ -42,7 +44,7 @@ class Pace:
         at_least = self.fan_out == 1
         change = min(max(window / seconds, SLOWER), FASTER)
         self._share = min(max(self._share * change, 1 / self.most), 1.0)
-        if at_least and seconds - window > saved:
+        if at_least and seconds - window > saved and not self.always:
             self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
         elif seconds <= window:
             self._next_rest = FIRST_REST

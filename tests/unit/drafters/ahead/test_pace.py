@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.config import EngineConfig
 from outrider.drafters.ahead.pace import FIRST_REST, Pace
+from outrider.engine.drafters import ahead_choices
 
 
 def settle(pace: Pace, *, each: float, fixed: float, window: float, rounds: int = 60) -> list[int]:
@@ -41,6 +43,15 @@ def test_it_rests_where_even_one_verdict_costs_more_than_it_saves() -> None:
     assert sum(tried[200:]) < sum(tried[:200])
     first = tried.index(False)
     assert not any(tried[first : first + FIRST_REST])
+
+
+def test_it_goes_on_always_if_that_was_asked_for() -> None:
+    assert min(settle(Pace(8, always=True), each=1.0, fixed=5.0, window=2.0, rounds=400)) == 1
+
+
+def test_a_threshold_of_none_goes_on_always() -> None:
+    """What --hybrid-threshold 0 promises, of the schedule and of the drafter."""
+    assert [ahead_choices(EngineConfig(hybrid_threshold=n)).always for n in (0, 3)] == [True, False]
 
 
 def test_it_does_not_rest_where_hits_save_more_than_waiting_costs() -> None:
