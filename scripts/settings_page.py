@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from outrider.core.env import OTHER_VARIABLES
+from outrider.core.limits import LIMITS
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
@@ -89,6 +90,11 @@ def render() -> str:
     parts.append(
         "The flag of `max_tokens` is `--max-tokens`, its variable `OUTRIDER_MAX_TOKENS`; "
         "all others follow."
+    )
+    limits = [(f"`{name}`", f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]
+    parts.append(
+        "## Limits of a request\n\nWhat asks for more is refused with an error before it runs.\n\n"
+        + _table(("of", "at most", "what"), limits)
     )
     others = [(f"`{v.name}`", v.reader, v.meaning) for v in OTHER_VARIABLES]
     parts.append("## Other variables\n\n" + _table(("variable", "read by", "what"), others))

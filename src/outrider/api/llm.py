@@ -171,9 +171,8 @@ class LLM:
         if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
         groups: list[list[Reader]] = []
-        texts = iter(self.tokenizer.encode_batch([p for p in batch if isinstance(p, str)]))
-        for prompt, wanted in zip(batch, params_for_each(params, len(batch)), strict=True):
-            ids = self._requests.checked(next(texts) if isinstance(prompt, str) else prompt)
+        each = params_for_each(params, len(batch))
+        for ids, wanted in zip(self._requests.ids_of_all(batch), each, strict=True):
             live = bool(wanted.stop)
             make = partial(self._requests.reader, ids, wanted, allowed, live=live)
             groups.append([make(sample=sample) for sample in range(wanted.n)])
@@ -256,8 +255,7 @@ class LLM:
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""
-        text = self.tokenizer.chat(messages)
-        return self.stream(self.tokenizer.encode(text, add_special=False), params)
+        return self.stream(self._requests.ids_of_chat(messages), params)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from outrider.api.loading import LoadedPair
@@ -10,6 +10,7 @@ from outrider.api.reader import Reader
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import ConfigError
+from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.core.shaping import AllowedTokens, Shaper
@@ -28,10 +29,51 @@ class RequestMaker:
         return self._pair.tokenizer
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Raises ConfigError for an empty prompt, and for ids that do not exist."""
-        return self.checked(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        """Raises ConfigError for an empty prompt, for text that no window could hold,
+        and for ids that do not exist."""
+        if isinstance(prompt, str):
+            self.check_size("prompt", prompt)
+            return self.checked(self.tokenizer.encode(prompt))
+        return self.checked(prompt)
+
+    def ids_of_all(self, prompts: Iterable[str | Sequence[int]]) -> list[list[int]]:
+        """`ids` of every prompt, texts together."""
+        given = list(prompts)
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        for text in texts:
+            self.check_size("prompt", text)
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in given]
+
+    def ids_of_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Of a conversation, through the chat template. Raises ConfigError for one that is too long
+        and CheckpointError where there is no template."""
+        if len(messages) > MESSAGES.most:
+            raise ConfigError(
+                f"a conversation of {len(messages)} messages; it may have {MESSAGES.most}.",
+                hint="leave out the oldest messages",
+            )
+        self.check_size("conversation", *(str(v) for message in messages for v in message.values()))
+        text = self.tokenizer.chat(messages)
+        self.check_size("conversation", text)
+        return self.checked(self.tokenizer.encode(text, add_special=False))
+
+    def check_size(self, what: str, *texts: str) -> None:
+        """Raises ConfigError for more text than is worth tokenising: no window could hold it."""
+        window = self._pair.window
+        most = BYTES_PER_TOKEN.most * window
+        size = sum(map(len, texts))
+        if size <= most:
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if size > most:
+            raise ConfigError(
+                f"the {what} has {size:,} bytes or more; with a window of {window} tokens it may "
+                f"have {most:,} ({BYTES_PER_TOKEN.most} for each token).",
+                hint="shorten it, or raise --context if the models allow it",
+            )
 
     def checked(self, ids: Sequence[int]) -> list[int]:
+        """A list of them. Raises ConfigError if there are none, or some that do not exist."""
         if not ids:
             raise ConfigError("the prompt is empty.", hint="give at least one token of text")
         size = self._pair.target.spec.vocab_size
@@ -65,6 +107,7 @@ class RequestMaker:
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
         check_prediction(params.prediction, drafter=self._drafter)
+        self.check_size("prediction", params.prediction)
         guess = self.tokenizer.encode(params.prediction, add_special=False)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),

@@ -6,6 +6,7 @@ from outrider.cli.call import Call
 from outrider.cli.options import JsonOption
 from outrider.cli.output import json_line, table
 from outrider.core.env import OTHER_VARIABLES
+from outrider.core.limits import LIMITS
 
 
 def config(call: Call[JsonOption]) -> int:
@@ -20,6 +21,8 @@ def config(call: Call[JsonOption]) -> int:
     print(table(rows, header=("setting", "value", "origin", "flag", "variable")))
     print("\nOther variables:")
     print(table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]))
+    print("\nLimits of a request:")
+    print(table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]))
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.core.fields import check_fields, setting
+from outrider.core.limits import WHOLE
 
 DRAFTERS = (
     "auto", "none", "model", "bridge", "ngram", "prediction",
@@ -138,6 +139,7 @@ class EngineConfig:
         "With pdv, up to this many requests draft and verify in one lane; 0 keeps lanes apart. "
         "With ssd, 0 drafts ahead even where rounds in turns are shorter.",
         minimum=0,
+        maximum=WHOLE,
     )
     lane_order: str = setting(
         "depth",
@@ -145,7 +147,10 @@ class EngineConfig:
         choices=LANE_ORDERS,
     )
     verify_margin: int = setting(
-        2, "Verify goes first when its queue is longer than drafting's by more.", minimum=0
+        2,
+        "Verify goes first when its queue is longer than drafting's by more.",
+        minimum=0,
+        maximum=WHOLE,
     )
     concurrent_lanes: bool = setting(
         True, "Run lanes at once; off runs their jobs one after another, in one thread."
@@ -238,16 +243,21 @@ class EngineConfig:
         0,
         "Most tokens a sequence may hold; 0 is the models' window (4096 at most with a draft).",
         minimum=0,
+        maximum=WHOLE,
     )
     page_size: int = setting(32, "Token positions in one KV page.", minimum=1, maximum=4096)
     arena_tokens: int = setting(
-        0, "KV positions to allocate; 0 fits batch_size sequences of the window.", minimum=0
+        0,
+        "KV positions to allocate; 0 fits batch_size sequences of the window.",
+        minimum=0,
+        maximum=WHOLE,
     )
     kv_budget: int = setting(
         0,
         "Keep this many keys of a longer prompt, those that its end attends to most: less memory, "
         "another model's text; 0 keeps all.",
         minimum=0,
+        maximum=WHOLE,
     )
     kv_window: int = setting(
         16,

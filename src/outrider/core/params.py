@@ -7,6 +7,16 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError
 from outrider.core.fields import check_fields, setting
+from outrider.core.limits import (
+    BAD_WORD_BYTES,
+    BAD_WORDS,
+    COMPLETIONS,
+    LOGIT_BIAS,
+    STOP_BYTES,
+    STOPS,
+    TOP_LOGPROBS,
+    WHOLE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +28,9 @@ class SamplingParams:
     top_p, min_p. repetition_penalty counts prompt and text, the other two the text alone.
     """
 
-    max_tokens: int = setting(128, "Emit at most this many tokens.", minimum=1)
+    max_tokens: int = setting(128, "Emit at most this many tokens.", minimum=1, maximum=WHOLE)
     temperature: float = setting(0.0, "0 is greedy; higher is more random.", minimum=0, maximum=100)
-    top_k: int = setting(0, "Keep the k likeliest tokens; 0 keeps all.", minimum=0)
+    top_k: int = setting(0, "Keep the k likeliest tokens; 0 keeps all.", minimum=0, maximum=WHOLE)
     top_p: float = setting(
         1.0, "Keep the likeliest tokens that together reach this mass.", minimum=0, maximum=1
     )
@@ -28,9 +38,11 @@ class SamplingParams:
         0.0, "Drop tokens below this share of the likeliest one's mass.", minimum=0, maximum=1
     )
     seed: int = setting(0, "Seed of the request's random numbers.", minimum=0, maximum=2**63 - 1)
-    stop: tuple[str, ...] = setting((), "End before any of these strings.")
+    stop: tuple[str, ...] = setting(
+        (), "End before any of these strings.", limits=(STOPS, STOP_BYTES)
+    )
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
-    min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0)
+    min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
     repetition_penalty: float = setting(
         1.0, "Above 1 avoids tokens of prompt and text; 1 is off.", minimum=0.01, maximum=100
     )
@@ -41,20 +53,32 @@ class SamplingParams:
         0.0, "Subtracted once for every time that the text has a token.", minimum=-2, maximum=2
     )
     logit_bias: Mapping[int, float] | None = setting(
-        None, "Added to logits of tokens, as ID=BIAS,ID=BIAS.", minimum=-100, maximum=100
+        None,
+        "Added to logits of tokens, as ID=BIAS,ID=BIAS.",
+        minimum=-100,
+        maximum=100,
+        limits=(LOGIT_BIAS,),
     )
     bad_words: tuple[str, ...] = setting(
-        (), "Never write these words, as the tokenizer spells them."
+        (),
+        "Never write these words, as the tokenizer spells them.",
+        limits=(BAD_WORDS, BAD_WORD_BYTES),
     )
-    n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=256)
+    n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=COMPLETIONS.most)
     logprobs: bool = setting(False, "Report the log-probability of every token.")
     top_logprobs: int = setting(
-        0, "Report this many likeliest tokens at every place.", minimum=0, maximum=20
+        0,
+        "Report this many likeliest tokens at every place.",
+        minimum=0,
+        maximum=TOP_LOGPROBS.most,
     )
     prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.logit_bias is not None:
+            # The caller's own mapping may change after it was checked.
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.top_logprobs and not self.logprobs:
             raise ConfigError(
                 "top_logprobs needs logprobs.", hint="set logprobs as well (--logprobs)"

@@ -25,8 +25,10 @@ from outrider.core.fields import (
     default_of,
     meta_of,
     setting,
+    shown,
 )
 from outrider.core.kinds import KINDS, Value
+from outrider.core.limits import WHOLE
 from outrider.core.nearest import nearest
 from outrider.core.params import SamplingParams
 
@@ -97,7 +99,7 @@ class Setting:
         low, high = self.meta.minimum, self.meta.maximum
         bounds = "" if low is None and high is None else f" {_bound(low)}..{_bound(high)}"
         noun = KINDS[self.kind].noun.removeprefix("an ").removeprefix("a ")
-        return f"{noun}{bounds}"
+        return f"{noun}{bounds}{_limits(self.meta)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,9 @@ def typed(item: Setting, given: Given) -> Value:
     """`given` as the setting's type, within its bounds."""
     try:
         value = KINDS[item.kind].read(given.value)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         expected = KINDS[item.kind].noun
-        raise ConfigError(f"{given.origin} must be {expected}, got {given.value!r}.") from None
+        raise ConfigError(f"{given.origin} must be {expected}, got {shown(given.value)}.") from None
     if item.kind is Mapping:
         check_mapping(given.origin, value, item.meta)
     else:
@@ -239,7 +241,14 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], message: str) ->
 
 
 def _bound(value: float | None) -> str:
-    return "" if value is None else f"{value:g}" if abs(value) < 2**53 else "2^63-1"
+    names: dict[float, str] = {WHOLE: "2^31-1", 2**63 - 1: "2^63-1"}
+    return "" if value is None else names.get(value) or f"{value:g}"
+
+
+def _limits(meta: Meta) -> str:
+    """How many entries, and how long each, as in ", 16 at most, of 256 bytes"."""
+    count = f", {meta.count.most} at most" if meta.count else ""
+    return count + (f", of {meta.each.most} bytes" if meta.each else "")
 
 
 GROUPS: Mapping[str, type[DataclassInstance]] = {
@@ -266,7 +275,8 @@ def _registry() -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for group, config in GROUPS.items():
         described = describe(config, group=group)
-        assert not found.keys() & described.keys()
+        if found.keys() & described.keys():
+            raise TypeError(f"settings of {group} have the names of others")
         found |= described
     return found
 
