@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import platform
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
+from outrider.core import env
 from outrider.kernels import build
 from outrider.kernels.build import Built, built_kernels
+from outrider.kernels.native import NativeOps
+from unit.kernels.paged_cases import Heads, chain, make_pass
 
 
 def script(folder: Path, *lines: str) -> str:
@@ -126,3 +131,24 @@ def test_without_a_writable_cache_it_builds_elsewhere(tmp_path: Path, cached: bo
     file.touch()
     assert attempt(compiler, file / "cache" if cached else None).library is not None
     assert num_builds(tmp_path) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a Zen is an x86-64")
+@pytest.mark.parametrize("heads", [Heads(2, 2, 80), Heads(5, 1, 6)], ids=str)
+def test_tuned_for_a_zen_every_chain_is_fused(heads: Heads) -> None:
+    """GCC prefers products and sums apart in short chains there, such as one query's last vector,
+    whose bits would then not be those that it has beside other queries."""
+    compiler = f"{env.compiler() or 'c++'} -mtune=znver3"
+    built = built_kernels(compiler, env.cache_folder())
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    ops = NativeOps(built.library, torch.float32, 1)
+    case = make_pass([chain(40, 60)], heads=heads, dtype=torch.float32)
+    size = heads.num_heads * heads.head_dim
+    together_NO, alone_NO = torch.empty(2, 60, size)
+    ops.attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, 0.125, together_NO)
+    for row in range(60):
+        one = case.rows([row])
+        ops.attention(one.qkv_NE, one.k_GSD, one.v_GSD, one.plan, 0.125, alone_NO[row : row + 1])
+    assert torch.equal(together_NO, alone_NO)
