@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
+from outrider.cli.logs import start_logging
 from outrider.cli.options import DoctorOptions
 from outrider.cli.output import json_line, size, table
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def doctor(call: Call[DoctorOptions]) -> int:
     from outrider.cli.examine import examine
 
+    start_logging(call.resolved.program())
     report = examine(call.resolved, measure=call.options.measure)
     if call.options.json:
         print(json_line(report.to_dict()))

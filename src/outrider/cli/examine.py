@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +22,10 @@ from outrider.cli.fit import memory_fit, read_spec
 from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
+from outrider.core.private_files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.bandwidth import Ceiling, ceilings
-from outrider.kernels.build import COMPILERS
+from outrider.kernels.build import COMPILERS, trusted_folders
 from outrider.kernels.measured import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.kernels.topology import hardware_threads
@@ -64,7 +63,8 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
     """With `measure`, choices that were measured before are forgotten and measured again."""
     engine, program = resolved.engine(), resolved.program()
     if measure:
-        forget(cache_folder())
+        for folder in (*trusted_folders(cache_folder()), None):
+            forget(folder)
     device = pick_device(engine.device)
     problems = [*_embedded_problems(), *_cache_problems()]
     kernels = choose(
@@ -145,13 +145,15 @@ def _embedded_problems() -> list[str]:
 
 
 def _cache_problems() -> list[str]:
-    """Compiled kernels are kept in a folder that must be writable."""
+    """Compiled kernels are kept in a folder that must be writable, by this user alone."""
     folder = cache_folder()
     if folder is None:
-        return ["there is no cache folder, so kernels are compiled each time; set XDG_CACHE_HOME"]
-    existing: Path = next(path for path in (folder, *folder.parents) if path.exists())
+        return ["there is no cache folder: kernels lie among temporary files; set XDG_CACHE_HOME"]
     try:
-        with tempfile.TemporaryFile(dir=existing):
-            return []
+        writable = os.access(private_folder(folder), os.W_OK | os.X_OK)
+        why = None if writable else "it is read-only"
+    except NotPrivateError as error:
+        why = str(error)
     except OSError as error:
-        return [f"the cache folder {folder} is not writable: {error.strerror}; set XDG_CACHE_HOME"]
+        why = error.strerror
+    return [f"the cache folder {folder} cannot be used: {why}; set XDG_CACHE_HOME"] if why else []

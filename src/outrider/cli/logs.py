@@ -20,6 +20,9 @@ def start_logging(program: ProgramConfig) -> None:
     text = logging.Formatter("outrider: %(message)s")
     handler.setFormatter(JsonLines() if program.log_format == "json" else text)
     logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
+    if sys.stderr.isatty():
+        # The first run compiles, which takes a while; whoever waits is told.
+        logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
 
 
 class JsonLines(logging.Formatter):

@@ -45,8 +45,6 @@ def open_llm(
     start_logging(program)
     _check_flags(resolved)
     if sys.stderr.isatty():
-        # The first run compiles, which takes a while; say so.
-        logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
         for name in TOLD_BY_NOTES:
             logging.getLogger(name).setLevel(logging.ERROR)
     engine = _without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()

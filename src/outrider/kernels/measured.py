@@ -23,7 +23,6 @@ import json
 import logging
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,10 +31,15 @@ from threading import RLock
 from time import perf_counter
 from typing import Any
 
+from outrider.core.private_files import NotPrivateError, read_private, write_private
+
 FORMAT = 1
 MARGIN = 1.05
 BUDGET_SECONDS = 0.8
 MIN_TURNS, MAX_TURNS = 3, 15
+# A turn takes between a nanosecond and minutes; an answer has a few kilobytes.
+_MICROSECONDS = (1e-3, 1e9)
+_MAX_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -174,11 +178,13 @@ def _file_name(question: Mapping[str, str]) -> str:
 def _read(path: Path, question: Mapping[str, str]) -> Answer | None:
     """The answer in a file, or None if it is none of ours or not to this question."""
     try:
-        record: Any = json.loads(path.read_text("utf-8"))
+        record: Any = json.loads(read_private(path, _MAX_BYTES))
         if record["format"] != FORMAT or record["question"] != dict(question):
             return None
         answer = Answer(str(record["chosen"]), tuple(_timing(raw) for raw in record["timings"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, NotPrivateError, RecursionError):
+        return None
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None
     return answer if _is_whole(answer, question["candidates"].split(",")) else None
 
@@ -191,7 +197,7 @@ def _is_whole(answer: Answer, candidates: Sequence[str]) -> bool:
     """Each of these and nobody else has a possible time for every work, and one is chosen."""
     works: dict[str, set[str]] = {}
     for timing in answer.timings:
-        if not 0 < timing.microseconds < math.inf:
+        if not _MICROSECONDS[0] <= timing.microseconds <= _MICROSECONDS[1]:
             return False
         works.setdefault(timing.candidate, set()).add(timing.work)
     if answer.chosen not in works or works.keys() != set(candidates):
@@ -205,11 +211,7 @@ def _write(path: Path, question: Mapping[str, str], answer: Answer) -> Answer:
     text = json.dumps(record, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix="measuring-", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        write_private(path, text.encode())
     except OSError as error:
         _log.warning("%s cannot be kept: %s", path, error.strerror)
     return answer

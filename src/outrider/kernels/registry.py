@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -161,7 +162,7 @@ def choose(
     if refusal is None:
         built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
-            return _measured(built.library, dtype, threads, quantise)
+            return _measured(built.library, built.folder, dtype, threads, quantise)
         refusal = built.refusal
     refusals = (f"native: {refusal}",)
     if device.type == "cuda" and not force_reference:
@@ -184,11 +185,13 @@ def _warn(why: str) -> None:
     _log.warning("Using the reference kernels, which are slower: %s.", why)
 
 
-def _measured(library: ctypes.CDLL, dtype: torch.dtype, threads: int, quantise: str) -> Kernels:
+def _measured(
+    library: ctypes.CDLL, folder: Path | None, dtype: torch.dtype, threads: int, quantise: str
+) -> Kernels:
     """Native kernels of the kind, and with the threads, that are faster on this machine."""
-    answer = kind_answer(library, dtype, quantise, env.cache_folder())
+    answer = kind_answer(library, dtype, quantise, folder)
     kind = answer.chosen
-    team = _team(library, threads)
+    team = _team(library, threads, folder)
     number = int(team.name)
     if quantise == "none":
         native = partial(NativeOps, library, dtype, number, kind=kind)
@@ -216,10 +219,10 @@ def _described(kernels: Kernels, choices: tuple[Choice, ...], team: Choice) -> K
     )
 
 
-def _team(library: ctypes.CDLL, threads: int) -> Choice:
+def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
     if threads:
         return Choice("threads", str(threads), why="as the settings say")
-    answer = thread_answer(library, env.cache_folder())
+    answer = thread_answer(library, folder)
     why = answer.why or "the physical cores; there are no other hardware threads"
     return Choice("threads", answer.chosen, why=why, timings=answer.timings)
 

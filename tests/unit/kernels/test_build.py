@@ -1,47 +1,45 @@
+"""Compiled kernels are built once and kept; whatever goes wrong is a sentence."""
+
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import platform
-import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from doubles.posing_compiler import (
+    attempt,
+    empty_library,
+    later_process,
+    libraries,
+    names,
+    num_builds,
+    script,
+)
 from outrider.core import env
 from outrider.kernels import build
-from outrider.kernels.build import Built, built_kernels
+from outrider.kernels.build import built_kernels
 from outrider.kernels.native import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
 
-def script(folder: Path, *lines: str) -> str:
-    """A command that poses as a compiler; `$out` is the file it should write."""
-    path = folder / "posing c++"
-    find_output = 'for word; do out="$last"; last="$word"; done; out="$last"'
-    version = '[ "$1" = --version ] && echo 1.0 && exit 0'
-    path.write_text("\n".join(["#!/bin/sh", version, find_output, *lines, ""]))
-    path.chmod(0o755)
-    return f"'{path}'"
-
-
-def empty_library(folder: Path) -> str:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler to make an empty library with")
-    link = f'{compiler} -shared -x c++ /dev/null -o "$out" && echo >> "{folder}/runs"'
-    return script(folder, f'case "$out" in *.so) {link};; esac')
-
-
-def num_builds(folder: Path) -> int:
-    runs = folder / "runs"
-    return len(runs.read_text().splitlines()) if runs.exists() else 0
-
-
-def attempt(compiler: str | None, cache_dir: Path | None) -> Built:
-    """As in a new process."""
-    built_kernels.cache_clear()
-    return built_kernels(compiler, cache_dir)
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go in these tests, so that none meets the user's kernels."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 def test_no_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +62,7 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
     refusal = attempt(compiler, tmp_path / "cache").refusal
     assert refusal is not None
     assert refusal.endswith("failed: x.h:1: error: boom")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_a_failure_is_not_tried_twice(tmp_path: Path) -> None:
@@ -77,7 +75,8 @@ def test_a_failure_is_not_tried_twice(tmp_path: Path) -> None:
 
 
 def test_a_library_that_does_not_load_is_a_sentence(tmp_path: Path) -> None:
-    compiler = script(tmp_path, 'echo "not a library" > "$out"')
+    listed = f"printf '%s\\0' {' '.join(sorted(names()))}"
+    compiler = script(tmp_path, f'{listed} > "$out"')
     refusal = attempt(compiler, tmp_path / "cache").refusal
     assert refusal is not None
     assert refusal.startswith("the compiled kernels do not load: ")
@@ -88,7 +87,13 @@ def test_a_library_is_built_once_and_kept_alone(tmp_path: Path) -> None:
     for _ in range(2):
         assert attempt(compiler, cache_dir).library is not None
     assert num_builds(tmp_path) == 1
-    assert [path.suffix for path in cache_dir.iterdir()] == [".so"]
+    (library,) = libraries(cache_dir)
+    record = library.with_name(f"{library.name}.sha256")
+    assert {*cache_dir.iterdir()} == {library, record, cache_dir / ".lock"}
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    assert record.read_text() == f"{digest}  {library.name}\n"
+    assert {path.stat().st_mode & 0o777 for path in cache_dir.iterdir()} == {0o600}
+    assert cache_dir.stat().st_mode & 0o777 == 0o700
 
 
 def test_builders_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -98,18 +103,76 @@ def test_builders_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         attempts = [pool.submit(built_kernels.__wrapped__, compiler, cache_dir) for _ in range(4)]
         results = [attempt.result() for attempt in attempts]
     assert all(result.library is not None for result in results)
-    assert len(list(cache_dir.iterdir())) == 1
+    assert len(libraries(cache_dir)) == 1
+    assert num_builds(tmp_path) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage"])
-def test_a_damaged_library_is_built_again(tmp_path: Path, damage: bytes) -> None:
-    compiler, damaged = empty_library(tmp_path), tmp_path / "damaged"
-    attempt(compiler, tmp_path / "whole")
-    (library,) = (tmp_path / "whole").iterdir()
-    damaged.mkdir()
-    (damaged / library.name).write_bytes(damage)
-    assert attempt(compiler, damaged).library is not None
-    assert num_builds(tmp_path) == 2
+def test_a_library_that_lacks_a_function_is_refused_by_its_name(tmp_path: Path) -> None:
+    compiler = empty_library(tmp_path, lacks="outrider_forward")
+    refusal = attempt(compiler, tmp_path / "cache").refusal
+    assert refusal == "the compiled kernels do not load: it lacks outrider_forward"
+    # The next process tries anew: the compiler may have been mended.
+    assert attempt(empty_library(tmp_path), tmp_path / "cache").library is not None
+
+
+def test_two_processes_at_once_build_once(tmp_path: Path) -> None:
+    compiler, cache_dir = empty_library(tmp_path, "sleep 1"), tmp_path / "cache"
+    with ThreadPoolExecutor(3) as pool:
+        told = [pool.submit(later_process, compiler, cache_dir) for _ in range(3)]
+        assert [one.result() for one in told] == ["loaded"] * 3
+    assert num_builds(tmp_path) == 1
+
+
+def test_a_process_that_waits_too_long_builds_for_itself(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, cache_dir = empty_library(tmp_path), tmp_path / "cache"
+    monkeypatch.setattr(build, "WAIT_SECONDS", 0.2)
+    cache_dir.mkdir(mode=0o700)
+    holder = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w');"
+        "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", holder, str(cache_dir / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            built = attempt(compiler, cache_dir)
+        finally:
+            process.kill()
+    assert built.library is not None
+    assert built.folder == temporary / f"outrider-{os.geteuid()}"
+
+
+def test_what_a_killed_build_left_is_swept(tmp_path: Path) -> None:
+    compiler, cache_dir = empty_library(tmp_path, "sleep 60"), tmp_path / "cache"
+    program = (
+        "import sys, pathlib; from outrider.kernels.build import built_kernels;"
+        "built_kernels(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, compiler, str(cache_dir)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not list(cache_dir.glob("build-*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # With the compilers that it started.
+        os.killpg(process.pid, signal.SIGKILL)
+    assert list(cache_dir.glob("build-*"))
+    (cache_dir / ".kernels-1.so.abc.part").write_bytes(b"half")
+    assert attempt(empty_library(tmp_path), cache_dir).library is not None
+    assert {path.suffix for path in cache_dir.iterdir()} <= {".so", ".sha256", ""}
+    assert not list(cache_dir.glob("build-*"))
+
+
+def test_a_log_says_that_it_compiles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="outrider.kernels.build")
+    compiler = empty_library(tmp_path)
+    attempt(compiler, tmp_path / "cache")
+    assert any(message.startswith("Compiling the native kernels") for message in caplog.messages)
+    caplog.clear()
+    attempt(compiler, tmp_path / "cache")
+    assert caplog.messages == []
 
 
 def test_another_cpu_or_source_has_another_library(
@@ -121,15 +184,29 @@ def test_another_cpu_or_source_has_another_library(
     attempt(compiler, cache_dir)
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
     attempt(compiler, cache_dir)
-    assert len(list(cache_dir.iterdir())) == 3
+    assert len(libraries(cache_dir)) == 3
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_without_a_writable_cache_it_builds_elsewhere(tmp_path: Path, cached: bool) -> None:
-    compiler = empty_library(tmp_path)
-    file = tmp_path / "file"
-    file.touch()
-    assert attempt(compiler, file / "cache" if cached else None).library is not None
+@pytest.mark.parametrize("home", ["missing", "read-only", "none"])
+def test_without_a_writable_cache_it_builds_once_elsewhere(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    compiler, cache_dir = empty_library(tmp_path), tmp_path / "cache"
+    if home == "missing":
+        (tmp_path / "file").touch()
+        cache_dir = tmp_path / "file" / "cache"
+    elif home == "read-only":
+        cache_dir.mkdir(mode=0o700)
+        access = os.access
+
+        def read_only(path: Path, mode: int) -> bool:
+            return path != cache_dir and access(path, mode)
+
+        monkeypatch.setattr(os, "access", read_only)
+    for _ in range(2):
+        built = attempt(compiler, None if home == "none" else cache_dir)
+        assert built.library is not None
+        assert built.folder == temporary / f"outrider-{os.geteuid()}"
     assert num_builds(tmp_path) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,11 @@ DAMAGE: list[Callable[[Any], str]] = [
     lambda record: json.dumps(record).replace("4000.0", "-1"),
     lambda record: json.dumps(record).replace("4000.0", "NaN"),
     lambda record: json.dumps(record)[:-20],
+    lambda record: json.dumps(record).replace("4000.0", "1" + "0" * 400),
+    lambda record: json.dumps(record).replace("4000.0", "1e-300").replace("1000.0", "1e300"),
+    lambda record: json.dumps(record) + " " * (1 << 21),
+    lambda record: json.dumps(record | {"timings": ["plain"]}),
+    lambda record: "\ud800",
 ]
 
 
@@ -157,11 +163,29 @@ def test_a_damaged_or_foreign_file_is_measured_again(
 ) -> None:
     race(4e-3, 1e-3).decide(tmp_path)
     (path,) = tmp_path.iterdir()
-    path.write_text(damage(json.loads(path.read_text())))
+    damaged = damage(json.loads(path.read_text()))
+    path.write_bytes(damaged.encode(errors="surrogatepass"))
     again = race(1e-3, 4e-3)
     assert again.decide(tmp_path).chosen == "plain"
     assert again.num_contests == 1
     assert race(4e-3, 1e-3).decide(tmp_path).chosen == "plain"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "for all"])
+def test_only_a_regular_file_of_ours_is_read(tmp_path: Path, kind: str) -> None:
+    race(4e-3, 1e-3).decide(tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.rename(path.with_suffix(".whole"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(whole)
+    else:
+        path.write_bytes(whole.read_bytes())
+        path.chmod(0o666)
+    assert race(1e-3, 4e-3).decide(tmp_path).chosen == "plain"
 
 
 def test_without_a_writable_folder_the_process_remembers(tmp_path: Path) -> None:
