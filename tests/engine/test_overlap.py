@@ -15,7 +15,7 @@ from checks.unpaced import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
 from outrider.engine.lanes import threads
-from outrider.metrics.timeline import timeline
+from outrider.metrics.intervals import seconds, seconds_by_depth
 
 pytestmark = [
     pytest.mark.weights,
@@ -23,12 +23,19 @@ pytestmark = [
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one lane at a time"),
 ]
 ENOUGH = 0.5
+# Three lanes meet less often than two: drafts and verifications are of groups that take turns.
+ENOUGH_OF_THREE = 0.02
 LONG = "for i in range(10):\n    print(i, i * i)\n" * 16
-# Which two lanes have work at the same time, and on what.
-CASES = {
+# Which lanes have work at the same time, and on what.
+CASES: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "pd": (("prefill", "decode"), ["x = 1", "def f(x):", *(str(i) + LONG for i in range(6))]),
     "ssd": (("decode", "verify"), ["x = 1", "def f(x):", "while True:", "import os"]),
+    "pdv": (
+        ("prefill", "decode", "verify"),
+        ["x = 1", "def f(x):", "while True:", "import os", *(str(i) + LONG for i in range(8))],
+    ),
 }
+BARS = {schedule: ENOUGH_OF_THREE if len(c[0]) == 3 else ENOUGH for schedule, c in CASES.items()}
 
 
 def jobs_of(schedule: str) -> list[JobTrace]:
@@ -53,10 +60,10 @@ def jobs_of(schedule: str) -> list[JobTrace]:
 
 
 def overlap(schedule: str) -> float:
-    """Time in which both lanes ran, as a share of that of the shorter one."""
-    first, second = CASES[schedule][0]
-    found = timeline(jobs_of(schedule)).overlaps
-    return found.get((first, second), found.get((second, first), 0.0))
+    """Time in which all lanes of a case ran, as a share of that of the one which ran least."""
+    lanes, jobs = CASES[schedule][0], jobs_of(schedule)
+    tracks = [[(job.began, job.ended) for job in jobs if job.lane == lane] for lane in lanes]
+    return seconds_by_depth(tracks)[-1] / min(map(seconds, tracks))
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +87,13 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", CASES)
-def test_lanes_run_at_once_for_half_of_the_shorter_one(schedule: str) -> None:
+def test_lanes_run_at_once_for_a_part_of_the_shortest_one(schedule: str) -> None:
     """In one run of three: somebody else on the machine can only make lanes wait."""
-    assert any(overlap(schedule) >= ENOUGH for _ in range(3))
+    assert any(overlap(schedule) >= BARS[schedule] for _ in range(3))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("locked")
 @pytest.mark.parametrize("schedule", CASES)
 def test_with_a_lock_around_the_lanes_they_do_not(schedule: str) -> None:
-    assert overlap(schedule) < 0.01
+    assert overlap(schedule) < BARS[schedule] / 10
