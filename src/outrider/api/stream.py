@@ -1,10 +1,15 @@
 """Token ids to text while they arrive: no half characters, and no text of a stop string.
 
-`Detokenizer` decodes a short window: the ids of the last complete text as context, then what came
-since. Context matters because decoders of the sentencepiece kind drop the space of a first word.
-A replacement character at the end means that bytes are missing, so text waits for them; a token
-has at least one byte and a character at most four, hence whatever waits longer is broken and is
-let go.
+`Detokenizer` asks what bytes an id stands for, where the tokenizer can tell: of byte-level
+vocabularies every id, of those that fall back to bytes the pieces `<0x00>` to `<0xFF>`. Bytes that
+may still become a character wait, and nothing else does: a U+FFFD that was written is shown like
+any other character, and is not taken for one that is missing bytes.
+
+Other ids are decoded in a short window: the ids of the last text as context, then the new one.
+Context matters because decoders of the sentencepiece kind drop the space of a first word. Where a
+decoder mixes bytes into more than that, a replacement character at the end of a window means that
+bytes may be missing, so text waits for them; a token has at least one byte and a character at most
+four, hence whatever waits longer is broken and is let go.
 
 `StopMatcher` holds back the longest tail that could still become a stop string. Text and verdict
 do not depend on how ids are grouped into pushes.
@@ -12,6 +17,7 @@ do not depend on how ids are grouped into pushes.
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +33,15 @@ class Decoder(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]: ...
+    @property
+    def whole_characters(self) -> bool:
+        """Whether an id without bytes of its own stands for whole characters."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What an id stands for wherever it is, if that can be told."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
@@ -35,8 +50,9 @@ class _Mark:
     """The state of a detokenizer."""
 
     context: tuple[int, ...]
-    context_length: int
+    context_length: int | None
     waiting: tuple[int, ...]
+    partial: bytes
 
 
 class Detokenizer:
@@ -45,38 +61,64 @@ class Detokenizer:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._context: list[int] = []
-        self._context_length = 0
+        # Characters that the context decodes to; None: not yet asked.
+        self._context_length: int | None = 0
         self._waiting: list[int] = []
+        # Bytes that begin a character.
+        self._partial = b""
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; often its own, empty in the middle of a character."""
         if token_id in self._decoder.special_ids:
             return ""
-        self._waiting.append(token_id)
-        window = self._decoder.decode([*self._context, *self._waiting])
-        text = window[self._context_length :]
-        if not text.endswith(REPLACEMENT):
-            return self._release(len(self._waiting), text) if text else ""
-        return self._release_broken() if len(self._waiting) > _MAX_WAITING else ""
+        data = self._decoder.token_bytes(token_id)
+        if data is None:
+            return self._broken() + self._push_text(token_id)
+        text, num_read = utf_8_decode(self._partial + data, "replace", False)
+        self._partial = (self._partial + data)[num_read:]
+        # What waited before bytes is a first word's space, which has no text.
+        self._context, self._context_length, self._waiting = [token_id], None, []
+        return text
 
     def mark(self) -> _Mark:
         """Where it is now, for `rewind`."""
-        return _Mark(tuple(self._context), self._context_length, tuple(self._waiting))
+        context, waiting = tuple(self._context), tuple(self._waiting)
+        return _Mark(context, self._context_length, waiting, self._partial)
 
     def rewind(self, mark: _Mark) -> None:
         """Be again where it was at `mark`."""
         self._context, self._waiting = list(mark.context), list(mark.waiting)
-        self._context_length = mark.context_length
+        self._context_length, self._partial = mark.context_length, mark.partial
 
     def flush(self) -> str:
         """What still waits, as it is: broken bytes become replacement characters."""
+        text = self._broken()
+        if not self._waiting:
+            return text
         window = self._decoder.decode([*self._context, *self._waiting])
-        return self._release(len(self._waiting), window[self._context_length :])
+        return text + self._release(len(self._waiting), window[self._length() :])
+
+    def _broken(self) -> str:
+        """Bytes that no character will come of any more."""
+        partial, self._partial = self._partial, b""
+        return partial.decode("utf-8", "replace")
+
+    def _push_text(self, token_id: int) -> str:
+        self._waiting.append(token_id)
+        window = self._decoder.decode([*self._context, *self._waiting])
+        text = window[self._length() :]
+        if self._decoder.whole_characters or not text.endswith(REPLACEMENT):
+            return self._release(len(self._waiting), text) if text else ""
+        return self._release_broken() if len(self._waiting) > _MAX_WAITING else ""
+
+    def _length(self) -> int:
+        if self._context_length is None:
+            self._context_length = len(self._decoder.decode(self._context))
+        return self._context_length
 
     def _release(self, num_ids: int, text: str) -> str:
-        if num_ids:
-            self._context, self._waiting = self._waiting[:num_ids], self._waiting[num_ids:]
-            self._context_length = len(self._decoder.decode(self._context))
+        self._context, self._waiting = self._waiting[:num_ids], self._waiting[num_ids:]
+        self._context_length = None
         return text
 
     def _release_broken(self) -> str:
@@ -87,7 +129,7 @@ class Detokenizer:
             head = decode([*self._context, *self._waiting[:num_ids]])
             tail = decode(self._waiting[num_ids:])
             if tail and head + tail == whole:
-                return self._release(num_ids, head[self._context_length :])
+                return self._release(num_ids, head[self._length() :])
         return ""
 
 
@@ -169,15 +211,18 @@ class StopMatcher:
         return _Reading(self._detokenizer.mark(), self._held, self._num_read)
 
     def _admit(self, text: str) -> str:
-        """The part of held and new text that is safe to show; notices a stop string."""
+        """The part of held and new text that is safe to show; notices a stop string. One that was
+        whole in what is held already ended before `min_tokens`, so it is over."""
         if not text or not self._stops:
             return text
+        num_old = len(self._held)
         text = self._held + text
-        found = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
-        if found and self._num_read >= self._min_tokens:
-            end, negative_length = min(found)
-            self._stopped, self._held = True, ""
-            return text[: end + negative_length]
+        if self._num_read >= self._min_tokens:
+            ends = ((_first_end(text, stop, num_old), -len(stop)) for stop in self._stops)
+            end, negative_length = min(ends)
+            if end <= len(text):
+                self._stopped, self._held = True, ""
+                return text[: end + negative_length]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
@@ -190,3 +235,9 @@ class StopMatcher:
                     longest = length
                     break
         return longest
+
+
+def _first_end(text: str, stop: str, num_old: int) -> int:
+    """Where `stop` first ends beyond the first `num_old` characters; past the text if nowhere."""
+    start = text.find(stop, max(0, num_old + 1 - len(stop)))
+    return len(text) + 1 if start < 0 else start + len(stop)

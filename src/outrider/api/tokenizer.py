@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -78,6 +79,24 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
+    @property
+    def whole_characters(self) -> bool:
+        """Whether an id without bytes of its own decodes to whole characters."""
+        return self._spelling.whole
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What an id stands for wherever it is, if that is known: of byte-level vocabularies every
+        id, of those that fall back to bytes the pieces for one byte. Empty for an unknown id."""
+        spelling = self._spelling
+        if token_id not in spelling.table:
+            token = self._backend.id_to_token(token_id)
+            spelling.table[token_id] = b"" if token is None else spelling.read(token)
+        return spelling.table[token_id]
+
+    @cached_property
+    def _spelling(self) -> _Spelling:
+        return _spelling_of(self._backend)
+
     @cached_property
     def vocabulary(self) -> dict[int, str]:
         """Every id with its token, added ones included."""
@@ -124,6 +143,58 @@ class Tokenizer:
             if named.get("name") == "default":
                 return str(named.get("template"))
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How tokens spell bytes: `read` gives those of a token, None where its text depends on others.
+    `whole` says that such a token is no part of a character; `table` has what was asked."""
+
+    read: Callable[[str], bytes | None]
+    whole: bool
+    table: dict[int, bytes | None] = field(default_factory=dict[int, "bytes | None"])
+
+
+def _spelling_of(backend: Backend) -> _Spelling:
+    """By the parts of the tokenizer's decoder."""
+    decoder: Any = backend.decoder
+    parts = _decoder_types(json.loads(decoder.__getstate__())) if decoder is not None else []
+    if parts == ["ByteLevel"]:
+        return _Spelling(_byte_level, whole=True)
+    if "ByteLevel" in parts:
+        return _Spelling(lambda _: None, whole=False)
+    return _Spelling(_byte_piece if "ByteFallback" in parts else lambda _: None, whole=True)
+
+
+def _decoder_types(decoder: Mapping[str, Any]) -> list[str]:
+    if decoder["type"] != "Sequence":
+        return [decoder["type"]]
+    return [name for part in decoder["decoders"] for name in _decoder_types(part)]
+
+
+def _byte_level(token: str) -> bytes:
+    """Each character of a byte-level token is a byte; a token with others is its own text."""
+    try:
+        return bytes(_BYTE_OF[character] for character in token)
+    except KeyError:
+        return token.encode()
+
+
+def _byte_piece(token: str) -> bytes | None:
+    found = _BYTE_PIECE.fullmatch(token)
+    return bytes([int(found[1], 16)]) if found else None
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """GPT-2's table: printable bytes of Latin-1 are themselves, the others follow U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {chr(byte): byte for byte in shown}
+    return table | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _bytes_by_character()
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:

@@ -29,6 +29,11 @@ class Characters:
     """A decoder whose id n is the character chr(n)."""
 
     special_ids: frozenset[int] = frozenset()
+    whole_characters = True
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        del token_id
+        return None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         assert skip_special

@@ -19,6 +19,7 @@ from outrider.core.errors import ConfigError
 
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
 BYTE_LEVEL = Tokenizer.load(TARGET)
+BYTE_IDS = {data[0]: i for i in range(300) if len(data := BYTE_LEVEL.token_bytes(i) or b"") == 1}
 BYTES = [i for i, token in sorted(BYTE_LEVEL.vocabulary.items()) if len(token) == 1]
 
 
@@ -42,13 +43,30 @@ def sentencepiece_style() -> Tokenizer:
     return Tokenizer(backend, {}, [])
 
 
+def metaspace_style(alphabet: str) -> Tokenizer:
+    """Pieces of one character each, and no bytes to fall back to."""
+    vocabulary = {token: index for index, token in enumerate(["<unk>", "\u2581", *alphabet])}
+    backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return Tokenizer(backend, {}, [])
+
+
 SENTENCEPIECE = sentencepiece_style()
+# Characters of one to four bytes, spaces, and the one that stands for broken bytes.
+ALPHABET = "\ufffd\ufffd\xe9\u20ac\U0001f600 ab\n"
+METASPACE = metaspace_style("\ufffd\xe9\u20ac\U0001f600ab\n")
 
 
 class Characters:
     """A decoder whose id n is the character chr(n): stop strings can be split at will."""
 
     special_ids: frozenset[int] = frozenset()
+    whole_characters = True
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        del token_id
+        return None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         assert skip_special
@@ -109,6 +127,38 @@ def sentencepiece_symbols(text: str) -> Iterator[str]:
             marked = marked[1:]
 
 
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE, METASPACE])
+@given(text=st.text(st.sampled_from(ALPHABET)))
+def test_a_written_replacement_character_swallows_nothing(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE, METASPACE])
+def test_a_written_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("a\ufffd" * 9 if tokenizer is not SENTENCEPIECE else "lo\ufffd" * 9)
+    assert "".join(map(detokenizer.push, ids)) == tokenizer.decode(ids)
+    assert detokenizer.flush() == ""
+
+
+def test_broken_bytes_before_a_word_are_shown_and_the_word_is_whole() -> None:
+    pieces = ("\u2581hello", "<0xE2>", "<0x82>", "\u2581world", "<0xC3>")
+    detokenizer = Detokenizer(SENTENCEPIECE)
+    shown = [detokenizer.push(SENTENCEPIECE_IDS[piece]) for piece in pieces]
+    assert shown == ["hello", "", "", "\ufffd world", ""]
+    assert detokenizer.flush() == "\ufffd"
+
+
+def test_bytes_among_other_decoders_wait_for_the_rest_of_a_character() -> None:
+    vocabulary = {token: index for index, token in enumerate(["\xc3", "\xa9", "a"])}
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("a", "b")])
+    tokenizer = Tokenizer(backend, {}, [])
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(i) for i in (2, 0, 1, 2)] == ["b", "", "\xe9", "b"]
+
+
 def test_special_tokens_have_no_text_and_keep_the_context() -> None:
     ids = [SENTENCEPIECE_IDS[token] for token in ("\u2581hello", "<s>", "<s>", "\u2581world")]
     assert streamed(SENTENCEPIECE, ids) == "hello world"
@@ -119,6 +169,7 @@ def test_a_long_run_of_broken_bytes_costs_a_bounded_window() -> None:
 
     class Measured(Characters):
         special_ids = BYTE_LEVEL.special_ids
+        whole_characters = False
 
         def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
             nonlocal widest
@@ -153,9 +204,11 @@ def test_a_stop_string_ends_the_text(
     assert run_stops(text, stops, sizes)[0] == (text if expected is None else expected)
 
 
-def run_stops(text: str, stops: Sequence[str], sizes: Sequence[int]) -> tuple[str, int | None]:
+def run_stops(
+    text: str, stops: Sequence[str], sizes: Sequence[int], min_tokens: int = 0
+) -> tuple[str, int | None]:
     """The text shown, and the id count at which it stopped."""
-    matcher = StopMatcher(Characters(), stops)
+    matcher = StopMatcher(Characters(), stops, min_tokens)
     shown, num_before = "", 0
     for group in groups([ord(character) for character in text], sizes):
         keep = matcher.push(group)
@@ -172,18 +225,43 @@ SMALL = st.text(alphabet="ab", min_size=1, max_size=4)
 
 
 @given(
-    st.text(alphabet="ab", max_size=20), st.lists(SMALL, max_size=3), st.lists(st.integers(1, 4))
+    st.text(alphabet="ab", max_size=20),
+    st.lists(SMALL, max_size=3),
+    st.lists(st.integers(1, 4)),
+    st.integers(0, 12),
 )
 def test_stops_agree_with_reading_letter_by_letter(
-    text: str, stops: list[str], sizes: list[int]
+    text: str, stops: list[str], sizes: list[int], min_tokens: int
 ) -> None:
-    shown, num_kept = run_stops(text, stops, sizes)
-    for end in range(len(text) + 1):
+    shown, num_kept = run_stops(text, stops, sizes, min_tokens)
+    for end in range(min_tokens, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:
             assert (shown, num_kept) == (text[: end - max(map(len, hits))], end)
             return
     assert (shown, num_kept) == (text, None)
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 40, [2] * 20, [3, 1, 5]])
+def test_a_stop_string_that_was_over_before_min_tokens_ends_nothing(sizes: list[int]) -> None:
+    text, stops = 'x"""\nmore and more', ['""', '"""\n\u2603\u2603']
+    assert run_stops(text, stops, sizes, min_tokens=5) == (text, None)
+    assert run_stops(text, stops, sizes, min_tokens=4) == ('x"', 4)
+
+
+@given(st.text(st.sampled_from(ALPHABET), max_size=12), st.integers(0, 8))
+def test_a_stop_string_of_half_characters_ends_with_its_last_byte(
+    text: str, min_tokens: int
+) -> None:
+    stop = "\ufffd"
+    ids = [BYTE_IDS[byte] for byte in text.encode()]
+    matcher = StopMatcher(BYTE_LEVEL, [stop], min_tokens)
+    keep = matcher.push(ids)
+    ends = [len(text[: i + 1].encode()) for i, char in enumerate(text) if char == stop]
+    ends = [end for end in ends if end >= min_tokens]
+    assert keep == (ends[0] if ends else None)
+    expected = text if keep is None else text.encode()[: keep - 3].decode()
+    assert "".join(matcher.take()) + matcher.finish() == expected
 
 
 def test_text_that_may_become_a_stop_string_waits() -> None:
