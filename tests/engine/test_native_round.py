@@ -98,8 +98,9 @@ def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str,
     assert fused == staged
 
 
-def test_a_plain_request_never_asks_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = _llm(fused=True, k=3)
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = _llm(fused=True, k=3, dtype=dtype)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a round went stage by stage")

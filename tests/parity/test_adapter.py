@@ -134,7 +134,7 @@ def test_rollback_equals_never_having_fed() -> None:
     check_rollback(AdapterRollback, percent=5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @every_family
 @settings(max_examples=4)
 @given(ends=st.sets(st.integers(1, len(TEXT) - 1), max_size=8))
@@ -152,7 +152,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_speculation_changes_no_token(family: str, dtype: str, drafter: str) -> None:
     room = Room(num_slots=512, page_size=4)

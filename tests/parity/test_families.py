@@ -21,6 +21,7 @@ FAMILIES = ("qwen2", "qwen3", "phi3", "gpt2")
 CASES = [
     *((name, "float32") for name in (*FAMILIES, "phi3_longrope")),
     *((name, "bfloat16") for name in ("qwen2_tied", "qwen3_tied", "phi3_partial", "gpt2")),
+    *((name, "float16") for name in ("qwen2", "qwen3_tied", "gpt2")),
 ]
 PROMPTS = [[(7 * i * i + 3 * i) % 96 for i in range(length)] for length in (9, 30)]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -12,7 +12,7 @@ PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
     matrix = Matrix(

@@ -12,6 +12,7 @@ from doubles.tiny_checkpoints import random_llama, variant
 from outrider.core.protocols import DraftNeeds, HiddenStore, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
+from outrider.models.loading import DTYPES
 
 LAYERS = (2, 0, 1)
 NEEDS = DraftNeeds(hidden_layers=LAYERS)
@@ -19,7 +20,7 @@ ROOM = Room(num_slots=128, page_size=4, max_rows=32, max_logits=32, hidden_layer
 TEXT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16", "float16"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -50,9 +51,7 @@ def kept(model: LlamaModel, seq_id: int) -> Tensor:
 
 def assert_kept(model: LlamaModel, dtype: str, seq_id: int, tokens: tuple[int, ...]) -> None:
     stored = told(dtype, tokens)
-    if dtype == "bfloat16":
-        stored = stored.bfloat16().float()
-    assert torch.equal(kept(model, seq_id), stored)
+    assert torch.equal(kept(model, seq_id), stored.to(DTYPES[dtype]).float())
 
 
 def read(model: LlamaModel, seq_id: int, tokens: tuple[int, ...]) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.kernels.native import NativeOps, Pass
+from outrider.kernels.native import SUFFIXES, NativeOps, Pass
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
@@ -174,7 +174,7 @@ class _Decoder(Structure):
         ("hidden_size", c_int32),
         ("ffn_size", c_int32),
         ("vocab_size", c_int32),
-        ("embedding_bytes", c_int32),
+        ("dtype", c_int32),
         ("num_captured", c_int32),
     ]
 
@@ -210,7 +210,7 @@ class NativeForward:
             hidden_size,
             parts.ffn_size,
             vocab_size,
-            parts.embedding_VD.itemsize,
+            list(SUFFIXES).index(parts.embedding_VD.dtype),
             len(parts.hidden_layers),
         )
         self.address = ctypes.addressof(self._decoder)

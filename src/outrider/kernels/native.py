@@ -26,7 +26,8 @@ from outrider.kernels.kinds import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
-SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# In the order of csrc/forward.cpp.
+SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 # Output columns of a block and bytes of a column's inputs in a step (csrc/tiles_blocks.h).
 TILE_BLOCK, TILE_BYTES = 32, 64
 # Inputs of a column in a step.
@@ -122,7 +123,7 @@ class NativeOps:
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 
     Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
-    `kind` is that of linears, which `refused_kinds` must allow: float32 has VECTORS only.
+    `kind` is that of linears, which `refused_kinds` must allow: others than VECTORS are bfloat16's.
     """
 
     def __init__(

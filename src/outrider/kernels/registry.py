@@ -249,7 +249,8 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
         return f"it runs on cpu, not on {device.type}"
     if dtype not in SUFFIXES:
         name = str(dtype).removeprefix("torch.")
-        return f"it computes in {' and '.join(SUFFIXES.values())}, not in {name}"
+        *others, last = SUFFIXES.values()
+        return f"it computes in {', '.join(others)} and {last}, not in {name}"
     return None
 
 

@@ -131,7 +131,7 @@ def passes(net: Net) -> list[NetOutput]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_native_pass_has_the_bits_of_the_operators(
     name: str, dtype: str, targets: Callable[[str], LlamaModel], tmp_path: Path

@@ -12,7 +12,7 @@ from outrider.kernels.registry import Kernels, choose
 
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = ("reference", "native-1", "native-2")
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_COUNTS = (*range(1, 18), 32, 64, 100)
 
 

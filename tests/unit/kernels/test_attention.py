@@ -31,6 +31,8 @@ HEADS = (
     Heads(8, 2, 128),
     Heads(2, 2, 80),
     Heads(5, 1, 6),
+    Heads(4, 4, 16),
+    Heads(2, 2, 40),
 )
 
 

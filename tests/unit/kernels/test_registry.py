@@ -8,7 +8,7 @@ import torch
 from outrider.kernels import registry
 from outrider.kernels.cpu import cpu_identity, num_physical_cores
 from outrider.kernels.registry import OPS, choose
-from unit.kernels.implementations import CPU, kernels_named, randn
+from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
 
 def refusal_of(device: torch.device, dtype: torch.dtype, *, compiler: str | None = None) -> str:
@@ -19,8 +19,9 @@ def refusal_of(device: torch.device, dtype: torch.dtype, *, compiler: str | None
     return "; ".join(refusals)
 
 
-def test_native_comes_first() -> None:
-    kernels = kernels_named("native-1", torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_native_comes_first(dtype: torch.dtype) -> None:
+    kernels = kernels_named("native-1", dtype)
     assert kernels.exact
     assert {(choice.name, choice.refusals) for choice in kernels.choices} == {("native", ())}
 
@@ -29,8 +30,8 @@ def test_every_refusal_is_a_sentence() -> None:
     assert refusal_of(torch.device("meta"), torch.float32) == (
         "native: it runs on cpu, not on meta"
     )
-    assert refusal_of(CPU, torch.float16) == (
-        "native: it computes in float32 and bfloat16, not in float16"
+    assert refusal_of(CPU, torch.float64) == (
+        "native: it computes in float32, bfloat16 and float16, not in float64"
     )
     assert refusal_of(CPU, torch.float32, compiler="no-such-c++") == (
         "native: the C++ compiler 'no-such-c++' was not found"

@@ -56,7 +56,7 @@ def texts(model: Decoder) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_call_has_the_bits_of_many(name: str, dtype: str, tmp_path: Path) -> None:
     model = load(write_checkpoint(tmp_path, variant(name), seed=4), dtype)

@@ -34,6 +34,8 @@ ROOM = Room(num_slots=256, page_size=8, max_rows=48, max_logits=48)
         ("phi3_partial", "bfloat16"),
         ("gpt2", "float32"),
         ("gpt2", "bfloat16"),
+        ("phi3_partial", "float16"),
+        ("gpt2", "float16"),
     ],
     ids="-".join,
     scope="module",
@@ -199,6 +201,6 @@ def test_positions_up_to_the_window_are_finite() -> None:
 
 def test_the_spec_counts_the_weights_that_were_read(model: Decoder) -> None:
     assert isinstance(model, LlamaModel | GPT2Model)
-    itemsize = {torch.float32: 4, torch.bfloat16: 2}[model.state.layers[0][0].dtype]
+    itemsize = model.state.layers[0][0].itemsize
     assert model.spec.bytes_per_weight == model.spec.bytes_per_kv == itemsize
     assert model.spec.name == "tiny"

@@ -248,4 +248,9 @@ void outrider_attention_bfloat16(const Pass* pass, const float* qkv, BFloat16* k
                                  BFloat16* values, float scale, float* out) {
     attention<BFloat16>(*pass, {qkv, out, scale}, {*pass, keys, values});
 }
+
+void outrider_attention_float16(const Pass* pass, const float* qkv, Float16* keys, Float16* values,
+                                float scale, float* out) {
+    attention<Float16>(*pass, {qkv, out, scale}, {*pass, keys, values});
+}
 }

@@ -24,6 +24,13 @@ struct Layout<float> {
 };
 
 template <>
+struct Layout<Float16> {
+    static constexpr int STEP = LANES, VECS = 1;
+    static void read(const Float16* from, Vec* to) { to[0] = load_some(from, LANES); }
+    static int place(int d) { return d; }
+};
+
+template <>
 struct Layout<BFloat16> {
     static constexpr int STEP = 2 * LANES, VECS = 2;
     static void read(const BFloat16* from, Vec* to) {
@@ -120,7 +127,7 @@ inline Vec dots(const float* query, const R* const* rows, int padded_dim) {
             Vec parts[Layout<R>::VECS];
             Layout<R>::read(*rows + v * LANES, parts);
             for (int p = 0; p < Layout<R>::VECS; ++p)
-                sum += load(query + (v + p) * LANES) * parts[p];
+                sum = fused(load(query + (v + p) * LANES), parts[p], sum);
         }
         return sum;
     } else {
@@ -156,7 +163,8 @@ void mix_vecs(const Query* queries, int t, const Block<R>& block, int at) {
         Vec row[VECS];
         read_vecs(block.rows[i] + at, VECS, row);
         for (int q = 0; q < QUERIES; ++q)
-            for (int v = 0; v < VECS; ++v) sums[q][v] += row[v] * queries[q].scores[t + i];
+            for (int v = 0; v < VECS; ++v)
+                sums[q][v] = fused(row[v], splat(queries[q].scores[t + i]), sums[q][v]);
     }
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECS; ++v) store(queries[q].mixed + at + v * LANES, sums[q][v]);

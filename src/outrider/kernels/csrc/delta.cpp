@@ -72,12 +72,12 @@ __attribute__((noinline)) void advance(float* __restrict block, int key_dim, con
             float* at = block + i * COLUMNS + v * LANES;
             Vec x = load(at);
             if (CHANGES) {
-                x += change[v] * key[i];
-                found[way * VECS + v] += x * query[i];
+                x = fused(change[v], splat(key[i]), x);
+                found[way * VECS + v] = fused(x, splat(query[i]), found[way * VECS + v]);
             }
             if (GOES_ON) {
                 x = x * decay;
-                seen[way * VECS + v] += x * next[i];
+                seen[way * VECS + v] = fused(x, splat(next[i]), seen[way * VECS + v]);
             }
             store(at, x);
         }

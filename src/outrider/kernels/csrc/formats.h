@@ -21,7 +21,9 @@ struct Widened {
     using Weights = Vec;
     static constexpr int INPUTS = 1;
 
-    static void add(Vec& sums, Vec weights, float input) { sums += weights * input; }
+    static void add(Vec& sums, Vec weights, float input) {
+        sums = fused(weights, splat(input), sums);
+    }
     template <class Plain>
     static Plain entry(const Plain* inputs, int step, int) {
         return inputs[step];
@@ -62,6 +64,21 @@ struct Format<BFloat16> : Widened {
     }
     static void read(const float* x, int count, float* to) {
         store_some(to, round_to_bfloat16(load_some(x, count)), count);
+    }
+};
+
+// The inputs are widened after rounding.
+template <>
+struct Format<Float16> : Widened {
+    using Plain = Float16;
+    static constexpr bool PREFETCHES = true;
+
+    static void load(const Float16* from, Vec (&to)[BLOCK_VECS]) {
+        for (int v = 0; v < BLOCK_VECS; ++v) to[v] = load_some(from + v * LANES, LANES);
+    }
+    static int place(int column) { return column; }
+    static void read(const float* x, int count, float* to) {
+        store_some(to, from_float16(to_float16(load_some(x, count))), count);
     }
 };
 

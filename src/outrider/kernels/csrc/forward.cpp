@@ -65,6 +65,9 @@ struct Layer {
     void *keys, *values;
 };
 
+// What the embedding and kept states are made of: the place in SUFFIXES of native.py.
+enum Dtype { FLOAT32, BFLOAT16, FLOAT16 };
+
 struct Decoder {
     Team* team;
     void (*rope_append)(const Pass*, float* qkv, const float* cos, const float* sin, void* keys,
@@ -81,21 +84,21 @@ struct Decoder {
     const int32_t* captured;   // after how many layers the residual is kept
     const Entrance* entrance;  // null but for heads
     float eps, scale;
-    int32_t num_layers, hidden_size, ffn_size, vocab_size, embedding_bytes, num_captured;
+    int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
 };
 
+template <class From, class To>
+void copy_row(const From* from, To* to, int size) {
+    for (int i = 0; i < size; i += LANES)
+        store_some(to + i, load_some(from + i, size - i), size - i);
+}
+
+template <class T>
 void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
     const int size = d.hidden_size;
     for (int n = 0; n < num_tokens; ++n) {
-        float* to = d.x + static_cast<int64_t>(n) * size;
-        const int64_t from = static_cast<int64_t>(tokens[n]) * size;
-        if (d.embedding_bytes == 4) {
-            std::memcpy(to, static_cast<const float*>(d.embedding) + from, sizeof(float) * size);
-            continue;
-        }
-        const auto* row = static_cast<const BFloat16*>(d.embedding) + from;
-        for (int i = 0; i < size; ++i)
-            to[i] = cast<float>(static_cast<uint32_t>(row[i].bits) << 16);
+        const T* row = static_cast<const T*>(d.embedding) + static_cast<int64_t>(tokens[n]) * size;
+        copy_row(row, d.x + static_cast<int64_t>(n) * size, size);
     }
 }
 
@@ -126,20 +129,14 @@ void enter(const Decoder& d, const Entrance& e, int num) {
 }
 
 // Keeps the residual after `depth` layers in the tokens' slots, if anybody reads it.
+template <class T>
 void capture(const Decoder& d, const Pass& pass, int depth) {
-    const int size = d.hidden_size;
+    const int64_t size = d.hidden_size;
     for (int k = 0; k < d.num_captured; ++k) {
         if (d.captured[k] != depth) continue;
         for (int n = 0; n < pass.num_tokens; ++n) {
-            const float* from = d.x + static_cast<int64_t>(n) * size;
-            const int64_t to = (static_cast<int64_t>(pass.slots[n]) * d.num_captured + k) * size;
-            if (d.embedding_bytes == 4) {
-                std::memcpy(static_cast<float*>(d.hidden) + to, from, sizeof(float) * size);
-                continue;
-            }
-            auto* row = static_cast<BFloat16*>(d.hidden) + to;
-            for (int i = 0; i < size; i += LANES)
-                store_some(row + i, load_some(from + i, size - i), size - i);
+            const int64_t slot = static_cast<int64_t>(pass.slots[n]) * d.num_captured + k;
+            copy_row(d.x + n * size, static_cast<T*>(d.hidden) + slot * size, d.hidden_size);
         }
     }
 }
@@ -185,6 +182,19 @@ void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* lo
     d.head(rows, logits, num_wanted, d.vocab_size, false);
 }
 
+// T is the type of the embedding and of kept states.
+template <class T>
+void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
+    embed<T>(d, tokens, pass.num_tokens);
+    if (d.entrance != nullptr) enter(d, *d.entrance, pass.num_tokens);
+    for (int i = 0; i < d.num_layers; ++i) {
+        capture<T>(d, pass, i);
+        attend(d, d.layers[i], pass);
+        feed(d, d.layers[i], pass.num_tokens);
+    }
+    capture<T>(d, pass, d.num_layers);
+}
+
 }  // namespace
 
 }  // namespace outrider
@@ -195,14 +205,11 @@ extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const 
     const Decoder& d = *decoder;
     for (int n = 0; n < pass->num_tokens; ++n)
         if (tokens[n] < 0 || tokens[n] >= d.vocab_size) return n;
-    embed(d, tokens, pass->num_tokens);
-    if (d.entrance != nullptr) enter(d, *d.entrance, pass->num_tokens);
-    for (int i = 0; i < d.num_layers; ++i) {
-        capture(d, *pass, i);
-        attend(d, d.layers[i], *pass);
-        feed(d, d.layers[i], pass->num_tokens);
+    switch (d.dtype) {
+        case FLOAT32: run<float>(d, *pass, tokens); break;
+        case BFLOAT16: run<BFloat16>(d, *pass, tokens); break;
+        case FLOAT16: run<Float16>(d, *pass, tokens); break;
     }
-    capture(d, *pass, d.num_layers);
     if (d.entrance != nullptr)
         std::memcpy(d.entrance->own, d.x,
                     sizeof(float) * pass->num_tokens * static_cast<int64_t>(d.hidden_size));

@@ -249,6 +249,10 @@ void outrider_pack_bfloat16(Team* team, const BFloat16* from, BFloat16* to, int 
     pack(*team, from, to, num_out, num_in);
 }
 
+void outrider_pack_float16(Team* team, const Float16* from, Float16* to, int num_out, int num_in) {
+    pack(*team, from, to, num_out, num_in);
+}
+
 void outrider_linear_float32(const Weights* w, const float* x, float* out, int num_rows,
                              int accumulate) {
     linear<float>(*w, x, out, num_rows, accumulate != 0);
@@ -257,6 +261,11 @@ void outrider_linear_float32(const Weights* w, const float* x, float* out, int n
 void outrider_linear_bfloat16(const Weights* w, const float* x, float* out, int num_rows,
                               int accumulate) {
     linear<BFloat16>(*w, x, out, num_rows, accumulate != 0);
+}
+
+void outrider_linear_float16(const Weights* w, const float* x, float* out, int num_rows,
+                             int accumulate) {
+    linear<Float16>(*w, x, out, num_rows, accumulate != 0);
 }
 
 #if defined(OUTRIDER_HAS_PAIRS)

@@ -29,8 +29,8 @@ inline Vec flushed(Vec x) {
 
 inline Vec add_pair_dots(Vec sums, BitVec weights, Pair inputs) {
     const BitVec x = splat(inputs);
-    sums = flushed(flushed(sums) + flushed(high_halves(weights)) * flushed(high_halves(x)));
-    return flushed(sums + flushed(low_halves(weights)) * flushed(low_halves(x)));
+    sums = flushed(fused(flushed(high_halves(weights)), flushed(high_halves(x)), flushed(sums)));
+    return flushed(fused(flushed(low_halves(weights)), flushed(low_halves(x)), sums));
 }
 
 #elif defined(__AVX512BF16__) && defined(__AVX512F__)

@@ -203,4 +203,9 @@ void outrider_rope_append_bfloat16(const Pass* pass, float* qkv, const float* co
                    BFloat16* keys, BFloat16* values) {
     rope_append<BFloat16>(*pass, qkv, cos, sin, {*pass, keys, values});
 }
+
+void outrider_rope_append_float16(const Pass* pass, float* qkv, const float* cos, const float* sin,
+                                  Float16* keys, Float16* values) {
+    rope_append<Float16>(*pass, qkv, cos, sin, {*pass, keys, values});
+}
 }

@@ -8,6 +8,12 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace outrider {
 
 // Lanes of one register; registers that make a block of output columns; rows a tile may hold
@@ -28,6 +34,10 @@ typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
 struct BFloat16 {
+    uint16_t bits;
+};
+
+struct Float16 {
     uint16_t bits;
 };
 
@@ -72,6 +82,17 @@ inline BitVec load_pairs(const BFloat16* from) {
     return pairs;
 }
 
+// `count` stored halves, at most LANES; the other lanes are zero.
+inline HalfVec load_halves(const void* from, int count) {
+    HalfVec halves = {};
+    std::memcpy(&halves, from, sizeof(uint16_t) * (count < LANES ? count : LANES));
+    return halves;
+}
+
+inline void store_halves(void* to, HalfVec halves, int count) {
+    std::memcpy(to, &halves, sizeof(uint16_t) * (count < LANES ? count : LANES));
+}
+
 // Rounds to bfloat16, ties to even; a NaN stays one. The result is still float32.
 inline Vec round_to_bfloat16(Vec vec) {
     const BitVec bits = cast<BitVec>(vec);
@@ -80,10 +101,90 @@ inline Vec round_to_bfloat16(Vec vec) {
     return cast<Vec>(is_nan ? BitVec{} + 0x7fc00000u : rounded);
 }
 
+inline Vec load_some(const BFloat16* from, int count) {
+    return cast<Vec>(__builtin_convertvector(load_halves(from, count), BitVec) << 16);
+}
+
 inline void store_some(BFloat16* to, Vec vec, int count) {
     const BitVec bits = cast<BitVec>(round_to_bfloat16(vec)) >> 16;
-    const HalfVec halves = __builtin_convertvector(bits, HalfVec);
-    std::memcpy(to, &halves, sizeof(BFloat16) * (count < LANES ? count : LANES));
+    store_halves(to, __builtin_convertvector(bits, HalfVec), count);
+}
+
+// float16 to float32, exactly, and back: ties to even, too large is infinite, a NaN stays one.
+// Denormals are numbers in every version, so all have the same bits (NaNs aside).
+// OUTRIDER_PLAIN_HALVES asks for the version that every CPU has.
+#if defined(__AVX512F__) && !defined(OUTRIDER_PLAIN_HALVES)
+
+inline Vec from_float16(HalfVec halves) {
+    return cast<Vec>(_mm512_cvtph_ps(cast<__m256i>(halves)));
+}
+inline HalfVec to_float16(Vec vec) {
+    return cast<HalfVec>(_mm512_cvtps_ph(cast<__m512>(vec), _MM_FROUND_TO_NEAREST_INT));
+}
+
+#elif defined(__F16C__) && !defined(__AVX512F__) && !defined(OUTRIDER_PLAIN_HALVES)
+
+inline Vec from_float16(HalfVec halves) {
+    return cast<Vec>(_mm256_cvtph_ps(cast<__m128i>(halves)));
+}
+inline HalfVec to_float16(Vec vec) {
+    return cast<HalfVec>(_mm256_cvtps_ph(cast<__m256>(vec), _MM_FROUND_TO_NEAREST_INT));
+}
+
+#elif defined(__aarch64__) && !defined(OUTRIDER_PLAIN_HALVES)
+
+inline Vec from_float16(HalfVec halves) {
+    return cast<Vec>(vcvt_f32_f16(cast<float16x4_t>(halves)));
+}
+inline HalfVec to_float16(Vec vec) {
+    return cast<HalfVec>(vcvt_f16_f32(cast<float32x4_t>(vec)));
+}
+
+#else
+
+inline Vec from_float16(HalfVec halves) {
+    const BitVec bits = __builtin_convertvector(halves, BitVec), size = bits & 0x7fffu;
+    // A float32 whose exponent is 112 too small; denormals become normal on the way.
+    const Vec scaled = cast<Vec>(size << 13) * 0x1p112f;
+    const BitVec magnitude = size >= 0x7c00u ? (size << 13) | 0x7f800000u : cast<BitVec>(scaled);
+    return cast<Vec>(magnitude | (bits & 0x8000u) << 16);
+}
+inline HalfVec to_float16(Vec vec) {
+    const BitVec bits = cast<BitVec>(vec), size = bits & 0x7fffffffu;
+    const BitVec normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
+    // The last place of 1/2 is that of denormals: the addition rounds, the integers' difference is
+    // what is stored.
+    const BitVec denormal = cast<BitVec>(cast<Vec>(size) + 0.5f) - 0x3f000000u;
+    const BitVec finite = size < (113u << 23) ? denormal : normal;
+    // 65,520 is halfway between the largest number and what would follow it.
+    const BitVec large = size > 0x7f800000u ? BitVec{} + 0x7e00u : BitVec{} + 0x7c00u;
+    const BitVec found = size >= 0x477ff000u ? large : finite;
+    return __builtin_convertvector(found | (bits >> 16 & 0x8000u), HalfVec);
+}
+
+#endif
+
+inline Vec load_some(const Float16* from, int count) {
+    return from_float16(load_halves(from, count));
+}
+
+inline void store_some(Float16* to, Vec vec, int count) {
+    store_halves(to, to_float16(vec), count);
+}
+
+// a * b + sum, rounded once where the CPU can. Compilers fuse such a sum here and leave it there (GCC
+// avoids chains of fused additions on some CPUs), so whatever is compiled in several versions that
+// must have the same bits asks by name.
+inline Vec fused(Vec a, Vec b, Vec sum) {
+#if defined(__AVX512F__)
+    return cast<Vec>(_mm512_fmadd_ps(cast<__m512>(a), cast<__m512>(b), cast<__m512>(sum)));
+#elif defined(__AVX__) && defined(__FMA__)
+    return cast<Vec>(_mm256_fmadd_ps(cast<__m256>(a), cast<__m256>(b), cast<__m256>(sum)));
+#elif defined(__aarch64__)
+    return cast<Vec>(vfmaq_f32(cast<float32x4_t>(sum), cast<float32x4_t>(a), cast<float32x4_t>(b)));
+#else
+    return a * b + sum;
+#endif
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
