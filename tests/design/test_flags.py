@@ -29,8 +29,8 @@ ENGINE = (
     "--kv-budget --kv-window --self-quantise --skip-layers"
 )
 SAMPLING = (
-    "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p "
-    "--min-tokens --n --no-ignore-eos --no-logprobs --prediction --presence-penalty "
+    "--bad-words --frequency-penalty --ignore-eos --logit-bias --logprobs --max-time --max-tokens "
+    "--min-p --min-tokens --n --no-ignore-eos --no-logprobs --prediction --presence-penalty "
     "--repetition-penalty --seed --stop --temperature --top-k --top-logprobs --top-p"
 )
 ALL = f"{PROGRAM} {ENGINE} {SAMPLING}"

@@ -83,4 +83,4 @@ class Desk:
 
     def _end(self, reader: Reader) -> None:
         self._readers.pop(reader.seq.seq_id, None)
-        reader.has_ended = True
+        reader.end()

@@ -289,5 +289,5 @@ class LLM:
 
 
 def _has_read(reader: Reader) -> bool:
-    """Whether its prompt is in memory, for others to find."""
-    return reader.seq.num_emitted > 0
+    """Whether its prompt is in memory, for others to find, or will never be."""
+    return reader.seq.num_emitted > 0 or reader.has_ended

@@ -56,11 +56,22 @@ class Reader:
         if not self.live:
             return
         pieces = self.text.take()
-        if self.seq.finish is not None:
+        if self.seq.finish in ("stop", "length"):
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
         self._pieces += pieces
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
         self._events.append(event)
+
+    def end(self) -> None:
+        """Nothing comes any more. Of a text that ran out of time what was held back is shown."""
+        if not self.has_ended and self.live and self.seq.finish == "timeout":
+            if self.text.num_read > self.seq.num_emitted:
+                self.text.rewind()
+            held = "".join(self.text.take()) + self.text.finish()
+            if held:
+                self._pieces.append(held)
+                self._events.append(TextEvent((), ("plain",), (held,)))
+        self.has_ended = True
 
     def check(self) -> None:
         """Raise what the engine gave the sequence up for, if it did."""

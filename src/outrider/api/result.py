@@ -29,7 +29,8 @@ class TextEvent:
     """What one round wrote: the ids it emitted, where each came from, and each one's text.
 
     A piece is empty while its character is incomplete or may belong to a stop string; the text
-    then comes with a later token's piece.
+    then comes with a later token's piece. The last event of a request whose time was up may have
+    such text alone, without an id.
     """
 
     token_ids: tuple[int, ...]
@@ -45,9 +46,10 @@ class TextEvent:
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
     """A finished request. `token_ids` has every emitted id, a stop token included; `text` has
-    neither stop token nor stop string. `finish_reason` is None if the reader left early. `rounds`
-    holds every trace when the engine was asked to profile, `logprobs` an entry a token when the
-    request asked for them. `exact` is False when a lossy rule may have changed the text.
+    neither stop token nor stop string. `finish_reason` is stop, length, timeout where `max_time`
+    was up, or None if the reader left early. `rounds` holds every trace when the engine was asked
+    to profile, `logprobs` an entry a token when the request asked for them. `exact` is False when a
+    lossy rule may have changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/latency.py). `peak_memory_bytes` is the most that

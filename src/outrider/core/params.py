@@ -65,6 +65,13 @@ class SamplingParams:
         limits=(BAD_WORDS, BAD_WORD_BYTES),
     )
     n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=COMPLETIONS.most)
+    max_time: float = setting(
+        0.0,
+        "End after this many seconds, those in the queue included, with what there is; 0 is no "
+        "limit.",
+        minimum=0,
+        maximum=1e6,
+    )
     logprobs: bool = setting(False, "Report the log-probability of every token.")
     top_logprobs: int = setting(
         0,

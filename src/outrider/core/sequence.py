@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +13,7 @@ from outrider.core.noise import KeyedNoise, Pick, inverse_cdf
 from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaper
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "timeout"]
 StopMatch = Callable[[Sequence[int]], int | None]
 
 
@@ -25,8 +26,9 @@ class LiveSequence:
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
     `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
     draws with. `budget` is that of its next draft. `no_drafts` says why nothing is drafted for it
-    any more, if so; `rested` says why nothing was for a while. `error` is why the engine gave it
-    up, if it did; it is then neither live nor finished.
+    any more, if so; `rested` says why nothing was for a while. `deadline` is when its time is up,
+    by the engine's clock. `error` is why the engine gave it up, if it did; it is then neither live
+    nor finished.
     """
 
     seq_id: int
@@ -48,6 +50,7 @@ class LiveSequence:
     no_drafts: str = ""
     rested: str = ""
     draft_seconds: float = 0.0
+    deadline: float = math.inf
     finish: FinishReason | None = None
     error: Exception | None = None
 

@@ -64,6 +64,7 @@ class Engine:
         that were kept back are told first: nothing of their sequences runs meanwhile."""
         if not self._undelivered:
             self._undo_lost()
+            self._end_overdue()
             self.residents.admit()
             self._start_jobs()
             self._wait()
@@ -75,7 +76,8 @@ class Engine:
         return outcomes
 
     def given_up(self) -> list[LiveSequence]:
-        """Requests that failed since the last call; `error` of each says why."""
+        """Requests that ended without an outcome since the last call: they failed, and `error` of
+        each says why, or their time was up."""
         failed, self.failures.given_up = self.failures.given_up, []
         return failed
 
@@ -88,16 +90,28 @@ class Engine:
     def cancel(self, seq_id: int) -> None:
         """Stop a request, waiting or live, and free its memory; unknown ids are ignored. Waits for
         the job that it is in, if it is in one."""
+        if self._take_out(seq_id):
+            self.residents.counts.cancelled += 1
+
+    def _end_overdue(self) -> None:
+        for seq in self.residents.overdue():
+            if self._take_out(seq.seq_id):
+                seq.finish = "timeout"
+                self.residents.counts.completed += 1
+                self.failures.given_up.append(seq)
+
+    def _take_out(self, seq_id: int) -> bool:
+        """Whether it was here, and had not ended in the job that was waited for."""
         residents = self.residents
-        if residents.withdraw(seq_id):
-            residents.counts.cancelled += 1
+        found = residents.withdraw(seq_id)
         while residents.ledger.is_running(seq_id):
             if not self.failures.recall(seq_id):
                 self._undo_lost()
                 self._wait()
         if seq_id in residents.live:
-            residents.counts.cancelled += 1
             residents.drop(seq_id)
+            return True
+        return found
 
     def close(self) -> None:
         """End the lanes' threads, and the drafter's process if it has one."""

@@ -7,10 +7,12 @@ on with the same numbers, so its text is what it would have been.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, QueueFullError
 from outrider.core.protocols import CausalLM
@@ -48,8 +50,10 @@ class Residents:
     batch_limit: BatchLimit | None = None
     compaction: Compaction | None = None
     counts: Counts = field(default_factory=Counts)
+    clock: Clock = HOST_CLOCK
     waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+    _timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
 
     def submit(self, seq: LiveSequence) -> None:
         """Queue a request. Raises CapacityError if the whole arena could not hold it, and
@@ -65,7 +69,17 @@ class Residents:
                 hint="raise --arena-tokens or lower --max-tokens",
             )
         self.counts.submitted += 1
+        if seq.params.max_time:
+            seq.deadline = self.clock() + seq.params.max_time
         self.waiting.append(seq)
+        self._watch(seq)
+
+    def overdue(self) -> list[LiveSequence]:
+        """Those whose time is up, waiting or live. Nothing is looked at where none has a limit."""
+        if not self._timed:
+            return []
+        now = self.clock()
+        return [seq for seq in self._timed.values() if now >= seq.deadline]
 
     def admit(self) -> None:
         """Start those of the waiting that may start."""
@@ -92,6 +106,7 @@ class Residents:
             self.target.state.close(seq.seq_id)
             raise
         self.live[seq.seq_id] = seq
+        self._watch(seq)
         self.ledger.add(seq.seq_id, len(seq.tokens) - reused)
 
     def withdraw(self, seq_id: int) -> bool:
@@ -99,6 +114,8 @@ class Residents:
         kept = deque(seq for seq in self.waiting if seq.seq_id != seq_id)
         found = len(kept) < len(self.waiting)
         self.waiting = kept
+        if found:
+            self._timed.pop(seq_id, None)
         return found
 
     def drop(self, seq_id: int) -> None:
@@ -109,6 +126,7 @@ class Residents:
     def close(self, seq_id: int) -> None:
         """Give back the memory of a sequence that the ledger has let go."""
         del self.live[seq_id]
+        self._timed.pop(seq_id, None)
         self.target.state.close(seq_id)
         self.drafting.close(seq_id, in_use=self.ledger.is_running(seq_id))
 
@@ -150,3 +168,8 @@ class Residents:
         seq.num_preempted += 1
         self.counts.preempted += 1
         self.waiting.appendleft(seq)
+        self._watch(seq)
+
+    def _watch(self, seq: LiveSequence) -> None:
+        if seq.deadline < math.inf:
+            self._timed[seq.seq_id] = seq
