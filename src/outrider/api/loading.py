@@ -9,15 +9,17 @@ from pathlib import Path
 import torch
 
 from outrider.api.corpus import Texts, read_corpus
+from outrider.api.memory_parts import draft_room, target_room
+from outrider.api.memory_plan import fitted, table_of
 from outrider.api.pair_plan import PairPlan, plan_pair
-from outrider.api.sources import hidden_layers, idle_settings, room_of, whole_pages
+from outrider.api.sources import idle_settings
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
+from outrider.core.errors import within_memory
 from outrider.drafters.process.options import ChildOptions
-from outrider.engine.build import draft_size
 from outrider.engine.compaction import keep_of
-from outrider.engine.drafters import ahead_choices, ahead_room
+from outrider.engine.drafters import ahead_choices
 from outrider.engine.history import history_note
 from outrider.engine.lanes.build import LaneTarget, Machine
 from outrider.models.cheaper import Cheaper
@@ -62,10 +64,11 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
-    plan = plan_pair(model, draft, config)
-    heads = plan.source.sized(config, plan.target, plan.num_slots)
-    target, end = _load_target(plan, heads, config, name=model)
-    draft_model, child = _load_draft(plan, config)
+    plan, parts = fitted(plan_pair(model, draft, config), config)
+    heads = plan.source.sized(config, plan.target, plan.num_slots, plan.window)
+    with within_memory("loading", parts=table_of(parts)):
+        target, end = _load_target(plan, heads, config, name=model)
+        draft_model, child = _load_draft(plan, config)
     return LoadedPair(
         target=target,
         draft=draft_model,
@@ -118,11 +121,7 @@ def _load_target(
 
 
 def _target_options(plan: PairPlan, heads: Heads | None, config: EngineConfig) -> LoadOptions:
-    drafter = plan.source.drafter
-    rows = config.batch_size * (draft_size(config, drafter) + 1)
-    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
-    room = room_of(config, plan.num_slots, max_rows=most, max_logits=rows)
-    room = replace(room, hidden_layers=hidden_layers(heads, drafter, plan.target))
+    room = target_room(plan, config, heads)
     return replace(_options(config, room), quantise=config.quantise)
 
 
@@ -131,25 +130,14 @@ def _load_draft(plan: PairPlan, config: EngineConfig) -> tuple[Decoder | None, C
     folder = plan.source.model
     if folder is None:
         return None, None
-    options = _draft_options(config, plan.num_slots)
+    options = _draft_options(plan, config)
     if config.drafter_home == "process":
         return None, _child(folder, plan.draft_name, config, options, plan.target.vocab_size)
     return load_model(folder, options, name=plan.draft_name), None
 
 
-def _draft_options(config: EngineConfig, num_slots: int) -> LoadOptions:
-    """With room for the foreseen verdicts of a draft model that drafts ahead."""
-    more = ahead_room(config, ahead=resolve_schedule(config, has_draft=True) == "ssd")
-    num_slots += config.batch_size * whole_pages(more.num_slots, config.page_size)
-    room = room_of(
-        config,
-        num_slots,
-        max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
-        max_logits=max(config.batch_size, more.num_logits),
-    )
-    # A model that drafts ahead stages all its branches.
-    history = max(room.states.history, more.num_slots)
-    room = replace(room, states=replace(room.states, history=history))
+def _draft_options(plan: PairPlan, config: EngineConfig) -> LoadOptions:
+    room = draft_room(plan, config)
     options = _options(config, room)
     home = config.drafter_device
     return options if home == "auto" else replace(options, device=home)
@@ -199,6 +187,7 @@ def _notes(
     cut = None if drafter == "none" else history_note(config, target)
     return (
         *target.config.notes,
+        *plan.notes,
         *_fallbacks(target, config),
         *idle_settings(config, drafter),
         *(() if cut is None else (cut,)),

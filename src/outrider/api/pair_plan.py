@@ -18,8 +18,9 @@ from outrider.core.errors import VocabularyError
 from outrider.engine.build import draft_size, resolve_window
 from outrider.engine.own_drafter import own_copy
 from outrider.models.cheaper import Cheaper
-from outrider.models.hf_config import DecoderConfig, read_config
+from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device, resolve
+from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.state.capacity import arena_slots
 
@@ -28,7 +29,8 @@ from outrider.state.capacity import arena_slots
 class PairPlan:
     """`folder` and `target` are the target's, `source` is what drafts, called `draft_name`.
     `translator` is there when the draft has a vocabulary of its own, `own` when the target drafts
-    for itself. `k`, `window` and `num_slots` are those of the loaded pair."""
+    for itself. `k`, `window` and `num_slots` are those of the loaded pair, `notes` say where memory
+    made them smaller."""
 
     folder: Path
     target: DecoderConfig
@@ -41,6 +43,7 @@ class PairPlan:
     window: int
     window_reason: str
     num_slots: int
+    notes: tuple[str, ...] = ()
 
 
 def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
@@ -49,6 +52,7 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
     draft = draft or draft_of(model, config.drafter)
     source = source_of(folder, draft, config)
     tokenizer, target = Tokenizer.load(folder), read_config(folder)
+    _check_claim(folder, target)
     draft_config, translator = _fitted(source, tokenizer, target)
     draft_tokens = draft_config.max_tokens if draft_config else None
     own = own_copy(config, source.drafter, folder, target)
@@ -86,11 +90,20 @@ def _fitted(
     if not translates:
         _check_vocabulary(tokenizer, words, source.model.name)
     draft = read_config(source.model)
+    _check_claim(source.model, draft)
     if not translates:
         _check_sizes(target.vocab_size, draft.vocab_size)
         return draft, None
     sizes = {"target_size": target.vocab_size, "draft_size": draft.vocab_size}
     return draft, TextTranslator(tokenizer, words, **sizes)
+
+
+def _check_claim(folder: Path, config: DecoderConfig) -> None:
+    """Raise CheckpointError for more weights than the files can hold; transformers' own models are
+    not counted exactly, so they are not held to it."""
+    if config.family in FAMILIES:
+        spec = config.spec("", bytes_per_weight=1, bytes_per_kv=1)
+        stored_in(folder).check_claim(spec.num_parameters)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:

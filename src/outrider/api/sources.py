@@ -37,9 +37,12 @@ class Source:
     heads: Path | None = None
     kind: DraftKind = "model"
 
-    def sized(self, config: EngineConfig, target: DecoderConfig, num_slots: int) -> Heads | None:
-        """The heads, with room for texts of `num_slots` tokens in all and the nodes of trees that
-        are looked at. Raises CheckpointError if the target lacks a layer that they read."""
+    def sized(
+        self, config: EngineConfig, target: DecoderConfig, num_slots: int, window: int = 0
+    ) -> Heads | None:
+        """The heads, with room for texts of `num_slots` tokens in all, of `window` tokens each, and
+        the nodes of trees that are looked at. Raises CheckpointError if the target lacks a layer
+        that they read."""
         if self.heads is None or self.kind == "model":
             return None
         size = draft_size(config, self.drafter)
@@ -50,6 +53,7 @@ class Source:
             num_slots + config.batch_size * nodes,
             max_rows=max(config.prefill_chunk, rows),
             max_logits=rows,
+            window=window,
         )
         layers = hidden_layers_of(self.heads, self.kind, _num_layers(target))
         return Heads(self.heads, self.kind, replace(room, hidden_layers=layers))
@@ -122,13 +126,16 @@ def _idle_nodes(config: EngineConfig, drafter: str, schedule: str) -> tuple[str,
     return ()
 
 
-def room_of(config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int) -> Room:
+def room_of(
+    config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int, window: int = 0
+) -> Room:
     return Room(
         num_slots=num_slots,
         page_size=config.page_size,
         max_rows=max_rows,
         max_logits=max_logits,
         states=states_of(config),
+        window=window,
     )
 
 

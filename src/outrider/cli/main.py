@@ -21,7 +21,7 @@ from outrider.cli.page import front_page, verb_page
 from outrider.cli.verb import Verb
 from outrider.cli.verbs import VERBS, find
 from outrider.core.env import outrider_variables
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, out_of_memory
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -53,13 +53,22 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO):
-            raise
+    except Exception as error:  # noqa: BLE001 - raised again unless a disk or a memory ended
+        return _explained(error)
+    return code
+
+
+def _explained(error: Exception) -> int:
+    """Report what a disk or a memory that ended means; the exit code. Others are raised again."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
         _drop_stdout()
         report(f"the output cannot be written: {error.strerror}.", "free some space")
         return 3
-    return code
+    ended = out_of_memory(error, "working")
+    if ended is None:
+        raise error
+    report(str(ended), ended.hint)
+    return ended.exit_code
 
 
 def _drop_stdout() -> None:

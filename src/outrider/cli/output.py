@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outrider.core.errors import MachineError
+from outrider.core.words import size as size
 
 # Sentences are no wider than that on any terminal.
 _WIDEST = 100
@@ -124,12 +125,3 @@ def prose(text: str, *, width: int | None = None) -> str:
 def _terminal_width() -> int | None:
     """None where nobody looks on."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def size(num_bytes: float) -> str:
-    """Decimal units, as model hubs print them."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
 from contextlib import contextmanager
+
+# How PyTorch, safetensors, C++ and the dynamic loader say that memory ended; none has a type of
+# its own for it on every device.
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+)
+_LESS_MEMORY = (
+    "lower --batch-size, --arena-tokens or --context, try --quantise int8, or a smaller model"
+)
 
 
 class OutriderError(Exception):
@@ -29,6 +44,40 @@ class CapacityError(OutriderError):
     """The arena has no room for the work asked of it."""
 
     exit_code = 3
+
+
+def out_of_memory(
+    error: BaseException | None, doing: str, *, parts: str = ""
+) -> CapacityError | None:
+    """`error` as what it means to a user, if it says that memory ended; None if it says anything
+    else. `doing` is what needed the memory, as in "loading", `parts` a table of what was to take
+    it."""
+    if error is None or isinstance(error, OutriderError) or not _says_no_memory(error):
+        return None
+    lines = str(error).strip().splitlines()
+    told = f" ({lines[0][:200]})" if lines else ""
+    planned = f" Planned were:\n{parts}" if parts else ""
+    return CapacityError(f"memory ended while {doing}{told}.{planned}", hint=_LESS_MEMORY)
+
+
+@contextmanager
+def within_memory(doing: str, *, parts: str = "") -> Generator[None]:
+    """Raises CapacityError where memory ends within."""
+    try:
+        yield
+    except Exception as error:
+        ended = out_of_memory(error, doing, parts=parts)
+        if ended is None:
+            raise
+        raise ended from error
+
+
+def _says_no_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, Exception) and any(words in str(error) for words in _NO_MEMORY)
 
 
 class QueueFullError(CapacityError):

@@ -1,4 +1,4 @@
-"""Names between commas, as flags have them."""
+"""Names between commas, as flags have them, and sizes as people read them."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def known_words(flag: str, text: str, known: Collection[str], *, kind: str) -> t
         if name not in known:
             raise ConfigError(f"unknown {kind} {name!r}.", hint=did_you_mean(name, known))
     return found
+
+
+def size(num_bytes: float) -> str:
+    """Decimal units, as model hubs print them."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"

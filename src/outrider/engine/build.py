@@ -14,7 +14,7 @@ from outrider.control.slo import SloController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound
@@ -68,6 +68,7 @@ def resolve_window(
     return window
 
 
+@within_memory("making drafters and lanes")
 def build_engine(
     config: EngineConfig,
     parts: Parts,

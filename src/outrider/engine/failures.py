@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft, Outcome
-from outrider.core.errors import CapacityError, DrafterError, SequenceError
+from outrider.core.errors import CapacityError, DrafterError, SequenceError, out_of_memory
 from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes.task import Done, Task
 from outrider.engine.residents import Residents
@@ -46,9 +46,11 @@ class Failures:
     def end(self, done: Done, error: BaseException) -> int:
         """Deal with the end of a job by `error`; how many requests it ended."""
         task, job = done.task, done.task.job
+        error = out_of_memory(error, "generating") or error
         if isinstance(error, SequenceError):
             self.undo(task)
-            return self._blame(error.seq_id, error.__cause__)
+            cause = error.__cause__
+            return self._blame(error.seq_id, out_of_memory(cause, "generating") or cause)
         if not isinstance(error, Exception) or task.stages == (Stage.AHEAD,):
             self.undo(task)
             return 0

@@ -20,6 +20,8 @@ PAGE_BYTES = 2 << 20
 # What is left of one takes memory only in a page that the tensor before it reaches into.
 _REGION_BYTES = 16 << 20
 _ALIGNMENT = 64
+# From here on zeros are left to the system, which gives them page by page.
+_LAZY_BYTES = 256 << 20
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -54,6 +56,18 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     if data is None:
         return torch.empty(shape, dtype=dtype)
     return data.view(dtype).view(shape)
+
+
+def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous tensor of zeros. On a CPU only what is written to of a large one takes memory,
+    in ordinary pages: one token's keys and values lie in as many places as there are layers and
+    heads, and a huge page for each would be most of the arena. Raises MemoryError or OSError."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _LAZY_BYTES or device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with torch.inference_mode(False):
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 # Other models get parts of the same region, whatever mode it was opened in.

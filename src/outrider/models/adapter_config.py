@@ -15,7 +15,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.adapter_hf import read_hf_config, transformers
 from outrider.models.adapter_survey import Anatomy, survey
-from outrider.models.config_keys import OTHER_CHECKPOINT, stop_ids
+from outrider.models.config_keys import OTHER_CHECKPOINT, bounded_window, stop_ids
 from outrider.models.json_object import JsonObject
 
 _FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
@@ -129,7 +129,7 @@ def _window(where: str, text: Any, local: int | None) -> tuple[int, tuple[str, .
             limits["the short factors of its rotary embedding"] = int(cast("int", original))
     reason = min(limits, key=lambda name: limits[name])
     if limits[reason] >= max_tokens:
-        return max_tokens, ()
+        return bounded_window(max_tokens)
     note = f"the window is {limits[reason]} tokens, not {max_tokens}: so far reaches {reason}"
     return limits[reason], (note,)
 

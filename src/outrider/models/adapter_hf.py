@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from outrider.core.errors import CheckpointError, OutriderError
-from outrider.models.config_keys import OTHER_CHECKPOINT, refuse_quantised
+from outrider.models.config_keys import OTHER_CHECKPOINT, refuse_deep, refuse_quantised
 from outrider.models.json_object import JsonObject
 
 ATTENTION = "outrider"
@@ -98,6 +98,7 @@ def read_hf_config(raw: JsonObject) -> Any:
             hint="a newer one may: pip install -U 'outrider[hf]'",
         )
     refuse_quantised(raw)
+    refuse_deep(raw)
     kinds = library.models.auto.configuration_auto.CONFIG_MAPPING
     with calling(f"{raw.where}: transformers cannot read it"):
         return kinds[family].from_dict(_plain_settings(raw.values))

@@ -8,6 +8,28 @@ from outrider.models.json_object import JsonObject
 OTHER_CHECKPOINT = "choose another checkpoint; `outrider pairs` lists some that load"
 CONTRADICTION = "config.json contradicts itself: download it again, or choose another checkpoint"
 
+# What is read of a file is bounded before anything is made of it. No model has so many layers.
+MAX_LAYERS = 4096
+# The last position that float32 tells from its neighbours, in which angles are computed.
+MAX_POSITIONS = 1 << 24
+
+
+def bounded_window(max_tokens: int) -> tuple[int, tuple[str, ...]]:
+    """The window that positions allow, and a note where that is less than the file's."""
+    if max_tokens <= MAX_POSITIONS:
+        return max_tokens, ()
+    note = f"float32 tells positions apart up to {MAX_POSITIONS}: that is the window"
+    return MAX_POSITIONS, (f"{note}, not {max_tokens}",)
+
+
+def refuse_deep(raw: JsonObject) -> None:
+    """Raise CheckpointError for more layers than any model has, under any family's name of them:
+    for each of them something is made while a config is read."""
+    for part in (raw, raw.child("text_config")):
+        for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+            if part is not None and part.has(key):
+                part.integer(key, least=0, most=MAX_LAYERS)
+
 
 def refuse_quantised(raw: JsonObject) -> None:
     if raw.has("quantization_config"):

@@ -51,7 +51,8 @@ class Decoder(CausalLM, Protocol):
 class Room:
     """How much one model may hold: `num_slots` KV positions in all, with the states of
     `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
-    has room for recurrent `states` besides."""
+    has room for recurrent `states` besides. No sequence is longer than `window`, where that is not
+    0."""
 
     num_slots: int
     page_size: int = 32
@@ -59,6 +60,12 @@ class Room:
     max_logits: int = 256
     hidden_layers: tuple[int, ...] = ()
     states: StateRoom = field(default_factory=StateRoom)
+    window: int = 0
+
+    def num_positions(self, max_tokens: int) -> int:
+        """How many positions the tables of a model of that window need. Siblings of a tree may lie
+        past the window, no path does."""
+        return min(max_tokens, self.num_slots, self.window or max_tokens) + self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +209,6 @@ class Passes:
         if view is None:
             view = self._views[num_rows] = self.scratch.first(num_rows)
         return view
-
-
-def num_positions(config: DecoderConfig, room: Room) -> int:
-    """How many positions tables need. Siblings of a tree may lie past the window, no path does."""
-    return min(config.max_tokens, room.num_slots) + room.max_rows
 
 
 def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:

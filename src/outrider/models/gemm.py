@@ -32,7 +32,7 @@ from outrider.kernels.forward import Forward
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels, choose
-from outrider.models.decoder import Passes, Room, Scratch, num_positions
+from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.gemm_shape import GemmShape
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
@@ -107,7 +107,7 @@ class GemmModel:
         tables = rope_tables(
             self.config.rope,
             head_dim=shape.head_dim,
-            num_positions=num_positions(self.config, room) if costs.attention else 1,
+            num_positions=room.num_positions(self.config.max_tokens) if costs.attention else 1,
         )
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._passes = Passes(self._spec, up_size=2 * shape.ffn_size, place=place, room=room)

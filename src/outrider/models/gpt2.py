@@ -22,7 +22,7 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.compacting import compact
-from outrider.models.decoder import Passes, Room, Scratch, num_positions
+from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.gpt2_config import GPT2Config
 from outrider.models.gpt2_weights import MASKS, GPT2Reader, Layer, Linear, Norm
 from outrider.models.weight_reader import Placement, WeightReader
@@ -46,7 +46,7 @@ class GPT2Model:
         self.config, self.kernels = config, kernels
         self._spec = place.spec(config)
         reader = GPT2Reader(WeightReader(weights, kernels, place), config)
-        length = num_positions(config, room)
+        length = room.num_positions(config.max_tokens)
         self._tables = reader.tables(num_positions=length)
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         weights.check_all_taken(ignored=MASKS)

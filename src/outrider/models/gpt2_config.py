@@ -13,6 +13,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.config_keys import (
     CONTRADICTION,
+    MAX_LAYERS,
     OTHER_CHECKPOINT,
     refuse_activation,
     refuse_quantised,
@@ -90,7 +91,7 @@ def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Con
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=raw.integer("n_inner", 4 * hidden_size),
-        num_layers=raw.integer("n_layer"),
+        num_layers=raw.integer("n_layer", most=MAX_LAYERS),
         num_heads=raw.integer("n_head"),
         max_tokens=raw.integer("n_positions"),
         layer_norm_eps=raw.number("layer_norm_epsilon", 1e-5),

@@ -58,14 +58,16 @@ class JsonObject:
             raise self.wrong(key, "an object", value)
         return JsonObject(f"{self.where}: {key}", cast("dict[str, object]", value))
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A count of at least `least`."""
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_INTEGER
+    ) -> int:
+        """A count from `least` to `most`."""
         value = self._value(key, default)
         if not _is_integer(value):
             raise self.wrong(key, "an integer", value)
-        if not least <= value <= MAX_INTEGER:
+        if not least <= value <= most:
             raise CheckpointError(
-                f"{self.where}: {key} must be from {least} to {MAX_INTEGER}, got {value!r:.40}."
+                f"{self.where}: {key} must be from {least} to {most}, got {value!r:.40}."
             )
         return value
 

@@ -28,7 +28,7 @@ from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.compacting import compact
-from outrider.models.decoder import Passes, Room, Scratch, num_positions
+from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
 from outrider.models.parallel.shard import LogitParts, Share
@@ -81,7 +81,9 @@ class LlamaModel:
         weights.check_all_taken(beside=mtp_prefixes(weights, config))
         self._depths = frozenset(range(config.num_layers))
         tables = rope_tables(
-            config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)
+            config.rope,
+            head_dim=config.head_dim,
+            num_positions=room.num_positions(config.max_tokens),
         )
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._scale = config.head_dim**-0.5

@@ -14,7 +14,9 @@ from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
 from outrider.models.config_keys import (
     CONTRADICTION,
+    MAX_LAYERS,
     OTHER_CHECKPOINT,
+    bounded_window,
     refuse_activation,
     refuse_quantised,
     stop_ids,
@@ -161,7 +163,7 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=raw.integer("intermediate_size"),
-        num_layers=raw.integer("num_hidden_layers"),
+        num_layers=raw.integer("num_hidden_layers", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=raw.integer("num_key_value_heads", num_heads),
         head_dim=raw.integer("head_dim", max(1, hidden_size // num_heads)),
@@ -202,5 +204,5 @@ def _window(raw: JsonObject, rope: Rope, sliding: int | None) -> tuple[int, tupl
         limits.append((rope.original_tokens, "the long factors of longrope are not supported"))
     window, reason = min(limits, default=(max_tokens, ""))
     if window >= max_tokens:
-        return max_tokens, ()
+        return bounded_window(max_tokens)
     return window, (f"{reason}: the window is {window} tokens, not {max_tokens}",)

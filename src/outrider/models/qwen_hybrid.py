@@ -29,7 +29,7 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.delta.torch import by_row
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Room, num_positions, wanted_tokens
+from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
@@ -89,7 +89,9 @@ class QwenHybridModel:
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         weights.check_all_taken(beside=BESIDE)
         tables = rope_tables(
-            config.rope, head_dim=config.head_dim, num_positions=num_positions(config, room)
+            config.rope,
+            head_dim=config.head_dim,
+            num_positions=room.num_positions(config.max_tokens),
         )
         self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
         self._scale = config.head_dim**-0.5

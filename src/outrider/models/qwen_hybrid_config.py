@@ -14,7 +14,9 @@ from outrider.core.spec import ModelSpec, spec_of
 from outrider.kernels.delta.plan import StateShape
 from outrider.models.config_keys import (
     CONTRADICTION,
+    MAX_LAYERS,
     OTHER_CHECKPOINT,
+    bounded_window,
     refuse_activation,
     refuse_quantised,
     stop_ids,
@@ -156,10 +158,11 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
             f"{text.where}: attention_bias is not supported for model_type {family!r}.",
             hint=OTHER_CHECKPOINT,
         )
-    num_layers = text.integer("num_hidden_layers")
+    num_layers = text.integer("num_hidden_layers", most=MAX_LAYERS)
     attending = _attention_layers(text, num_layers)
     experts = _experts(text)
     num_heads = text.integer("num_attention_heads")
+    max_tokens, cut = bounded_window(text.integer("max_position_embeddings", 32768))
     vocab_size = text.integer("vocab_size")
     config = QwenHybridConfig(
         family=family,
@@ -170,7 +173,7 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
         num_heads=num_heads,
         num_kv_heads=text.integer("num_key_value_heads"),
         head_dim=text.integer("head_dim"),
-        max_tokens=text.integer("max_position_embeddings", 32768),
+        max_tokens=max_tokens,
         attention_layers=attending,
         delta=_delta(text, num_layers - len(attending)),
         experts=experts,
@@ -180,7 +183,7 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
         tie_word_embeddings=_tied(raw, text),
         stop_ids=stop_ids(vocab_size, raw, text, generation),
         dtype=stored_dtype(raw) or stored_dtype(text),
-        notes=_notes(raw),
+        notes=(*_notes(raw), *cut),
     )
     _check(text.where, config)
     return config

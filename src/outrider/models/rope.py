@@ -6,7 +6,8 @@ between; `yarn` blends by how often a pair turns within the original window; `lo
 by a factor of its own. Every expression follows transformers operation by operation in float32,
 because a last-bit difference in a frequency grows with the position.
 
-Shapes:  T = positions, R = half of what turns of a head, H = half of a head's size, D = head size.
+Shapes:  T = positions, P = some of them, R = half of what turns of a head, H = half of a head's
+         size, D = head size.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.models.rope_config import Rope
 
+_POSITIONS_AT_ONCE = 1 << 16
+
 
 def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
-    """(cos_TH, sin_TH) in float32, both times the attention factor; what never turns has (1, 0)."""
+    """(cos_TH, sin_TH) in float32, both times the attention factor; what never turns has (1, 0).
+
+    Made some positions at a time, so that a long window takes no more than its tables.
+    """
     freqs_R = frequencies(rope, head_dim)
-    angles_TR = torch.arange(num_positions, dtype=torch.float32)[:, None] * freqs_R
-    still = (0, head_dim // 2 - freqs_R.shape[0])
-    return (
-        functional.pad(angles_TR.cos() * rope.attention_factor, still, value=1.0),
-        functional.pad(angles_TR.sin() * rope.attention_factor, still),
-    )
+    num_turning = freqs_R.shape[0]
+    cos_TH = torch.ones(num_positions, head_dim // 2, dtype=torch.float32)
+    sin_TH = torch.zeros(num_positions, head_dim // 2, dtype=torch.float32)
+    for first in range(0, num_positions, _POSITIONS_AT_ONCE):
+        end = min(first + _POSITIONS_AT_ONCE, num_positions)
+        angles_PR = torch.arange(first, end, dtype=torch.float32)[:, None] * freqs_R
+        cos_TH[first:end, :num_turning] = angles_PR.cos() * rope.attention_factor
+        sin_TH[first:end, :num_turning] = angles_PR.sin() * rope.attention_factor
+    return cos_TH, sin_TH
 
 
 def turning_order(rope: Rope, head_dim: int) -> Tensor | None:

@@ -19,9 +19,8 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
-from outrider.models.weights import Weights
+from outrider.models.weights import HEAD, Weights
 
-HEAD = "lm_head.weight"
 # Names of the table of tokens in all families' files.
 EMBEDDINGS = (
     "model.embed_tokens.weight",

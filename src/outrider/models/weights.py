@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
@@ -20,9 +21,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
 from outrider.models.json_object import JsonObject
 
+HEAD = "lm_head.weight"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Medusa heads are published under this name.
@@ -34,6 +36,28 @@ DERIVED = ("rotary_emb.inv_freq",)
 # while they are mapped, and the old mapping goes with the last tensor that was taken from it.
 _MAX_MAPPED = 1 << 25
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Sizes of a folder's weights in its files: in all, and of the largest. `has_head` says that an
+    output head is among them."""
+
+    folder: Path
+    num_bytes: int
+    largest_file: int
+    has_head: bool
+
+    def check_claim(self, num_weights: int) -> None:
+        """Raise CheckpointError for a model of more weights than the files have bytes: nothing is
+        to be allocated for what is not there."""
+        if num_weights > self.num_bytes:
+            raise CheckpointError(
+                f"{self.folder}: config.json implies {num_weights} weights, and the files have "
+                f"{self.num_bytes} bytes.",
+                hint="config.json and the weights belong to different models, or the download is "
+                "incomplete",
+            )
 
 
 class _File(Protocol):
@@ -67,6 +91,11 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
+
+    @property
+    def stored(self) -> Stored:
+        sizes = [path.stat().st_size for path in self._readers]
+        return Stored(self.folder, sum(sizes), max(sizes), HEAD in self)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
@@ -163,6 +192,12 @@ class Weights:
         return f"{found}is the download complete?"
 
 
+def stored_in(folder: Path) -> Stored:
+    """Raises CheckpointError as `Weights` does."""
+    with Weights(folder) as weights:
+        return weights.stored
+
+
 def _open(path: Path) -> _File:
     if not path.is_file():
         raise CheckpointError(
@@ -175,8 +210,8 @@ def _open(path: Path) -> _File:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
+def _damaged(path: Path, error: Exception) -> OutriderError:
+    return out_of_memory(error, f"mapping {path}") or CheckpointError(
         f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {error}.",
         hint="compare its size with the original and download it again",
     )

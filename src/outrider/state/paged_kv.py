@@ -34,6 +34,7 @@ from torch import Tensor
 from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
+from outrider.kernels.huge_pages import zeros
 from outrider.kernels.plan import PackedPlan
 from outrider.state.columns import Columns, PageTable
 from outrider.state.pages import PagePool
@@ -125,10 +126,10 @@ class PagedKV:
     ) -> None:
         num_pages = -(-num_slots // page_size)
         shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, spec.head_dim)
-        self.arena = torch.zeros(shape, dtype=dtype, device=device)
+        self.arena = zeros(shape, dtype=dtype, device=device)
         self.layers = tuple((layer[0], layer[1]) for layer in self.arena)
         hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
-        self.hidden_SKD = torch.zeros(hidden, dtype=dtype, device=device)
+        self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
         self._device = device

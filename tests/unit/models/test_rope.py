@@ -80,3 +80,13 @@ def test_the_two_halves_of_what_turns_come_to_lie_half_a_head_apart() -> None:
     pairs = list(zip(order[:8], order[8:], strict=True))
     assert pairs[:6] == [(i, i + 6) for i in range(6)]
     assert pairs[6:] == [(12, 14), (13, 15)]
+
+
+def test_long_tables_are_made_in_parts_with_the_same_bits() -> None:
+    rope = Rope(partial_rotary_factor=0.5, attention_factor=1.25)
+    cos_TH, sin_TH = rope_tables(rope, head_dim=16, num_positions=150_001)
+    angles_TR = torch.arange(150_001, dtype=torch.float32)[:, None] * frequencies(rope, 16)
+    assert torch.equal(cos_TH[:, :4], angles_TR.cos() * 1.25)
+    assert torch.equal(sin_TH[:, :4], angles_TR.sin() * 1.25)
+    assert bool((cos_TH[:, 4:] == 1).all())
+    assert bool((sin_TH[:, 4:] == 0).all())

@@ -42,7 +42,7 @@ def load_eagle(heads: Heads, target: NormedTarget) -> EagleNet:
         head = _head(reader, weights, config, target)
         embedding_VD = _embedding(reader, target)
         weights.check_all_taken(ignored=_DERIVED)
-    num_positions = min(target.spec.max_tokens, heads.room.num_slots) + heads.room.max_rows
+    num_positions = heads.room.num_positions(target.spec.max_tokens)
     cos_TH, sin_TH = rope_tables(
         config.layer.rope, head_dim=config.layer.head_dim, num_positions=num_positions
     )

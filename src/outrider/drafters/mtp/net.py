@@ -30,7 +30,7 @@ from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
 from outrider.kernels.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
-from outrider.models.decoder import Passes, Room, Scratch, num_positions
+from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.heads import HeadMemory
 from outrider.models.rope import rope_tables
 
@@ -51,7 +51,7 @@ class MtpNet:
         self.hidden_layers = (target.spec.num_layers,)
         place, block = placement_of(target), config.block
         cos_TH, sin_TH = rope_tables(
-            block.rope, head_dim=block.head_dim, num_positions=num_positions(block, room)
+            block.rope, head_dim=block.head_dim, num_positions=room.num_positions(block.max_tokens)
         )
         self._turns = (cos_TH.to(place.device), sin_TH.to(place.device))
         self._passes = Passes(

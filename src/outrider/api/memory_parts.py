@@ -1,0 +1,254 @@
+"""What a pair takes of memory, part by part, by arithmetic over sizes that are known before any of
+it is taken: from configurations, sizes of files and settings (models/decoder.py allocates it)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from outrider.api.pair_plan import PairPlan
+from outrider.api.sources import hidden_layers, room_of, whole_pages
+from outrider.core.config import EngineConfig
+from outrider.core.spec import ModelSpec
+from outrider.engine.build import draft_size
+from outrider.engine.drafters import ahead_room
+from outrider.models.decoder import Room
+from outrider.models.heads import Heads
+from outrider.models.hf_config import DecoderConfig, read_config
+from outrider.models.loading import DTYPES, pick_device
+from outrider.models.weights import Stored, stored_in
+from outrider.sched.table import resolve_schedule
+
+# What Python holds of one page, and of tokens in it once a text is remembered.
+_PAGE_BYTES = 256
+# Temporary tensors and libraries; where addresses count also stacks and pools of threads.
+_WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
+# Weights that are quantised at once, and the bytes each takes meanwhile (kernels/linear).
+_QUANTISED_AT_ONCE, _QUANTISING_BYTES = 1 << 23, 20
+_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
+
+When = Literal["held", "loading", "addresses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`num_bytes` on `device`: weights and what else is "held" for good, what is taken while
+    "loading", and "addresses", which count only where a limit is on those."""
+
+    name: str
+    num_bytes: int
+    device: str
+    when: When = "held"
+    is_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the checkpoints hold; `draft` and `heads` are None where nothing of the kind is read.
+    `heads_read` are the heads as loading asks for them, with room for no tokens."""
+
+    target: Stored
+    draft: Stored | None = None
+    draft_config: DecoderConfig | None = None
+    heads: Stored | None = None
+    heads_read: Heads | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One model of a pair: its files, its room, and how many lanes have buffers for it."""
+
+    role: str
+    spec: ModelSpec
+    stored: Stored
+    room: Room
+    device: str
+    in_float32: bool
+    num_lanes: int
+
+
+def files_of(plan: PairPlan, config: EngineConfig) -> Files:
+    """Raises CheckpointError for weights that are not there."""
+    source = plan.source
+    target = stored_in(plan.folder)
+    if source.model is not None:
+        return Files(target, stored_in(source.model), read_config(source.model))
+    if source.heads is None:
+        return Files(target)
+    read = source.sized(config, plan.target, 0, plan.window)
+    return Files(target, heads=stored_in(source.heads), heads_read=read)
+
+
+def target_room(plan: PairPlan, config: EngineConfig, heads: Heads | None) -> Room:
+    drafter = plan.source.drafter
+    rows = config.batch_size * (draft_size(config, drafter) + 1)
+    most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
+    room = room_of(config, plan.num_slots, max_rows=most, max_logits=rows, window=plan.window)
+    return replace(room, hidden_layers=hidden_layers(heads, drafter, plan.target))
+
+
+def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
+    """With room for the foreseen verdicts of a draft model that drafts ahead."""
+    more = ahead_room(config, ahead=resolve_schedule(config, has_draft=True) == "ssd")
+    room = room_of(
+        config,
+        plan.num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
+        max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
+        max_logits=max(config.batch_size, more.num_logits),
+        window=plan.window,
+    )
+    # A model that drafts ahead stages all its branches.
+    history = max(room.states.history, more.num_slots)
+    return replace(room, states=replace(room.states, history=history))
+
+
+def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Part, ...]:
+    """What the pair takes with `plan.num_slots` positions; nothing is read or allocated."""
+    device = pick_device(config.device).type
+    lanes = {"single": 1, "pd": 2}.get(
+        resolve_schedule(config, has_draft=plan.source.model is not None), 3
+    )
+    heads = files.heads_read
+    if heads is not None:
+        more = heads.room.num_slots + plan.num_slots
+        heads = replace(heads, room=replace(heads.room, num_slots=more))
+    target = _Model(
+        "target",
+        replace(spec_of_config(plan.target, config.dtype), quantise=config.quantise),
+        files.target,
+        target_room(plan, config, heads),
+        device,
+        in_float32=_in_float32(plan.target, config, device),
+        num_lanes=lanes,
+    )
+    parts = [*_model_parts(target)]
+    if files.draft is not None and files.draft_config is not None:
+        home = device if config.drafter_device == "auto" else config.drafter_device
+        draft = _Model(
+            "draft",
+            spec_of_config(files.draft_config, config.dtype),
+            files.draft,
+            draft_room(plan, config),
+            home,
+            in_float32=_in_float32(files.draft_config, config, home),
+            num_lanes=1,
+        )
+        parts += _model_parts(draft)
+        laws = config.batch_size * config.k * plan.target.vocab_size * 4
+        parts.append(Part("distributions of drafts", laws, device))
+    if heads is not None and files.heads is not None:
+        parts += _heads_parts(plan, heads, target, files.heads)
+    if plan.own is not None and plan.own.quantise != "none":
+        copy = replace(target.spec, quantise=plan.own.quantise)
+        table = copy.vocab_size * copy.hidden_size * copy.bytes_per_weight
+        taken = copy.weight_bytes - table
+        parts.append(Part("copy of the target that drafts", taken, device, is_weights=True))
+    extra = _WORKING_ADDRESSES if device == "cpu" else 0
+    return (
+        *parts,
+        Part("temporary memory", _WORKING_BYTES, device),
+        Part("threads", extra, device, "addresses"),
+    )
+
+
+def spec_of_config(config: DecoderConfig, dtype: str) -> ModelSpec:
+    width = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32).itemsize
+    return config.spec("", bytes_per_weight=width, bytes_per_kv=width)
+
+
+def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
+    """Whether the matrices are held as float32, which the plain kernels of CPUs do with all, and
+    float16 has no others there."""
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    return device == "cpu" and (config.force_reference or dtype == "float16")
+
+
+def _model_parts(model: _Model) -> Iterator[Part]:
+    spec, room, device = model.spec, model.room, model.device
+    of = f"of the {model.role}"
+    yield Part(f"weights {of}", _weights_bytes(model), device, is_weights=True)
+    yield Part(f"loading {of}", _loading_bytes(model), device, "loading")
+    if device == "cpu":
+        # Files are mapped while they are read, and every matrix begins in a page of 2 MB.
+        mapped = model.stored.num_bytes + model.stored.largest_file
+        pages = 4 * spec.num_layers * (4 << 20)
+        pages = min(pages, spec.weight_bytes) + (32 << 20)
+        yield Part(f"mapped files {of}", mapped + pages, device, "addresses")
+    arena = room.num_slots * spec.kv_bytes_per_token
+    yield Part(f"KV arena {of}, {room.num_slots} tokens", arena, device)
+    kept = room.num_slots * len(room.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
+    yield Part(f"hidden states {of}", kept, device)
+    yield Part(f"recurrent states {of}", room.states.num_bytes(spec), device)
+    yield Part(f"positions and pages {of}", tables_bytes(spec, room), device)
+    yield Part(f"scratch {of}", model.num_lanes * _scratch_bytes(spec, room), device)
+    # Logits, and the distributions that sampling makes of them.
+    logits = 2 * model.num_lanes * room.max_logits * spec.vocab_size * 4
+    yield Part(f"logits {of}", logits, device)
+
+
+def _heads_parts(plan: PairPlan, heads: Heads, target: _Model, stored: Stored) -> Iterator[Part]:
+    spec, room = target.spec, heads.room
+    weights = stored.num_bytes * spec.bytes_per_weight // 2
+    if heads.folder == plan.folder:
+        weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
+    yield Part("weights of the heads", weights, target.device, is_weights=True)
+    num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
+    if heads.kind != "medusa":
+        arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers)
+        tables = tables_bytes(spec, room)
+        yield Part(f"KV arena of the heads, {room.num_slots} tokens", arena, target.device)
+        yield Part("positions and pages of the heads", tables, target.device)
+    taken = _scratch_bytes(spec, room) + room.max_logits * spec.vocab_size * 4
+    yield Part("scratch and logits of the heads", taken, target.device)
+
+
+def _weights_bytes(model: _Model) -> int:
+    """As they are held: a tied output head lies beside the table, in a form of its own."""
+    spec = model.spec
+    table = spec.vocab_size * spec.hidden_size
+    matrices = max(0, spec.num_parameters - table)
+    if model.device == "cpu" and not model.stored.has_head:
+        matrices += table
+    width: float = 4 if model.in_float32 else spec.bytes_per_weight
+    if spec.quantise != "none":
+        width = 1 if model.in_float32 else _QUANTISED_BYTES[spec.quantise]
+    return table * spec.bytes_per_weight + int(matrices * width)
+
+
+def _loading_bytes(model: _Model) -> int:
+    """One matrix at a time: as the file has it, as it is converted, and what quantising takes."""
+    spec = model.spec
+    attended = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
+    weights = min(widest * spec.hidden_size, spec.num_parameters)
+    most = 2 * weights * max(4 if model.in_float32 else 0, spec.bytes_per_weight)
+    if spec.quantise != "none":
+        most += min(weights, _QUANTISED_AT_ONCE) * _QUANTISING_BYTES
+    return most
+
+
+def tables_bytes(spec: ModelSpec, room: Room) -> int:
+    """Cosines and sines in float32, and the lists of pages."""
+    positions = room.num_positions(spec.max_tokens)
+    return positions * spec.head_dim * 4 + room.num_slots * _PAGE_BYTES // room.page_size
+
+
+def _scratch_bytes(spec: ModelSpec, room: Room) -> int:
+    """The buffers of one step (models/decoder.py), float32."""
+    attended = spec.num_heads * spec.head_dim
+    wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
+    return room.max_rows * 4 * (wide + 3 * spec.ffn_size)
+
+
+def needed(parts: Sequence[Part], *, of_addresses: bool) -> int:
+    """The most at any time. What is held beside weights is written to when all are loaded; its
+    addresses are taken before."""
+    weights = sum(part.num_bytes for part in parts if part.is_weights)
+    rest = sum(part.num_bytes for part in parts if part.when == "held" and not part.is_weights)
+    loading = max((part.num_bytes for part in parts if part.when == "loading"), default=0)
+    if not of_addresses:
+        return weights + max(rest, loading)
+    return weights + rest + loading + sum(p.num_bytes for p in parts if p.when == "addresses")

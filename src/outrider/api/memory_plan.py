@@ -1,0 +1,202 @@
+"""Whether a pair fits, before anything of it is allocated.
+
+Its parts (memory_parts.py) are held against every limit that holds here (state/capacity.py). An
+arena whose size nobody asked for shrinks until all fits; what still does not fit is refused, with
+the parts and the settings under which it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from outrider.api.memory_parts import (
+    Part,
+    files_of,
+    memory_parts,
+    needed,
+    spec_of_config,
+    tables_bytes,
+    target_room,
+)
+from outrider.api.pair_plan import PairPlan
+from outrider.api.sources import whole_pages
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CapacityError
+from outrider.core.words import size
+from outrider.models.hf_config import FAMILIES
+from outrider.models.loading import pick_device
+from outrider.state.capacity import ARENA_SHARE, Limit, limits, total_bytes
+
+# Of an arena that nobody gave a size, the share of its memory that tables of positions and lists of
+# pages may take. Models of any size stay far below it; windows that no model has do not.
+_TABLES_SHARE = 1 / 32
+# An arena that shrank leaves a tenth of what is free to others; what is advised leaves more, for it
+# has to fit when it is tried.
+_HEADROOM, _ADVISED = 0.9, 0.8
+# The least arena that is worth having: a short prompt and its answer.
+_LEAST_TOKENS = 256
+
+
+def fitted(plan: PairPlan, config: EngineConfig) -> tuple[PairPlan, tuple[Part, ...]]:
+    """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size; and
+    its parts. Raises CapacityError for what does not fit, CheckpointError for what the files do not
+    hold."""
+    files = files_of(plan, config)
+    bounds = _bounds(plan, config)
+
+    def fits(tried: PairPlan, how: EngineConfig, share: float) -> bool:
+        return not _lacking(memory_parts(tried, how, files), bounds, share)
+
+    def refuse(tried: PairPlan) -> CapacityError:
+        parts = memory_parts(tried, config, files)
+        ways = _ways(tried, config, lambda one, how: fits(one, how, _ADVISED))
+        return _refusal(parts, _lacking(parts, bounds, 1.0)[0], next(ways, None))
+
+    if config.arena_tokens:
+        if not fits(plan, config, 1.0):
+            raise refuse(plan)
+        return plan, memory_parts(plan, config, files)
+    least = replace(plan, num_slots=_least_slots(plan, config))
+    if not fits(least, config, 1.0):
+        raise refuse(least)
+    plan = _with_small_tables(plan, config)
+    if not fits(plan, config, 1.0):
+        whole = plan.num_slots
+        plan = _largest_arena(plan, config, lambda one: fits(one, config, _HEADROOM)) or least
+        note = f"memory is short: the arena holds {plan.num_slots} tokens, not {whole}"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, memory_parts(plan, config, files)
+
+
+def _bounds(plan: PairPlan, config: EngineConfig) -> dict[str, tuple[Limit, ...]]:
+    home = config.device if config.drafter_device == "auto" else config.drafter_device
+    names = {config.device, home if plan.source.model is not None else config.device}
+    devices = [pick_device(name) for name in names]
+    return {device.type: limits(device) for device in devices}
+
+
+def _lacking(
+    parts: Sequence[Part], bounds: Mapping[str, tuple[Limit, ...]], share: float
+) -> list[tuple[int, Limit]]:
+    """(bytes needed, limit) of the limits of which the parts need more than `share`; those that
+    are exceeded most come first."""
+    found: list[tuple[int, Limit]] = []
+    for device, all_limits in bounds.items():
+        own = [part for part in parts if part.device == device]
+        for limit in all_limits:
+            total = needed(own, of_addresses=limit.of_addresses)
+            if total > limit.free * share:
+                found.append((total, limit))
+    return sorted(found, key=lambda one: one[1].free - one[0])
+
+
+def _least_slots(plan: PairPlan, config: EngineConfig) -> int:
+    """A context that was asked for has to fit; otherwise a short text has."""
+    least = plan.window if config.context else min(plan.window, _LEAST_TOKENS, plan.num_slots)
+    return whole_pages(least, config.page_size)
+
+
+def _largest_arena(
+    plan: PairPlan, config: EngineConfig, fits: Callable[[PairPlan], bool]
+) -> PairPlan | None:
+    """The largest arena of at most `plan.num_slots`, None if the least does not fit either."""
+    size = config.page_size
+    high = plan.num_slots // size
+    low = min(_least_slots(plan, config) // size, high)
+    if not fits(replace(plan, num_slots=low * size)):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(replace(plan, num_slots=middle * size)):
+            low = middle
+        else:
+            high = middle - 1
+    return replace(plan, num_slots=low * size)
+
+
+def _with_small_tables(plan: PairPlan, config: EngineConfig) -> PairPlan:
+    """Unlike an arena, tables are written whole before the first token is read."""
+    if config.context:
+        return plan
+    spec = spec_of_config(plan.target, config.dtype)
+    most = total_bytes(pick_device(config.device)) * ARENA_SHARE * _TABLES_SHARE
+
+    def fits(tried: PairPlan) -> bool:
+        return tables_bytes(spec, target_room(tried, config, None)) <= most
+
+    return plan if fits(plan) else _largest_arena(plan, config, fits) or plan
+
+
+def _ways(
+    plan: PairPlan, config: EngineConfig, fits: Callable[[PairPlan, EngineConfig], bool]
+) -> Iterator[str]:
+    """Flags under which it fits, those that change least first."""
+    if config.arena_tokens:
+        found = _largest_arena(plan, config, lambda one: fits(one, config))
+        if found is not None:
+            yield f"--arena-tokens {found.num_slots}"
+    elif config.context:
+        found = _largest_arena(plan, replace(config, context=0), lambda one: fits(one, config))
+        if found is not None and found.num_slots > config.k + 2:
+            yield f"--context {min(found.num_slots, plan.window)}"
+    steps = list(_steps(plan, config))
+    for flag, how in steps:
+        if fits(plan, how):
+            yield flag
+    # No one of them is enough: take one after another.
+    flags: list[str] = []
+    together = config
+    for flag, how in _strongest(steps):
+        flags.append(flag)
+        changed = {
+            name: getattr(how, name)
+            for name in ("batch_size", "prefill_chunk", "quantise")
+            if getattr(how, name) != getattr(config, name)
+        }
+        together = replace(together, **changed)
+        small = plan
+        if not config.arena_tokens:
+            small = replace(plan, num_slots=_least_slots(plan, together))
+        if fits(small, together):
+            yield " ".join(flags)
+
+
+def _steps(plan: PairPlan, config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
+    for batch in _halves(config.batch_size, 1):
+        yield f"--batch-size {batch}", replace(config, batch_size=batch)
+    for chunk in _halves(config.prefill_chunk, 32):
+        yield f"--prefill-chunk {chunk}", replace(config, prefill_chunk=chunk)
+    if plan.target.family in FAMILIES and config.tensor_parallel == 1:
+        order = ("none", "int8", "int4")
+        for kind in order[order.index(config.quantise) + 1 :]:
+            yield f"--quantise {kind}", replace(config, quantise=kind)
+
+
+def _strongest(steps: Sequence[tuple[str, EngineConfig]]) -> Iterator[tuple[str, EngineConfig]]:
+    """Of each flag the last step."""
+    last = {flag.split()[0]: (flag, how) for flag, how in steps}
+    yield from last.values()
+
+
+def _halves(count: int, least: int) -> Iterator[int]:
+    while count // 2 >= least:
+        count //= 2
+        yield count
+
+
+def table_of(parts: Sequence[Part]) -> str:
+    """A line for each part that takes a megabyte or more."""
+    shown = [part for part in parts if part.num_bytes >= 1_000_000 and part.when != "addresses"]
+    width = max((len(part.name) for part in shown), default=0)
+    return "\n".join(f"  {part.name:{width}}  {size(part.num_bytes):>9}" for part in shown)
+
+
+def _refusal(parts: Sequence[Part], lacking: tuple[int, Limit], way: str | None) -> CapacityError:
+    total, limit = lacking
+    loading = [part for part in parts if part.when != "loading"]
+    return CapacityError(
+        f"the models and their memory need {size(total)}, and {size(limit.free)} are left "
+        f"({limit.name}):\n{table_of(loading)}",
+        hint=way or "a smaller model, or a machine with more memory",
+    )

@@ -1,0 +1,344 @@
+"""What a pair takes is known before it is taken, shrinks to what there is, or is refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outrider.pairs as pairs
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api import memory_plan
+from outrider.api.loading import load_pair
+from outrider.api.memory_parts import Part, files_of, memory_parts, needed
+from outrider.api.memory_plan import fitted
+from outrider.api.pair_plan import PairPlan, plan_pair
+from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.kernels import huge_pages
+from outrider.models.llama import LlamaModel
+from outrider.state import capacity
+from outrider.state.capacity import Limit, free_bytes, limits, total_bytes
+
+CPU = torch.device("cpu")
+TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
+PLAIN = EngineConfig(drafter="none", device="cpu")
+pytestmark = pytest.mark.weights
+
+
+def claiming(folder: Path, **claims: object) -> str:
+    """The embedded target, with other words in its config.json."""
+    shutil.copytree(TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | claims))
+    return str(folder)
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, *found: Limit) -> None:
+    def told(_: torch.device) -> tuple[Limit, ...]:
+        return found
+
+    monkeypatch.setattr(memory_plan, "limits", told)
+
+
+def embedded(config: EngineConfig) -> PairPlan:
+    return plan_pair("outrider/embedded", None, config)
+
+
+def parts_of(plan: PairPlan, config: EngineConfig) -> dict[str, int]:
+    parts = memory_parts(plan, config, files_of(plan, config))
+    return {part.name: part.num_bytes for part in parts}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(),
+        PLAIN,
+        EngineConfig(schedule="ssd"),
+        EngineConfig(drafter="quantised-self", quantise="int4"),
+        EngineConfig(drafter="suffix", context=512, batch_size=32),
+        EngineConfig(arena_tokens=4096),
+    ],
+)
+def test_where_memory_is_not_short_no_size_changes(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, Limit("plenty", 1 << 40))
+    plan = embedded(config)
+    assert fitted(plan, config)[0] == plan
+
+
+@pytest.mark.parametrize("quantise", ["none", "int8"])
+def test_the_plan_is_what_loading_takes(quantise: str) -> None:
+    config = replace(PLAIN, quantise=quantise, force_reference=True)
+    pair = load_pair("outrider/embedded", None, config)
+    target = pair.target
+    assert isinstance(target, LlamaModel)
+    plan = embedded(config)
+    told = parts_of(plan, config)
+    tables = target._cos_TH.nbytes + target._sin_TH.nbytes  # pyright: ignore[reportPrivateUsage]
+    streamed = sum(one.nbytes for one in target.streamed) + target.tables.embedding_VD.nbytes
+    taken = {
+        "weights of the target": streamed,
+        f"KV arena of the target, {plan.num_slots} tokens": target.state.arena.nbytes,
+        "positions and pages of the target": tables,
+        "scratch of the target": sum(
+            getattr(target.scratch, name).nbytes for name in target.scratch.__slots__
+        ),
+        "logits of the target": target.logits.nbytes,
+    }
+    for name, num_bytes in taken.items():
+        assert num_bytes <= 1.05 * told[name] + 200_000, name
+        assert told[name] <= 2.5 * num_bytes + 200_000, name
+
+
+def test_an_arena_that_nobody_sized_shrinks_and_the_text_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = SamplingParams(max_tokens=12)
+    whole = LLM(config=PLAIN)
+    text = whole.generate("def f(x):", params)[0].text
+    full = embedded(PLAIN)
+    parts = memory_parts(full, PLAIN, files_of(full, PLAIN))
+    most = needed(parts, of_addresses=False)
+    limited(monkeypatch, Limit("a tight limit", most - (20 << 20)))
+    small = LLM(config=PLAIN)
+    assert small.free_tokens < whole.free_tokens == full.num_slots
+    assert any("memory is short" in note for note in small.notes)
+    assert small.generate("def f(x):", params)[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "advice"),
+    [
+        (replace(PLAIN, arena_tokens=1 << 30), 4 << 30, r"--arena-tokens (\d+)"),
+        (
+            replace(PLAIN, batch_size=1024, tree_nodes=256, drafter="suffix"),
+            8 << 30,
+            "--batch-size",
+        ),
+        (replace(PLAIN, prefill_chunk=65536), 600 << 20, r"--prefill-chunk (\d+)"),
+        (replace(PLAIN, context=100_000), 300 << 20, r"--context (\d+)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_sizes_and_a_way(
+    config: EngineConfig, limit: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = claiming(tmp_path / "model", max_position_embeddings=100_000)
+    limited(monkeypatch, Limit("a tight limit", limit))
+    with pytest.raises(CapacityError) as refused:
+        fitted(plan_pair(name, None, config), config)
+    message, hint = str(refused.value), refused.value.hint or ""
+    assert refused.value.exit_code == 3
+    assert "a tight limit" in message
+    assert "weights of the target" in message
+    assert re.match(advice, hint), hint
+    flags = dict(zip(hint.split()[::2], hint.split()[1::2], strict=True))
+    changes = {flag[2:].replace("-", "_"): value for flag, value in flags.items()}
+    typed: dict[str, Any] = {name: int(v) if v.isdigit() else v for name, v in changes.items()}
+    followed = replace(config, **typed)
+    fitted(plan_pair(name, None, followed), followed)
+
+
+def test_where_nothing_helps_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, Limit("hardly anything", 1 << 20))
+    with pytest.raises(CapacityError, match="hardly anything") as refused:
+        fitted(embedded(PLAIN), PLAIN)
+    assert refused.value.hint == "a smaller model, or a machine with more memory"
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"vocab_size": 2**31 - 1}, "config.json implies"),
+        ({"hidden_size": 1 << 30}, "config.json implies"),
+        ({"intermediate_size": 1 << 30}, "config.json implies"),
+        ({"head_dim": 1 << 30}, "config.json implies"),
+        ({"num_hidden_layers": 4096}, "config.json implies"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be from 1 to 4096"),
+    ],
+)
+def test_weights_that_are_not_in_the_files_are_refused(
+    claims: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        load_pair(claiming(tmp_path / "model", **claims), None, PLAIN)
+
+
+def test_a_window_that_no_model_has_makes_small_tables(tmp_path: Path) -> None:
+    name = claiming(tmp_path / "model", max_position_embeddings=2**31 - 1)
+    plan, parts = fitted(plan_pair(name, None, PLAIN), PLAIN)
+    sizes = {part.name: part.num_bytes for part in parts}
+    assert plan.window == 1 << 24
+    assert sizes["positions and pages of the target"] <= total_bytes(CPU) / 128
+    assert "float32 tells positions apart" in " ".join(plan.target.notes)
+    short = replace(PLAIN, context=256)
+    parts = fitted(plan_pair(name, None, short), short)[1]
+    sizes = {part.name: part.num_bytes for part in parts}
+    assert sizes["positions and pages of the target"] < 1 << 20
+
+
+def test_tables_reach_as_far_as_the_window(tmp_path: Path) -> None:
+    name = claiming(tmp_path / "model", max_position_embeddings=100_000)
+    config = replace(PLAIN, context=64, prefill_chunk=16)
+    target = load_pair(name, None, config).target
+    assert isinstance(target, LlamaModel)
+    assert len(target._cos_TH) < 64 + 16 + 200  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_part_of_addresses_counts_only_where_addresses_do() -> None:
+    parts = [
+        Part("weights", 100, "cpu", is_weights=True),
+        Part("arena", 50, "cpu"),
+        Part("loading", 70, "cpu", "loading"),
+        Part("files", 1000, "cpu", "addresses"),
+    ]
+    assert needed(parts, of_addresses=False) == 170
+    assert needed(parts, of_addresses=True) == 1220
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 8 GiB available, of which nothing is known but what a test writes."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemFree: 1 kB\nMemAvailable:  8388608 kB\n")
+    monkeypatch.setattr(capacity, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(capacity, "_GROUPS", tmp_path / "cgroup")
+    return tmp_path
+
+
+def group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def test_a_machine_without_groups_has_what_is_available(machine: Path) -> None:
+    assert free_bytes(CPU) == 8 << 30
+    (machine / "proc" / "self" / "cgroup").write_text("0::/\ngarbage\n")
+    assert free_bytes(CPU) == 8 << 30
+
+
+def test_every_group_of_version_2_counts(machine: Path) -> None:
+    (machine / "proc" / "self" / "cgroup").write_text("0::/outer/inner\n")
+    usage = {"memory__current": 1 << 30, "memory__stat": f"anon 5\ninactive_file {256 << 20}"}
+    group(machine / "cgroup" / "outer", memory__max=2 << 30, **usage)
+    group(machine / "cgroup" / "outer" / "inner", memory__max="max", **usage)
+    assert free_bytes(CPU) == (2 << 30) - (1 << 30) + (256 << 20)
+    assert total_bytes(CPU) == 2 << 30
+    assert any("control group" in limit.name for limit in limits(CPU))
+
+
+def test_a_group_of_version_1_counts(machine: Path) -> None:
+    (machine / "proc" / "self" / "cgroup").write_text("7:cpu:/x\n4:memory:/not/visible/here\n0::/")
+    group(
+        machine / "cgroup" / "memory",
+        memory__limit_in_bytes=1 << 30,
+        memory__usage_in_bytes=600 << 20,
+        memory__stat=f"total_inactive_file {100 << 20}",
+    )
+    assert free_bytes(CPU) == (1024 - 500) << 20
+    (machine / "cgroup" / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712")
+    assert free_bytes(CPU) == 8 << 30
+
+
+def test_a_group_of_64_mib_is_refused_before_anything_is_loaded(machine: Path) -> None:
+    (machine / "proc" / "self" / "cgroup").write_text("0::/\n")
+    group(machine / "cgroup", memory__max=64 << 20, memory__current=0)
+    with pytest.raises(CapacityError, match="memory limit of the control group, 67 MB"):
+        LLM(config=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB."),
+        RuntimeError("unable to mmap 12 bytes from file <x>: Cannot allocate memory (12)"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_memory_that_ended_has_one_name(error: Exception) -> None:
+    found = out_of_memory(error, "loading", parts="  weights  1 GB")
+    assert found is not None
+    assert "memory ended while loading" in str(found)
+    assert "  weights  1 GB" in str(found)
+    assert "--batch-size" in (found.hint or "")
+
+
+def test_other_errors_are_no_want_of_memory() -> None:
+    others = (ValueError("x"), OSError(errno.ENOENT, "no"), CapacityError("full"), None)
+    assert all(out_of_memory(error, "loading") is None for error in others)
+    assert out_of_memory(KeyboardInterrupt("out of memory"), "loading") is None
+
+
+def test_pytorch_says_it_as_expected() -> None:
+    with pytest.raises(RuntimeError) as failed:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert out_of_memory(failed.value, "loading") is not None
+
+
+def test_memory_that_ends_while_loading_is_told_with_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr("outrider.api.loading.load_model", full)
+    with pytest.raises(CapacityError, match="memory ended while loading") as failed:
+        LLM(config=PLAIN)
+    assert "weights of the target" in str(failed.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: no")])
+def test_memory_that_ends_while_generating_ends_one_request(error: Exception) -> None:
+    llm = LLM(config=EngineConfig(drafter="none", batch_size=2, fused_round=False))
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    texts = [llm.generate(prompt, params)[0].text for prompt in ("def f(x):", "import os")]
+    first = llm.submit("def f(x):", params)
+    second = llm.submit("import os", params)
+    target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
+    step, culprit = target.step, first.reader.seq.seq_id
+
+    def starving(_: object, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        if any(row.seq_id == culprit for row in rows):
+            raise error
+        return step(rows, needs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(target), "step", starving)
+        while llm.has_work:
+            llm.advance()
+    with pytest.raises(CapacityError, match="memory ended while generating"):
+        first.result()
+    assert second.result().text == texts[1]
+    assert llm.generate("def f(x):", params)[0].text == texts[0]
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="no anonymous mappings")
+def test_zeros_that_nobody_wrote_take_no_memory() -> None:
+    def resident() -> int:
+        found = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return 1024 * int(found[1])
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc")
+    before = resident()
+    found = huge_pages.zeros((4, 512 << 20), dtype=torch.bfloat16, device=CPU)
+    assert found.shape == (4, 512 << 20)
+    assert found[3, -1] == 0
+    found[2, 5] = 1
+    assert found[2, 4:7].equal(torch.tensor([0.0, 1, 0], dtype=torch.bfloat16))
+    assert resident() - before < 256 << 20
