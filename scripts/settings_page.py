@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from outrider.core.env import OTHER_VARIABLES
+from outrider.core.foreign import FOREIGN
 from outrider.core.limits import LIMITS
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
@@ -29,52 +31,6 @@ working directory, or the TOML or YAML file given with `--config`; it holds `key
 is an error that names the nearest valid one, and a value that cannot be names where it was written.
 A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,
 on/off) in a variable, `--flag` or `--no-flag` on the command line."""
-
-OLD_NAMES = (
-    ("SPECDEC_DTYPE", "OUTRIDER_DTYPE", "the same values, and auto"),
-    ("SPECDEC_AMP", "OUTRIDER_DTYPE", "one precision for the whole model, no autocast"),
-    ("SPECDEC_DETERMINISTIC", "OUTRIDER_DETERMINISTIC", "seeds belong to requests: OUTRIDER_SEED"),
-    ("SPECDEC_BATCH_SIZE", "OUTRIDER_BATCH_SIZE", ""),
-    ("SPECDEC_PROFILE", "OUTRIDER_PROFILE", ""),
-    ("SPECDEC_DETAILED_METRICS", "OUTRIDER_PROFILE", "summaries are always in the result"),
-    ("SPECDEC_FORCE_PYTORCH_BACKEND", "OUTRIDER_FORCE_REFERENCE", ""),
-    ("SPECDEC_FORCE_PY", "OUTRIDER_FORCE_REFERENCE", ""),
-    ("SPECDEC_DEBUG", "OUTRIDER_DEBUG", ""),
-    ("SPECDEC_DEBUG_PRINTS", "OUTRIDER_LOG_LEVEL", "debug"),
-    ("SPECDEC_DRY_RUN", "", "`outrider config` and `outrider doctor` show what would run"),
-    ("SPECDEC_ENABLE_KV_APPEND", "", "always so: keys and values are appended in place"),
-    ("SPECDEC_ENABLE_SEQUENCE_POOL", "", "not needed: batches are ragged"),
-    ("SPECDEC_MIN_GROUP_SIZE, SPECDEC_MAX_GROUP_SIZE", "", "not needed: batches are ragged"),
-    ("SPECDEC_PERIODIC_CACHE_CLEAR", "", "not needed: memory is allocated once"),
-    ("SPECDEC_SYNC_KERNELS, SPECDEC_PERIODIC_SYNC", "", "not needed: one host read a round"),
-    ("SPECDEC_DEBUG_KV_VERIFY, SPECDEC_DEBUG_BATCH_INPUT", "", "tests, not switches"),
-    ("SPECDEC_CUDA_GRAPH", "OUTRIDER_FUSED_ROUND", "whole rounds are captured on CUDA"),
-    ("SPECDEC_PARALLEL_STREAMS", "OUTRIDER_LANE_STREAMS", "0 becomes 1: lanes share a stream"),
-    ("SPECDEC_SYNC_MODE", "OUTRIDER_LANE_SYNC", "the same values"),
-    ("SHARPI_SPEC_BATCH_VERIFY", "OUTRIDER_BATCHED_VERIFY", "0 feeds drafts token by token"),
-    ("SHARPI_DISABLE_BATCH_VERIFY", "OUTRIDER_BATCHED_VERIFY", "the opposite sense: 1 becomes 0"),
-    ("SHARPI_DISABLE_MTP", "OUTRIDER_DRAFTER", "1 becomes none, or another drafter"),
-    ("SHARPI_MTP_DRAFT_N", "OUTRIDER_K", "with OUTRIDER_DRAFTER=mtp"),
-    ("SHARPI_TRACE_MTP", "OUTRIDER_PROFILE", "a trace of every round"),
-    ("SHARPI_MTP_BATCH_MAX", "OUTRIDER_STATE_HISTORY", "one less: drafts a hybrid can return to"),
-    ("SHARPI_BATCH_DECODE_MMQ", "OUTRIDER_QUANTISE", "int8 or int4, in every pass"),
-    ("SHARPI_CPU_GDN", "", "not yet: no Gated-DeltaNet"),
-    ("--spec-type", "--drafter", "mtp, none or auto"),
-    ("--spec-draft-n-max", "--k", ""),
-    ("--spec-draft-n-min, --spec-draft-p-min", "", "not yet"),
-    ("--draft-model", "--draft", ""),
-    ("--draft-lookup", "--drafter", "ngram"),
-    ("-c", "--context", ""),
-    ("base_model", "target", "key of a YAML run file"),
-    ("draft_model", "draft", "key of a YAML run file"),
-    ("draft_mode", "drafter", "key of a YAML run file; no EAGLE or Medusa yet"),
-    ("max_draft", "k", "key of a YAML run file"),
-    ("max_new_tokens", "max_tokens", "key of a YAML run file"),
-    ("do_sample", "temperature", "0 is greedy, anything else samples"),
-    ("max_memory_mb", "arena_tokens", "counted in tokens"),
-    ("implementation", "", "the fake model lives in the tests"),
-    ("repetition_penalty", "repetition_penalty", ""),
-)
 
 
 def render() -> str:
@@ -98,11 +54,16 @@ def render() -> str:
     )
     others = [(f"`{v.name}`", v.reader, v.meaning) for v in OTHER_VARIABLES]
     parts.append("## Other variables\n\n" + _table(("variable", "read by", "what"), others))
-    old = [(_code(name), f"`{new}`" if new else "", note) for name, new, note in OLD_NAMES]
+    foreign = [
+        (_code(", ".join(item.name for item in group)), f"`{here}`" if here else "", note)
+        for (here, note), items in groupby(FOREIGN, key=lambda item: (item.spelled, item.note))
+        for group in [list(items)]
+    ]
     parts.append(
-        "## Names in other projects\n\nFor users who come from other speculative-decoding code. An "
-        "empty second column means that there is no such switch here, for the reason given.\n\n"
-        + _table(("there", "here", "note"), old)
+        "## Names in other projects\n\nFor users who come from other speculative-decoding code. "
+        "None of these names is read: a flag or key is an error that says the name here, and a "
+        "variable is a note. An empty second column means that there is no such switch, for the "
+        "reason given.\n\n" + _table(("there", "here", "note"), foreign)
     )
     return "\n\n".join(parts) + "\n"
 

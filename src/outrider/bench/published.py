@@ -1,7 +1,7 @@
 """Published prompt sets, fetched from the Hugging Face hub by name when a user asks for them.
 
-None of them is part of this package. They are parquet files; a reader (`pyarrow`) is not a
-dependency, because nothing else here needs one, so its absence is said and not worked around.
+None of them is part of this package. They are parquet files. The reader (`pyarrow`) comes with
+the extra `data`, because nothing else here needs one; its absence is said and not worked around.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _parquet_reader() -> Callable[[Path], Iterator[Mapping[str, Any]]]:
     except ImportError:
         raise MachineError(
             "the published sets are parquet files, and no parquet reader (pyarrow) is installed.",
-            hint=f"pip install pyarrow; {_BUILTIN_HINT}",
+            hint=f"pip install 'outrider[data]'; {_BUILTIN_HINT}",
         ) from None
 
     def read(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -19,6 +19,7 @@ from outrider.cli.bench_sweep_options import SweepOptions
 from outrider.cli.options import KSweepOptions
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
+from outrider.core.foreign import hint_for
 from outrider.core.nearest import nearest
 from outrider.core.settings import (
     DEFAULT,
@@ -52,7 +53,8 @@ def with_experiment(
     known = [*own, *(name for name in SETTINGS if name not in decided)]
     for name in data:
         if name not in known:
-            hint = nearest(name, known, "`outrider bench --help` lists options and settings.")
+            every = "`outrider bench --help` lists options and settings."
+            hint = hint_for(name) or nearest(name, known, every)
             raise ConfigError(f"{path}: unknown key {name!r}.", hint=hint)
     given = {
         name: Given(_as_given(own[name], value) if name in own else value, f"{path}:{name}")

@@ -11,6 +11,8 @@ import json
 import logging
 import sys
 
+from outrider.core.env import variables_with
+from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
 from outrider.core.settings import ProgramConfig
 
 
@@ -23,6 +25,8 @@ def start_logging(program: ProgramConfig) -> None:
     if sys.stderr.isatty():
         # The first run compiles, which takes a while; whoever waits is told.
         logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
+    for note in notes_on(variables_with(VARIABLES_OF_OTHERS)):
+        logging.getLogger(__name__).warning(note)
 
 
 class JsonLines(logging.Formatter):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from outrider.cli.verb import Verb
 from outrider.cli.verbs import names
 from outrider.core.errors import ConfigError
+from outrider.core.foreign import hint_for
 from outrider.core.nearest import nearest
 
 # How the parser says that words are left over.
@@ -26,8 +27,10 @@ def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str
     known = verb.flags()
     for word in words[: words.index("--")] if "--" in words else words:
         flag = word.split("=", 1)[0]
-        if flag.startswith("--") and flag not in known:
-            return ConfigError(f"unknown option {flag!r}.", hint=nearest(flag, known, page))
+        theirs = hint_for(flag)
+        if flag not in known and (flag.startswith("--") or theirs):
+            hint = theirs or nearest(flag, known, page)
+            return ConfigError(f"unknown option {flag!r}.", hint=hint)
     surplus = _SURPLUS.search(message)
     if surplus:
         message = f"{surplus[1]}: one word too many."

@@ -51,6 +51,11 @@ def outrider_variables() -> dict[str, str]:
     }
 
 
+def variables_with(prefixes: tuple[str, ...]) -> list[str]:
+    """Names of those that are set and begin so."""
+    return [name for name in os.environ if name.startswith(prefixes)]  # noqa: TID251 - the one reader
+
+
 def compiler() -> str | None:
     """The C++ compiler the user asked for."""
     return _read("CXX")

@@ -27,6 +27,7 @@ from outrider.core.fields import (
     setting,
     shown,
 )
+from outrider.core.foreign import hint_for
 from outrider.core.kinds import KINDS, Value
 from outrider.core.limits import WHOLE
 from outrider.core.nearest import nearest
@@ -236,7 +237,8 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], message: str) ->
     known_names = list(known)
     for name in names:
         if name not in known_names:
-            hint = nearest(name, known_names, "`outrider config` lists every setting.")
+            every = "`outrider config` lists every setting."
+            hint = hint_for(name) or nearest(name, known_names, every)
             raise ConfigError(message.format(repr(name)), hint=hint)
 
 

@@ -168,3 +168,18 @@ WORDS = st.one_of(
 def test_any_words_are_answered(words: list[str]) -> None:
     """`config` takes every flag and loads nothing, so it may be called with anything."""
     assert run(["config", *words]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--draft-lookup",), "did you mean '--drafter'?"),
+        (("--max-new-tokens", "5"), "did you mean '--max-tokens'?"),
+        (("-c", "512"), "did you mean '--context'?"),
+        (("--impl", "fake"), "no counterpart here"),
+    ],
+)
+def test_a_flag_of_others_names_ours(outrider: Command, words: tuple[str, ...], hint: str) -> None:
+    shown = outrider("generate", "x", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert hint in shown.err

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command
+from outrider.bench.sweeps.recipes import RECIPES as STUDIES
+from outrider.cli.bench_sweep_options import SweepOptions
+from outrider.cli.bench_sweep_setup import set_up
+from outrider.cli.call import Call
 from outrider.core.settings import DEFAULT, file, resolve
 
 ROOT = Path(__file__).parents[3]
@@ -46,3 +50,21 @@ def test_a_recipe_writes_the_target_s_own_text(outrider: Command, name: str) -> 
     ]
     assert [shown.code for shown in texts] == [0, 0], texts[1].err
     assert len({json.loads(shown.out)["text"] for shown in texts}) == 1
+
+
+EXPERIMENTS = sorted((ROOT / "recipes" / "experiments").glob("*.yaml"))
+
+
+def test_every_published_study_is_an_experiment_file() -> None:
+    assert [path.stem for path in EXPERIMENTS] == sorted(STUDIES)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_file_is_the_study_of_its_name(path: Path) -> None:
+    written = set_up(Call(resolve(), SweepOptions(experiment=str(path), output_dir="out")))
+    named = set_up(Call(resolve(), SweepOptions(preset=path.stem, output_dir="out")))
+    assert [set(grid) for grid in written.grids] == [set(grid) for grid in named.grids]
+    for part in ("subjects", "terms", "recipe", "warmup", "plots"):
+        assert getattr(written, part) == getattr(named, part), part
+    elsewhere = SweepOptions(experiment=str(path), pair="embedded", output_dir="out")
+    assert [one.name for one in set_up(Call(resolve(), elsewhere)).subjects] == ["embedded"]

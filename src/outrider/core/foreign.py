@@ -1,0 +1,134 @@
+"""What other speculative-decoding projects call our settings, for hints and for docs/settings.md.
+
+A name of another project is never read as ours: two names for one setting are two places to look
+for a mistake. It is recognised, and answered with the name that it has here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outrider.core.env import PREFIX
+
+VARIABLES_OF_OTHERS = ("SPECDEC_", "SHARPI_")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """`name` is spelled as a variable, a flag or a key is; `here` is a setting, "" where there is
+    no such switch, for the reason in `note`."""
+
+    name: str
+    here: str
+    note: str = ""
+
+    @property
+    def spelled(self) -> str:
+        """`here` in the form of `name`; "" if there is none."""
+        if not self.here:
+            return ""
+        if self.name.startswith("-"):
+            return "--" + self.here.replace("_", "-")
+        return PREFIX + self.here.upper() if self.name.isupper() else self.here
+
+    @property
+    def hint(self) -> str:
+        told = f": {self.note}" if self.note else ""
+        if self.spelled:
+            return f"did you mean {self.spelled!r}? {self.name} is another project's name{told}."
+        return f"{self.name} is another project's name and has no counterpart here{told}."
+
+
+def _all(here: str, names: str, note: str = "") -> list[Foreign]:
+    return [Foreign(name, here, note) for name in names.split()]
+
+
+_RAGGED = "batches are ragged, so none need grouping"
+_READS = "the host reads one result a round"
+
+FOREIGN: tuple[Foreign, ...] = (
+    *_all("dtype", "SPECDEC_DTYPE", "the same values, and auto"),
+    *_all("dtype", "SPECDEC_AMP", "one precision for the whole model, no autocast"),
+    *_all("deterministic", "SPECDEC_DETERMINISTIC", "seeds belong to requests, in OUTRIDER_SEED"),
+    *_all("batch_size", "SPECDEC_BATCH_SIZE"),
+    *_all("profile", "SPECDEC_PROFILE"),
+    *_all("profile", "SPECDEC_DETAILED_METRICS", "summaries are always in the result"),
+    *_all("force_reference", "SPECDEC_FORCE_PYTORCH_BACKEND SPECDEC_FORCE_PY"),
+    *_all("debug", "SPECDEC_DEBUG"),
+    *_all("log_level", "SPECDEC_DEBUG_PRINTS", "debug"),
+    *_all("fused_round", "SPECDEC_CUDA_GRAPH", "whole rounds are captured on CUDA"),
+    *_all("lane_streams", "SPECDEC_PARALLEL_STREAMS", "0 becomes 1: lanes share a stream"),
+    *_all("lane_sync", "SPECDEC_SYNC_MODE", "the same values, event and barrier"),
+    *_all("", "SPECDEC_DRY_RUN", "outrider config and outrider doctor show what would run"),
+    *_all("", "SPECDEC_ENABLE_KV_APPEND", "keys and values are always appended in place"),
+    *_all("", "SPECDEC_ENABLE_SEQUENCE_POOL", _RAGGED),
+    *_all("", "SPECDEC_MIN_GROUP_SIZE SPECDEC_MAX_GROUP_SIZE", _RAGGED),
+    *_all("", "SPECDEC_PERIODIC_CACHE_CLEAR", "memory is allocated once"),
+    *_all("", "SPECDEC_SYNC_KERNELS SPECDEC_PERIODIC_SYNC", _READS),
+    *_all("", "SPECDEC_DEBUG_KV_VERIFY SPECDEC_DEBUG_BATCH_INPUT", "tests look at that"),
+    *_all("batched_verify", "SHARPI_SPEC_BATCH_VERIFY", "0 feeds drafts token by token"),
+    *_all("batched_verify", "SHARPI_DISABLE_BATCH_VERIFY", "the opposite sense, 1 becomes 0"),
+    *_all("drafter", "SHARPI_DISABLE_MTP", "1 becomes none, or another drafter"),
+    *_all("k", "SHARPI_MTP_DRAFT_N", "with OUTRIDER_DRAFTER=mtp"),
+    *_all("profile", "SHARPI_TRACE_MTP", "a trace of every round"),
+    *_all("state_history", "SHARPI_MTP_BATCH_MAX", "one less: drafts a hybrid can return to"),
+    *_all("", "SHARPI_BATCH_DECODE_MMQ", "outrider doctor shows which kernels this machine has"),
+    *_all("device", "SHARPI_CPU_GDN", "cpu: a hybrid's recurrence runs where its model does"),
+    *_all("target", "--base-model --verifier-model --target-model --model"),
+    *_all("draft", "--draft-model --assistant-model", "without one, --drafter none"),
+    *_all("drafter", "--draft-lookup", "ngram"),
+    *_all("drafter", "--spec-type --draft-mode", "model, ngram, mtp, eagle, medusa, none or auto"),
+    *_all("k", "--spec-draft-n-max --draft-max --num-speculative-tokens --gamma"),
+    *_all("min_k", "--spec-draft-n-min --draft-min --min-draft", "with --controller band or slo"),
+    *_all("k", "--max-draft", "the most that a controller chooses"),
+    *_all("least_confidence", "--spec-draft-p-min --draft-p-min", "with --drafter block alone"),
+    *_all("sampler", "--policy", "token for longest_prefix; threshold, top_k, typical are lossy"),
+    *_all("leniency", "--tau", "with --sampler threshold"),
+    *_all("controller", "--adaptive-K --adaptive-k", "band"),
+    *_all("max_tokens", "--max-new-tokens"),
+    *_all("temperature", "--do-sample", "0 is greedy, anything else samples"),
+    *_all("fused_round", "--cuda-graph"),
+    *_all("profile", "--metrics-detailed"),
+    *_all("", "--impl", "the scripted model is a class for tests, outrider.models.fake.ScriptedLM"),
+    *_all("", "--test-mode", "recipes/test.yaml, with --config, is a run of seconds"),
+    *_all("context", "-c --ctx-size --max-model-len"),
+    *_all("target", "base_model target_model verifier_model"),
+    *_all("draft", "draft_model assistant_model"),
+    *_all("drafter", "draft_mode", "vanilla is model; eagle and medusa are themselves, of heads"),
+    *_all("k", "max_draft num_assistant_tokens gamma speculate_k num_speculative_tokens"),
+    *_all("k", "lookahead", "less one where the certain token is counted"),
+    *_all("k", "prompt_lookup_num_tokens", "with drafter ngram"),
+    *_all("max_tokens", "max_new_tokens"),
+    *_all("temperature", "do_sample", "0 is greedy, anything else samples"),
+    *_all("arena_tokens", "max_memory_mb gpu_memory_utilization", "counted in tokens"),
+    *_all("context", "max_model_len"),
+    *_all("max_waiting", "max_queue_size"),
+    *_all("verify_batch", "verify_micro_batch_size"),
+    *_all("decode_batch", "decode_batch_size"),
+    *_all("prefill_batch", "prefill_batch_size"),
+    *_all("lane_streams", "num_streams"),
+    *_all("fused_round", "enable_cuda_graphs"),
+    *_all("dtype", "target_dtype draft_dtype", "one for both models"),
+    *_all("", "implementation", "the scripted model is a class for tests, not a setting"),
+    *_all("", "trust_remote_code", "no checkpoint's code is ever run"),
+    *_all("", "hf_token", "HF_TOKEN in the environment, or hf auth login"),
+)
+
+_BY_NAME = {item.name: item for item in FOREIGN}
+
+
+def hint_for(name: str) -> str | None:
+    """What a name of another project is called here; None for a name that none of them has."""
+    item = _BY_NAME.get(name) or _BY_NAME.get(name.removeprefix(PREFIX).lower())
+    return item.hint if item else None
+
+
+def notes_on(variables: Iterable[str]) -> list[str]:
+    """A sentence for each of the environment's variables that other projects read and we do not."""
+    found = [(name, hint_for(name)) for name in sorted(variables)]
+    return [
+        f"{name} is set, which is not read here; {hint or '`outrider config` lists what is.'}"
+        for name, hint in found
+        if name.startswith(VARIABLES_OF_OTHERS)
+    ]

@@ -1,0 +1,64 @@
+"""Names of other projects: none is read, each is answered with the name that it has here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.core.errors import ConfigError
+from outrider.core.foreign import FOREIGN, Foreign, hint_for, notes_on
+from outrider.core.settings import SETTINGS, environment, file
+
+# A name that is also ours cannot be another's.
+OURS = {*SETTINGS, *(item.flag for item in SETTINGS.values())}
+
+
+@pytest.mark.parametrize("item", FOREIGN, ids=lambda item: item.name)
+def test_a_name_of_others_leads_to_a_setting_or_says_why_there_is_none(item: Foreign) -> None:
+    assert item.name not in OURS
+    assert item.here in SETTINGS if item.here else item.note
+    if item.here:
+        setting = SETTINGS[item.here]
+        assert item.spelled in (setting.name, setting.flag, setting.variable)
+
+
+def test_every_name_is_there_once() -> None:
+    assert len({item.name for item in FOREIGN}) == len(FOREIGN)
+
+
+@pytest.mark.parametrize(
+    ("key", "here"),
+    [("base_model", "'target'"), ("draft_mode", "'drafter'"), ("max_memory_mb", "'arena_tokens'")],
+)
+def test_a_key_of_others_in_a_file_is_an_error_that_names_ours(
+    tmp_path: Path, key: str, here: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{key}: 1\n")
+    with pytest.raises(ConfigError, match=key) as caught:
+        file(path)
+    assert f"did you mean {here}" in str(caught.value.hint)
+
+
+def test_what_has_no_counterpart_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("implementation: fake\n")
+    with pytest.raises(ConfigError) as caught:
+        file(path)
+    assert "no counterpart here: the scripted model" in str(caught.value.hint)
+
+
+def test_a_variable_of_ours_by_the_name_of_others() -> None:
+    with pytest.raises(ConfigError) as caught:
+        environment({"OUTRIDER_MAX_NEW_TOKENS": "3"})
+    assert "'max_tokens'" in str(caught.value.hint)
+
+
+def test_variables_of_others_are_told_and_not_read() -> None:
+    cpu, new, sync = notes_on(["SPECDEC_SYNC_MODE", "SHARPI_CPU_GDN", "SPECDEC_NEW", "HOME"])
+    assert cpu.startswith("SHARPI_CPU_GDN is set, which is not read here; did you mean")
+    assert "outrider config" in new
+    assert "'OUTRIDER_LANE_SYNC'" in sync
+    assert notes_on(["HOME", "OUTRIDER_K"]) == []
+    assert hint_for("nothing of anybody") is None
