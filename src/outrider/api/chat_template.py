@@ -37,7 +37,7 @@ class ChatTemplate:
         self._source = source
         self._variables = dict(variables)
         self._lock = threading.Lock()
-        self._helper: _Helper | None = None
+        self._helper: Helper | None = None
 
     def render(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
@@ -59,7 +59,7 @@ class ChatTemplate:
         with self._lock:
             try:
                 reply = self._ask(request, limit)
-            except _HelperLostError as problem:
+            except HelperLostError as problem:
                 self.close()
                 raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
         if "text" not in reply:
@@ -75,7 +75,7 @@ class ChatTemplate:
 
     def _ask(self, request: Mapping[str, object], limit: int) -> dict[str, str]:
         if self._helper is None:
-            self._helper = _Helper()
+            self._helper = Helper()
         reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
         # A helper that reports an unforeseen exception ends itself afterwards.
         if "error" in reply:
@@ -83,17 +83,18 @@ class ChatTemplate:
         return reply
 
 
-class _HelperLostError(Exception):
+class HelperLostError(Exception):
     """The helper gave no answer; the message says why."""
 
 
-class _Helper:
-    """The running process. Its answers are one JSON object a line."""
+class Helper:
+    """The running process. Its answers are one JSON object a line. With `job` "patterns" it tries
+    those of tokenizers as well. Raises MachineError if it does not start."""
 
-    def __init__(self) -> None:
+    def __init__(self, *job: str) -> None:
         script = Path(__file__).with_name("template_helper.py")
         process = subprocess.Popen(
-            [sys.executable, "-I", str(script)],
+            [sys.executable, "-I", str(script), *job],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -107,19 +108,22 @@ class _Helper:
         self.close = weakref.finalize(self, _end, process)
         try:
             self._read(START_SECONDS, max_bytes=BASE_OUTPUT_CHARS)
-        except _HelperLostError as problem:
+        except HelperLostError as problem:
             self.close()
             raise MachineError(
                 f"the chat template helper does not start: {problem}.",
                 hint=f"run {sys.executable} -I {script} to see why",
             ) from None
 
-    def ask(self, request: Mapping[str, object], *, max_bytes: int) -> dict[str, str]:
+    def ask(
+        self, request: Mapping[str, object], *, max_bytes: int, seconds: float = RENDER_SECONDS
+    ) -> dict[str, str]:
+        """Raises HelperLostError for no answer in time, or too long a one."""
         try:
             self._stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
-            raise _HelperLostError("the helper process ended") from None
-        return self._read(RENDER_SECONDS, max_bytes=max_bytes + BASE_OUTPUT_CHARS)
+            raise HelperLostError("the helper process ended") from None
+        return self._read(seconds, max_bytes=max_bytes + BASE_OUTPUT_CHARS)
 
     def _read(self, seconds: float, *, max_bytes: int) -> dict[str, str]:
         deadline = time.monotonic() + seconds
@@ -129,13 +133,13 @@ class _Helper:
             while not line.endswith(b"\n"):
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise _HelperLostError(f"no answer within {seconds:g} s")
+                    raise HelperLostError(f"no answer within {seconds:g} s")
                 chunk = self._stdout.read(2**16)
                 if not chunk:
-                    raise _HelperLostError("it ended the helper process (too much memory or time)")
+                    raise HelperLostError("it ended the helper process (too much memory or time)")
                 line += chunk
                 if len(line) > max_bytes:
-                    raise _HelperLostError("the text it writes is too long")
+                    raise HelperLostError("the text it writes is too long")
         reply: Any = json.loads(line)
         return cast("dict[str, str]", reply)
 

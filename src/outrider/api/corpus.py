@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider.core.errors import ConfigError
+from outrider.core.files import open_regular
 
 # Bytes of text for a token at the most; what is beyond is not even read.
 _BYTES_PER_TOKEN = 16
@@ -46,7 +47,7 @@ def _files(path: Path) -> list[Path]:
 def _read(file: Path, num_bytes: int) -> str:
     """Its beginning; nothing if that is no text."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             data = stream.read(num_bytes)
     except OSError:
         return ""

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from outrider.core.files import Kind, read_bytes
+
 _STATUS = Path("/proc/self/status")
 
 
@@ -123,7 +125,7 @@ def gauge(device: torch.device) -> Gauge:
 def _resident_bytes() -> tuple[int, int]:
     """Held now, and at most so far. Where there is no /proc, the latter stands for both."""
     try:
-        lines = _STATUS.read_bytes().splitlines()
+        lines = read_bytes(_STATUS, Kind.SYSTEM).splitlines()
     except OSError:
         high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         high *= 1 if sys.platform == "darwin" else 1024

@@ -1,9 +1,10 @@
-"""Renders chat templates, in a process of its own that may be killed at any moment.
+"""Renders chat templates and tries patterns, in a process that may be killed at any moment.
 
-A template is a program that came with a checkpoint. Jinja's sandbox keeps it from Python, but not
-from looping or from filling memory, and neither can be interrupted inside a thread. This script
-is started by `chat_template`, imports nothing of the package, limits its own memory, processor
-time and files, and then answers one JSON line with one JSON line.
+A template is a program that came with a checkpoint, and so is a tokenizer's regular expression.
+Jinja's sandbox keeps the first from Python, but neither from looping or from filling memory, and
+neither can be interrupted inside a thread. This script is started by `chat_template`, imports
+nothing of the package, limits its own memory, processor time and files, and then answers one JSON
+line with one JSON line.
 
 The environment mirrors the one that transformers gives to templates.
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from datetime import datetime
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +30,12 @@ from jinja2.utils import Namespace
 
 MEMORY_BYTES = 512 * 2**20
 RENDER_CPU_SECONDS = 2
+TRIAL_CPU_SECONDS = 10
+# A search of this text with a step for each pair of characters takes less than 0.1 seconds.
+TRIAL_CHARS, TRIAL_SECONDS = 4096, 1.0
+_SAMPLES = "aA1 \n.'_é中▁"
+_META = set("\\^$.|?*+()[]{}")
+_MAX_LETTERS = 24
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -115,6 +124,42 @@ def render(environment: ImmutableSandboxedEnvironment, request: dict[str, Any]) 
     return "".join(pieces)
 
 
+def slow_text(pattern: str) -> str | None:
+    """What a search for `pattern` takes too long with; None if nothing of the following is.
+
+    Runs of the letters of a pattern, and of others, one by one and in pairs, as these are where
+    repetitions compete. Raises what the library raises for a pattern that is none.
+    """
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    split = Split(Regex(pattern), "isolated")
+    letters = list(dict.fromkeys([*_SAMPLES, *(char for char in pattern if char not in _META)]))
+    letters = letters[: len(_SAMPLES) + _MAX_LETTERS]
+    # What a pattern ends with has to be there, or a search is over before it began.
+    end = "\0" + "".join(letters)
+    runs = [*letters, *(a + b for a in letters[:12] for b in letters[:12] if a != b)]
+    for run in runs:
+        begun = time.process_time()
+        try:
+            split.pre_tokenize_str(run * (TRIAL_CHARS // len(run)) + end)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            return run
+        if time.process_time() - begun > TRIAL_SECONDS:
+            return run
+    return None
+
+
+def try_patterns(request: dict[str, Any]) -> dict[str, str]:
+    for pattern in request["patterns"]:
+        run = slow_text(pattern)
+        if run is not None:
+            return {"error": f"the pattern {pattern!r:.60} takes too long with a run of {run!r}"}
+    return {"text": ""}
+
+
 def _limit_memory_and_files() -> None:
     for kind, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
@@ -129,9 +174,9 @@ def _limit_memory_and_files() -> None:
             continue
 
 
-def _allow_cpu_for_one_render() -> None:
+def _allow_cpu(more: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + RENDER_CPU_SECONDS
+    seconds = int(used.ru_utime + used.ru_stime) + more
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, hard))
 
@@ -150,12 +195,17 @@ def _answer_and_die(
 def main() -> None:
     sys.excepthook = _answer_and_die
     environment = make_environment()
+    if "patterns" in sys.argv:
+        # Before the limits, which keep a library from being opened.
+        import_module("tokenizers.pre_tokenizers")
     _limit_memory_and_files()
     _answer({})
     for line in sys.stdin:
-        _allow_cpu_for_one_render()
+        request = json.loads(line)
+        tries = "patterns" in request
+        _allow_cpu(TRIAL_CPU_SECONDS if tries else RENDER_CPU_SECONDS)
         try:
-            reply = {"text": render(environment, json.loads(line))}
+            reply = try_patterns(request) if tries else {"text": render(environment, request)}
         except jinja2.exceptions.TemplateError as error:
             reply = {"error": str(error)[:500]}
         _answer(reply)

@@ -1,7 +1,9 @@
 """Text to token ids and back, exactly as the checkpoint's own files say.
 
-Wraps the `tokenizers` library; the only module that touches it. Whether a text begins with BOS is
-what tokenizer.json's post-processor says. As in transformers, the `add_bos_token` that older
+Wraps the `tokenizers` library; the only module that touches it. A file is checked before the
+library reads it (`tokenizer_guard`), what its chain may make of a text is bounded, and whatever the
+library raises, panics among it, is a CheckpointError. Whether a text begins with BOS is what
+tokenizer.json's post-processor says. As in transformers, the `add_bos_token` that older
 checkpoints keep in tokenizer_config.json counts for nothing beside a tokenizer.json.
 """
 
@@ -19,7 +21,10 @@ from typing import Any, cast
 from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_template import ChatTemplate
+from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
+from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.files import Kind, parse_json, read_text
 
 _FILES = (
     "tokenizer.json",
@@ -27,6 +32,17 @@ _FILES = (
     "chat_template.jinja",
     "generation_config.json",
     "config.json",
+)
+# What the chain may make of a text: sixteen times its bytes, and of a short one this many.
+MAX_GROWTH, MAX_GROWN_BYTES = 16, 16 << 20
+_PIECE_CHARS = 1024
+_NOT_THE_LIBRARYS = (
+    KeyboardInterrupt,
+    SystemExit,
+    GeneratorExit,
+    MemoryError,
+    OverflowError,
+    TypeError,
 )
 _FILE_HINT = "the folder needs tokenizer.json; `outrider models inspect` shows what it holds"
 
@@ -44,9 +60,14 @@ class Tokenizer:
     """Immutable once loaded, and safe to share by threads."""
 
     def __init__(
-        self, backend: Backend, config: Mapping[str, Any], stop_ids: Sequence[int]
+        self,
+        backend: Backend,
+        config: Mapping[str, Any],
+        stop_ids: Sequence[int],
+        growth: Growth = NO_GROWTH,
     ) -> None:
         self._backend = backend
+        self._growth = growth
         self._config = config
         self.stop_ids = tuple(stop_ids)
         self.special_ids = frozenset(
@@ -65,19 +86,30 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """`add_special` lets the checkpoint put its BOS before the text; text of the chat
-        template already has it. Raises ConfigError for text that is not Unicode."""
-        _check_unicode(text)
-        return self._backend.encode(text, add_special_tokens=add_special).ids
+        template already has it. Raises ConfigError for text that is not Unicode, CheckpointError
+        for text that the tokenizer cannot encode or makes too much of."""
+        self._check(text)
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise _failed("encode a text", error) from None
 
     def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
         """`encode` of every text, by several threads."""
         for text in texts:
-            _check_unicode(text)
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
+            self._check(text)
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise _failed("encode a text", error) from None
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        """Raises CheckpointError for ids that the tokenizer cannot decode."""
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+            raise _failed("decode tokens", error) from None
 
     @property
     def whole_characters(self) -> bool:
@@ -119,6 +151,28 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text that asks for the next reply. Raises CheckpointError."""
         return self._template.render(messages)
+
+    def _check(self, text: str) -> None:
+        """Growth is measured only where the worst that the chain could do is too much."""
+        size = _num_bytes(text)
+        allowed = max(MAX_GROWN_BYTES, MAX_GROWTH * size)
+        grown = size * self._growth.normalizing * self._growth.splitting
+        if grown <= allowed:
+            return
+        normalizer = self._backend.normalizer
+        grown = 0.0
+        for start in range(0, len(text), _PIECE_CHARS):
+            piece = text[start : start + _PIECE_CHARS]
+            try:
+                piece = piece if normalizer is None else normalizer.normalize_str(piece)
+            except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+                raise _failed("normalize a text", error) from None
+            grown += len(piece.encode()) * self._growth.splitting
+            if grown > allowed:
+                raise CheckpointError(
+                    f"the tokenizer makes more than {allowed} bytes of a text of {size}.",
+                    hint="its normalizer multiplies texts, which no published one does so much",
+                )
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -225,12 +279,12 @@ def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ..
 def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
     """`identity` is part of the key only: an edited file is read again."""
     del identity
-    backend = _load_backend(folder / "tokenizer.json")
+    backend, growth = _load_backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
     template = folder / "chat_template.jinja"
-    if template.is_file():
-        config = {**config, "chat_template": _read_text(template)}
-    return Tokenizer(backend, config, _stop_ids(folder, backend, config))
+    if template.exists():
+        config = {**config, "chat_template": _read_text(template, Kind.TEMPLATE)}
+    return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
@@ -242,39 +296,60 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _check_unicode(text: str) -> None:
+def _num_bytes(text: str) -> int:
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
         raise ConfigError("the text has bytes that are not UTF-8.") from None
 
 
-def _load_backend(path: Path) -> Backend:
-    if not path.is_file():
+def _load_backend(path: Path) -> tuple[Backend, Growth]:
+    if not path.exists():
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
+    text = _read_text(path, Kind.TOKENIZER)
     try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+        growth = check(parse_json(text), str(path))
+    except ValueError as error:
         raise CheckpointError(f"{path}: not a tokenizer: {error}", hint=_FILE_HINT) from None
+    reason = try_out(growth.patterns)
+    if reason is not None:
+        raise CheckpointError(f"{path}: not a tokenizer: {reason}.", hint=_FILE_HINT)
+    try:
+        backend = Backend.from_str(text)
+    except BaseException as error:  # noqa: BLE001 - the library raises Exception itself, or panics
+        failed = _failed("be loaded", error)
+        raise CheckpointError(f"{path}: not a tokenizer: {failed}", hint=_FILE_HINT) from None
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    return backend, growth
 
 
-def _read_text(path: Path) -> str:
+def _failed(what: str, error: BaseException) -> CheckpointError:
+    """What to raise for an exception of the library; one of the caller's own, or an interrupt,
+    is raised again."""
+    if isinstance(error, _NOT_THE_LIBRARYS):
+        raise error
+    reason = f"{error}".splitlines() or [type(error).__name__]
+    return CheckpointError(
+        f"the tokenizer cannot {what}: {reason[0]:.300}", hint="is tokenizer.json damaged?"
+    )
+
+
+def _read_text(path: Path, kind: Kind) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, kind)
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: cannot be read: {reason}.", hint=_FILE_HINT) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; empty if there is no such file."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        data: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_json(_read_text(path, Kind.of(path)))
+    except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object.")

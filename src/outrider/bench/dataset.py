@@ -18,6 +18,7 @@ from typing import Any
 from outrider.bench.provenance import write_json
 from outrider.bench.records import RecordError, made, parse
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
 
 PER_DOMAIN = 50
@@ -78,7 +79,7 @@ class PromptDataset:
         """Raises ConfigError for a file that `save` did not write."""
         hint = f"write it with `outrider prompts --output {path}`"
         try:
-            return _dataset(parse(path.read_text("utf-8")))
+            return _dataset(parse(read_text(path, Kind.PROMPTS)))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}.", hint=hint) from None
         except (RecordError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ import torch
 from outrider.bench.config import Plain
 from outrider.bench.provenance import cpu_name
 from outrider.core.errors import CheckpointError
+from outrider.core.files import Kind, open_regular, read_bytes
 from outrider.models.loading import pick_device
 
 _BLOCK_BYTES = 64 * 1024
@@ -33,12 +34,12 @@ def weights_digest(folder: Path) -> str:
             f"{folder} has no config.json, so it is not a model.",
             hint="`outrider models list` shows those on this machine",
         )
-    digest = hashlib.sha256(config.read_bytes())
+    digest = hashlib.sha256(read_bytes(config, Kind.CONFIG))
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         last = max(size - _BLOCK_BYTES, 0)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for i in range(_NUM_BLOCKS):
                 file.seek(last * i // (_NUM_BLOCKS - 1))
                 digest.update(file.read(_BLOCK_BYTES))

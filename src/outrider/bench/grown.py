@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.bench.records import RecordError, parse
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import Kind, read_bytes
 
 # What every line of ours begins with.
 _START = b'{"record": "'
@@ -36,7 +37,7 @@ class GrownFile:
     def read(cls, path: Path) -> tuple[GrownFile, list[bytes], bool]:
         """The file, its whole lines, and whether what follows these can be half a line of ours.
         Raises OSError."""
-        data = path.read_bytes() if path.exists() else b""
+        data = read_bytes(path, Kind.RESULTS) if path.exists() else b""
         whole = data.rfind(b"\n") + 1
         end = data[whole:]
         file = cls(path, num_whole=whole, num_bytes=len(data))

@@ -19,6 +19,7 @@ from threading import Event, Thread
 from types import TracebackType
 
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.files import Kind, read_text
 
 INTERVAL_SECONDS = 0.2
 
@@ -96,7 +97,7 @@ class Usage:
 def resident_bytes(path: Path = Path("/proc/self/statm")) -> int | None:
     """What this process holds in memory now; None where the system has no such file."""
     try:
-        pages = path.read_text("ascii").split()[1]
+        pages = read_text(path, Kind.SYSTEM).split()[1]
     except OSError:
         return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.core.files import Kind, read_text
 from outrider.kernels.cpu import num_physical_cores
 
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
@@ -83,7 +84,7 @@ def _version(package: str) -> str | None:
 def cpu_name() -> str:
     """As the processor calls itself."""
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        lines = read_text(Path("/proc/cpuinfo"), Kind.SYSTEM).splitlines()
     except OSError:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.bench.records import RecordError, parse
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 
 # Categories that are a domain of ours; all others are conversation.
 _DOMAINS: Mapping[str, str] = {
@@ -32,7 +33,7 @@ def questions_of(path: Path) -> dict[str, list[str]]:
     Raises ConfigError, with the number of the line, for a file of something else.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path, Kind.PROMPTS).splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}.") from None
     except UnicodeDecodeError:

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from outrider.core.files import Kind, read_text
+
 # Of the CPUs. Beyond it, what was timed meanwhile is not to be relied on.
 BUSY_SHARE = 0.05
 
@@ -55,7 +57,7 @@ class Neighbours:
 def _times() -> tuple[float, float, float] | None:
     """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
     try:
-        fields = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:]
+        fields = read_text(Path("/proc/stat"), Kind.SYSTEM).split("\n", 1)[0].split()[1:]
     except OSError:
         return None
     ticks = [int(field) for field in fields[:8]]

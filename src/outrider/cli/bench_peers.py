@@ -33,6 +33,7 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import resolve
@@ -155,7 +156,7 @@ def _trials(name: str | None) -> Mapping[str, Mapping[str, float]]:
     if name is None:
         return {}
     try:
-        record = parse(Path(name).read_text("utf-8"))
+        record = parse(read_text(Path(name), Kind.RESULTS))
         found = entries("its trials", record.get("trials_seconds_per_token"))
         return {
             who: {t: float(seconds) for t, seconds in entries(who, times).items()}

@@ -29,6 +29,7 @@ from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
 from outrider.core.words import words_of
 from outrider.models.loading import resolve
@@ -125,7 +126,7 @@ def _rules(
 
 def _file(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_text(path, Kind.PROMPTS)
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:

@@ -19,6 +19,7 @@ from outrider.cli.bench_sweep_options import SweepOptions
 from outrider.cli.options import KSweepOptions
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
+from outrider.core.files import Kind, read_text
 from outrider.core.foreign import hint_for
 from outrider.core.nearest import nearest
 from outrider.core.settings import (
@@ -81,7 +82,7 @@ def _weaker(origin: str) -> bool:
 
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        data: Any = yaml.safe_load(path.read_text("utf-8"))
+        data: Any = yaml.safe_load(read_text(path, Kind.SETTINGS))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}.") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:

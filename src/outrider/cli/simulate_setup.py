@@ -11,6 +11,7 @@ from outrider.cli.simulate_options import SimulateOptions
 from outrider.cli.simulate_specs import spec_named
 from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
 from outrider.core.settings import Given, describe, typed
 from outrider.planner.places import believe
@@ -149,7 +150,7 @@ def _measured(path: Path) -> Calibration:
     """From a plan that was saved, a calibration that `plan` keeps, or one by itself."""
     hint = "outrider plan TARGET --save FILE writes one"
     try:
-        record: Any = json.loads(path.read_text("utf-8"))
+        record: Any = json.loads(read_text(path, Kind.CALIBRATION))
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read: {error.strerror or error}.", hint=hint

@@ -27,6 +27,7 @@ from outrider.core.fields import (
     setting,
     shown,
 )
+from outrider.core.files import Kind, read_text
 from outrider.core.foreign import hint_for
 from outrider.core.kinds import KINDS, Value
 from outrider.core.limits import WHOLE
@@ -204,7 +205,7 @@ def _read_mapping(path: Path) -> dict[str, object]:
     if path.suffix not in readers:
         raise ConfigError(f"{path}: a settings file ends in .toml, .yaml or .yml.")
     try:
-        data = readers[path.suffix](path.read_text(encoding="utf-8"))
+        data = readers[path.suffix](read_text(path, Kind.SETTINGS))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}.") from None
     except UnicodeDecodeError:

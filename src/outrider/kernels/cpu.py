@@ -7,6 +7,8 @@ import os
 import platform
 from pathlib import Path
 
+from outrider.core.files import Kind, read_text
+
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -20,7 +22,7 @@ def num_physical_cores() -> int:
 
 def _siblings(cpu: int) -> str:
     try:
-        return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+        return read_text(_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", Kind.SYSTEM)
     except OSError:
         return str(cpu)
 
@@ -30,7 +32,7 @@ def cpu_identity() -> str:
     """Equal for two machines only if code compiled for one may run on the other."""
     lines = [platform.machine(), platform.processor(), platform.system()]
     try:
-        text = _CPUINFO.read_text()
+        text = read_text(_CPUINFO, Kind.SYSTEM)
     except OSError:
         return "\n".join(lines)
     first_core = text.split("\n\n", 1)[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from outrider.core.files import Kind, read_text
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -22,7 +24,7 @@ def cache_bytes() -> dict[int, int]:
     for folder in _CACHES.glob("index*"):
         try:
             level, kind, size = (
-                (folder / name).read_text().strip() for name in ("level", "type", "size")
+                read_text(folder / name, Kind.SYSTEM).strip() for name in ("level", "type", "size")
             )
             if kind != "Instruction":
                 found[int(level)] = int(size[:-1]) * _UNITS[size[-1]]

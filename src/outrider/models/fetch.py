@@ -25,6 +25,7 @@ from huggingface_hub.utils import (
 from huggingface_hub.utils import tqdm as hub_bar
 
 from outrider.core.errors import CheckpointError, MachineError
+from outrider.core.files import open_regular
 from outrider.models.hub import HubFile, HubModel, explained
 
 Report = Callable[[int], object]
@@ -122,7 +123,7 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.files import Kind, read_text
 from outrider.models.gguf import Value
 from outrider.models.json_object import JsonObject
 
@@ -237,7 +238,7 @@ def _opens(raw: JsonObject, token: str) -> bool:
 def _template(folder: Path, config: JsonObject) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        return read_text(path, Kind.TEMPLATE)
     if isinstance(config.values.get("chat_template"), str):
         return config.text("chat_template")
     named = _objects(config, "chat_template")

@@ -5,16 +5,14 @@ A key that holds null counts as absent, as in Hugging Face folders.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard, cast
 
 from outrider.core.errors import CheckpointError
+from outrider.core.files import Kind, read_json
 
-# Real files stay far below this; the bound keeps a hostile one from filling memory.
-MAX_JSON_BYTES = 64 << 20
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
 
@@ -30,16 +28,13 @@ class JsonObject:
     def read(cls, path: Path) -> JsonObject:
         """Raises CheckpointError unless `path` is a readable file that holds one JSON object."""
         try:
-            size = path.stat().st_size
-            if size > MAX_JSON_BYTES:
-                raise CheckpointError(f"{path} has {size} bytes, too large for a JSON file.")
-            loaded: object = json.loads(path.read_text(encoding="utf-8"))
+            loaded = read_json(path, Kind.of(path))
         except OSError as error:
             raise CheckpointError(
                 f"cannot read {path}: {error.strerror}.",
                 hint="is it the folder of a model, and is the download complete?",
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise CheckpointError(
                 f"{path} is not valid JSON: {error}.", hint="download the file again"
             ) from error

@@ -11,6 +11,7 @@ ignoring a weight would change the model without a word.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
+from outrider.core.files import Kind, open_regular
 from outrider.models.json_object import JsonObject
 
 HEAD = "lm_head.weight"
@@ -32,6 +34,8 @@ MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
+# Bytes of a safetensors file that say how long its header is.
+_HEADER_LENGTH = 8
 # Bytes read of a file before it is mapped anew: pages once read count as memory of this process
 # while they are mapped, and the old mapping goes with the last tensor that was taken from it.
 _MAX_MAPPED = 1 << 25
@@ -199,20 +203,32 @@ def stored_in(folder: Path) -> Stored:
 
 
 def _open(path: Path) -> _File:
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(
             f"{path} is missing, though {INDEX} names it.",
             hint="download the missing shard",
         )
     try:
+        check_header(path)
         return cast("_File", safe_open(path, framework="pt"))
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
 
 
+def check_header(path: Path) -> None:
+    """A header takes memory several times its size. Raises OSError, also for what is no regular
+    file, or has a header longer than those of real models."""
+    with open_regular(path) as stream:
+        size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+    if size > Kind.HEADER.max_bytes:
+        most = f"the {Kind.HEADER.max_bytes} that {Kind.HEADER.what} may have"
+        raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
+
+
 def _damaged(path: Path, error: Exception) -> OutriderError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
     return out_of_memory(error, f"mapping {path}") or CheckpointError(
-        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {error}.",
+        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",
         hint="compare its size with the original and download it again",
     )
 
@@ -220,9 +236,9 @@ def _damaged(path: Path, error: Exception) -> OutriderError:
 def _files(folder: Path) -> list[Path]:
     """The safetensors files of `folder`, or an error that says what is there instead."""
     for name in (WEIGHTS, MEDUSA_WEIGHTS):
-        if (folder / name).is_file():
+        if (folder / name).exists():
             return [folder / name]
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return _shards(folder)
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:

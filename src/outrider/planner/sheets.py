@@ -25,6 +25,7 @@ from typing import Any, cast
 import yaml
 
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -149,7 +150,7 @@ def device_sheet(name: str) -> DeviceSheet:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, Kind.SHEET)
         record = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"cannot read the device sheet {path}: {error}.", hint=_SHOW) from error

@@ -13,6 +13,7 @@ from outrider.api.sources import source_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
 from outrider.drafters.prediction import check_prediction
 from outrider.models.json_object import JsonObject
@@ -80,6 +81,6 @@ def fingerprint(name: str) -> str:
 
 def _headers(folder: Path) -> Iterator[bytes]:
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH), "little")
             yield file.read(min(length, path.stat().st_size))

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from outrider.core.errors import CapacityError
+from outrider.core.files import Kind, read_bytes, read_text
 from outrider.core.spec import ModelSpec
 from outrider.core.state_room import StateRoom, StateSizes
 from outrider.core.words import size
@@ -138,7 +139,7 @@ def _own_bytes(name: bytes) -> int | None:
 def _group_limits() -> Iterator[tuple[int, int]]:
     """(limit, bytes in use that cannot be taken back) of each group above this process."""
     try:
-        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+        lines = read_text(_PROC / "self" / "cgroup", Kind.SYSTEM).splitlines()
     except OSError:
         return
     for line in lines:
@@ -167,7 +168,7 @@ def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tup
 def _number(path: Path) -> int | None:
     """None where there is no such file, or where it says that there is no limit."""
     try:
-        text = path.read_text().strip()
+        text = read_text(path, Kind.SYSTEM).strip()
     except OSError:
         return None
     return int(text) if text.isascii() and text.isdigit() else None
@@ -176,7 +177,7 @@ def _number(path: Path) -> int | None:
 def _field(path: Path, name: bytes) -> int | None:
     """The number behind `name` in a file of `name: number` or `name number` lines."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, Kind.SYSTEM)
     except OSError:
         return None
     found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)

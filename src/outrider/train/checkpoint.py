@@ -19,6 +19,8 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, MachineError
+from outrider.core.files import open_regular
+from outrider.models.weights import check_header
 
 _RECORD = "outrider_training"
 
@@ -44,7 +46,7 @@ def save(path: Path, saved: Saved) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, draft, {_RECORD: json.dumps(dict(saved.record))})
-        with draft.open("rb") as stream:
+        with open_regular(draft) as stream:
             os.fsync(stream.fileno())
         draft.replace(path)
     except (OSError, SafetensorError) as error:
@@ -59,6 +61,7 @@ def load(path: Path) -> Saved | None:
     if not path.is_file():
         return None
     try:
+        check_header(path)
         file = cast("_File", safe_open(path, framework="pt"))
         text = (file.metadata() or {}).get(_RECORD, "")
         record: object = json.loads(text)

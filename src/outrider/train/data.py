@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_bytes, read_text
 from outrider.train.sources import PYTHON, python_sources
 
 # Told what is being done, and how much of it is done, of 1.
@@ -95,7 +96,7 @@ def read_documents(file: TextFile, field: str = "") -> Iterator[Document]:
     cannot be read, or a line without text.
     """
     try:
-        text = file.path.read_text(encoding="utf-8")
+        text = read_text(file.path, Kind.TEXT)
     except (OSError, UnicodeDecodeError) as error:
         if not file.named:
             return
@@ -113,7 +114,7 @@ def read_documents(file: TextFile, field: str = "") -> Iterator[Document]:
 def record_of(file: TextFile) -> FileRecord:
     """Raises ConfigError if the file cannot be read."""
     try:
-        content = file.path.read_bytes()
+        content = read_bytes(file.path, Kind.TEXT)
     except OSError as error:
         raise ConfigError(f"{file.path} cannot be read: {error.strerror}.", hint=_WHERE) from None
     digest = hashlib.sha256(content).hexdigest()

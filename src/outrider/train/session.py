@@ -14,6 +14,7 @@ from torch import nn
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.card import Made, model_card, provenance_record
 from outrider.train.data import Heard, find_files, unheard
@@ -173,7 +174,7 @@ def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
     asked = json.dumps([str(target), wish.exam_tokens, list(wish.prompts)])
     key = hashlib.sha256(asked.encode()).hexdigest()
     try:
-        kept = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        kept = cast("dict[str, Any]", json.loads(read_text(path, Kind.RESULTS)))
         if kept["key"] == key:
             return tuple(HeldOut(tuple(ids), num_prompt) for ids, num_prompt in kept["texts"])
     except (OSError, ValueError, KeyError, TypeError):

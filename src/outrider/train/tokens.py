@@ -27,6 +27,7 @@ from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, MachineError, VocabularyError
+from outrider.core.files import Kind, read_text
 from outrider.train.data import (
     Document,
     FileRecord,
@@ -277,7 +278,7 @@ def _write_record(path: Path, record: TokenRecord) -> None:
 def _read_record(path: Path) -> TokenRecord | None:
     """None if there is none, or one that another version wrote."""
     try:
-        values = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        values = cast("dict[str, Any]", json.loads(read_text(path, Kind.RESULTS)))
         values["files"] = tuple(FileRecord(**one) for one in values["files"])
         return TokenRecord(**values)
     except (OSError, ValueError, TypeError, KeyError):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models import json_object
+from outrider.core.files import Kind
 from outrider.models.json_object import JsonObject
 
 
@@ -74,10 +74,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         JsonObject.read(tmp_path / "none.json")
 
 
-def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_object, "MAX_JSON_BYTES", 10)
-    with pytest.raises(CheckpointError, match="too large"):
-        read(tmp_path, '{"key": "value"}')
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(Kind.CONFIG.max_bytes + 1)
+    with pytest.raises(CheckpointError, match="more than the 4 MiB that a model's configuration"):
+        JsonObject.read(path)
 
 
 @pytest.mark.parametrize(

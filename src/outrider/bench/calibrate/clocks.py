@@ -12,6 +12,8 @@ from statistics import fmean
 
 import torch
 
+from outrider.core.files import Kind, read_text
+
 _CPU_MAX = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -36,7 +38,7 @@ def clocks(device: str) -> dict[str, float | None]:
 def _cpu_mhz() -> float | None:
     """The mean of all cores."""
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        lines = read_text(Path("/proc/cpuinfo"), Kind.SYSTEM).splitlines()
         mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     except (OSError, ValueError):
         return None
@@ -52,7 +54,7 @@ def _cpu_limit() -> float | None:
 def _word(path: Path, place: int = 0) -> str:
     """A word of a small file, empty if there is none."""
     try:
-        words = path.read_text("utf-8").split()
+        words = read_text(path, Kind.SYSTEM).split()
     except (OSError, UnicodeDecodeError):
         return ""
     return words[place] if place < len(words) else ""

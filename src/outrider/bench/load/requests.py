@@ -22,6 +22,7 @@ import numpy as np
 from outrider.bench.records import RecordError, made, parse
 from outrider.bench.workloads import DOMAINS, MIXED, builtin_texts
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Those that are not blank, counted from 1."""
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, Kind.PROMPTS)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}.", hint="name a text file that you may read"

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from outrider.core.files import Kind, read_bytes, read_text
+
 # One request of a big model on a small machine.
 LIMIT_SECONDS = 900.0
 _CLOSE_SECONDS = 20.0
@@ -129,7 +131,7 @@ class Cpu:
 def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
     """Busy and total seconds of all CPUs; parent and CPU seconds of every process."""
     try:
-        words = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]
+        words = read_text(Path("/proc/stat"), Kind.SYSTEM).split("\n", 1)[0].split()[1:9]
     except OSError:
         return None
     per_second = os.sysconf("SC_CLK_TCK")
@@ -139,7 +141,8 @@ def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
         if entry.name.isdigit():
             try:
                 # The name may hold anything; the rest follows its last bracket.
-                rest = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+                line = read_bytes(entry / "stat", Kind.SYSTEM).decode("utf-8", "replace")
+                rest = line.rpartition(")")[2].split()
             except OSError:
                 continue
             found[int(entry.name)] = int(rest[1]), (int(rest[11]) + int(rest[12])) / per_second

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.bench.pages import Section
 from outrider.bench.report.reading import Record, objects_of, shown, text_of
 from outrider.bench.report.values import Picture, Table
+from outrider.core.files import Kind, read_bytes
 
 _MAX_PICTURE_BYTES = 400_000
 _MAX_PICTURES = 8
@@ -77,6 +78,6 @@ def _bytes(path: Path) -> bytes | None:
     try:
         if path.is_symlink() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return None
-        return path.read_bytes()
+        return read_bytes(path, Kind.PICTURE)
     except OSError:
         return None

@@ -28,6 +28,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Part, Table
+from outrider.core.files import Kind, read_text
 
 _KINDS: Mapping[str, Callable[[Result], str]] = {
     "drafter": lambda one: one.drafter,
@@ -131,7 +132,7 @@ def plan(source: Source) -> list[Part]:
 
 def _lines(source: Source) -> list[Record]:
     """All whole lines; one that was cut off at the end is left out."""
-    lines = source.path.read_text("utf-8").split("\n")[:-1]
+    lines = read_text(source.path, Kind.RESULTS).split("\n")[:-1]
     return [parse(line) for line in lines]
 
 

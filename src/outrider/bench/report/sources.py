@@ -15,6 +15,7 @@ from outrider.bench.records import RecordError, parse
 from outrider.bench.report.reading import Record, text_of
 from outrider.bench.report.values import Skipped
 from outrider.core.errors import ConfigError
+from outrider.core.files import Kind, read_text
 
 CERTIFICATE = "certificate"
 MAX_BYTES = 64 * 2**20
@@ -122,7 +123,7 @@ def _text(path: Path) -> str:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise RecordError(f"{size / 1e6:,.0f} MB are more than a results file has")
-        return path.read_text("utf-8")
+        return read_text(path, Kind.RESULTS)
     except OSError as error:
         raise RecordError(f"it cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

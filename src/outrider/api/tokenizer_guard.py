@@ -1,0 +1,368 @@
+"""What a tokenizer.json may hold, checked before the library builds a tokenizer of it.
+
+A tokenizer is a chain of small programs that came with a checkpoint. Replacements that multiply a
+text again and again fill memory, a decoder may write a megabyte for a token, and some parameters
+make the library panic. So only components that real tokenizers use are let through, with bounds
+that real ones stay far below, and it is reckoned how many bytes they can make of one byte of text:
+`Growth`, the product over the chain. Patterns that are none of the published ones may not nest
+repetitions, and are tried out by the helper of the chat template.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from outrider.api.tokenizer_patterns import KNOWN, refusal
+from outrider.core.errors import CheckpointError
+
+MAX_ID = 1 << 22
+MAX_TOKEN_CHARS = 2048
+# The lattice of a unigram model tries every prefix of every place; published ones end at 64.
+MAX_PIECE_CHARS = 256
+MAX_ADDED = 1 << 18
+MAX_ADDED_BYTES = 64 << 20
+MAX_CONTENT_BYTES = 64
+MAX_WORD_CHARS = 1024
+MAX_STEPS = 64
+MAX_PIECES = 64
+MAX_STRIPPED = 16
+# Bytes of one: XLNet's normalizer is at 1,188 with the worst of characters at every step.
+MAX_NORMALIZING, MAX_SPLITTING, MAX_DECODING = 2048.0, 64.0, 8.0
+
+# Bytes in UTF-8 that normal forms make of one: U+FDFA becomes 18 letters, a Hangul syllable three.
+_COMPATIBLE, _CANONICAL, _LOWER = 12.0, 3.0, 1.5
+_FORMS = {
+    "NFKC": _COMPATIBLE,
+    "NFKD": _COMPATIBLE,
+    "NFC": _CANONICAL,
+    "NFD": _CANONICAL,
+    "Lowercase": _LOWER,
+}
+_HINT = "Outrider runs the components of published tokenizers; was the file changed?"
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The most bytes that each part makes of one byte, and the patterns to be tried out."""
+
+    normalizing: float
+    splitting: float
+    decoding: float
+    patterns: tuple[str, ...]
+
+
+NO_GROWTH = Growth(1.0, 1.0, 1.0, ())
+
+
+class _RefusedError(Exception):
+    """A part that no published tokenizer has; the message says which."""
+
+
+def check(loaded: object, where: str) -> Growth:
+    """Raises CheckpointError, with `where` and the part, for what no published tokenizer has."""
+    try:
+        data = _entry("the file", loaded)
+        patterns: list[str] = []
+        normalizing = _normalizers(data.get("normalizer"), patterns)
+        splitting = _chain("pre_tokenizer", "pretokenizers", data, _PRE_TOKENIZERS, patterns)
+        decoding = _chain("decoder", "decoders", data, _DECODERS, patterns)
+        _bounded("normalizer makes of a byte", normalizing, MAX_NORMALIZING)
+        _bounded("pre_tokenizer makes of a byte", splitting, MAX_SPLITTING)
+        _bounded("decoder makes of a byte", decoding, MAX_DECODING)
+        _check_post_processor(data.get("post_processor"))
+        _check_added(data.get("added_tokens") or [], normalizing)
+        _check_model(_entry("model", data.get("model")))
+    except _RefusedError as error:
+        raise CheckpointError(f"{where}: {error}.", hint=_HINT) from None
+    return Growth(normalizing, splitting, decoding, tuple(dict.fromkeys(patterns)))
+
+
+def _steps(part: str, key: str, loaded: object, depth: int = 0) -> Iterator[tuple[str, Entry]]:
+    """Components one after another, with those of sequences in their place."""
+    if loaded is None:
+        return
+    entry = _entry(part, loaded)
+    kind = entry.get("type")
+    if kind != "Sequence":
+        if not isinstance(kind, str):
+            raise _RefusedError(f"{part} has no type")
+        yield kind, entry
+        return
+    if depth == 2:
+        raise _RefusedError(f"{part} nests sequences")
+    for step in _list(f"{part}: {key}", entry.get(key), MAX_STEPS):
+        yield from _steps(part, key, step, depth + 1)
+
+
+def _normalizers(loaded: object, patterns: list[str]) -> float:
+    """A form grows a text once, however often it is taken, until something else is written."""
+    growth, taken, count = 1.0, set[float](), 0
+    for kind, entry in _steps("normalizer", "normalizers", loaded):
+        count += 1
+        if kind in _FORMS:
+            if _FORMS[kind] not in taken:
+                growth *= _FORMS[kind]
+                taken |= {_FORMS[kind]} if _FORMS[kind] < _COMPATIBLE else {_COMPATIBLE, _CANONICAL}
+        elif kind in _NORMALIZERS:
+            factor = _NORMALIZERS[kind](entry, patterns)
+            if factor > 1:
+                taken.clear()
+            growth *= factor
+        else:
+            raise _RefusedError(f"normalizer: unknown type {kind!r:.60}")
+    _bounded("steps of the normalizer", count, MAX_STEPS)
+    return growth
+
+
+_Check = Callable[[Entry, list[str]], float]
+
+
+def _chain(
+    part: str, key: str, data: Entry, known: Mapping[str, _Check], patterns: list[str]
+) -> float:
+    factors: list[float] = []
+    for kind, entry in _steps(part, key, data.get(part)):
+        if kind not in known:
+            raise _RefusedError(f"{part}: unknown type {kind!r:.60}")
+        factors.append(known[kind](entry, patterns))
+    _bounded(f"steps of the {part}", len(factors), MAX_STEPS)
+    return math.prod(factors)
+
+
+def _same(_entry: Entry, _patterns: list[str]) -> float:
+    return 1.0
+
+
+def _twice(_entry: Entry, _patterns: list[str]) -> float:
+    return 2.0
+
+
+def _bert(_entry: Entry, _patterns: list[str]) -> float:
+    # Spaces around Chinese characters, three bytes each; then accents apart and lower case.
+    return 5 / 3 * _CANONICAL * _LOWER
+
+
+def _prepend(entry: Entry, _patterns: list[str]) -> float:
+    _text("Prepend: prepend", entry.get("prepend"))
+    return 1.0
+
+
+def _replace(entry: Entry, patterns: list[str]) -> float:
+    content = _text("Replace: content", entry.get("content"))
+    literal = _pattern("Replace", entry, patterns)
+    if literal is None:
+        # It may match nothing at all, hence everywhere.
+        return 1.0 + content
+    if not literal:
+        raise _RefusedError("Replace: the pattern is empty")
+    return max(content / len(literal.encode("utf-8", "replace")), 1.0)
+
+
+def _precompiled(entry: Entry, _patterns: list[str]) -> float:
+    """The longest of its texts, each of which stands for a byte or more."""
+    charsmap = entry.get("precompiled_charsmap") or ""
+    try:
+        blob = base64.b64decode(charsmap, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise _RefusedError("Precompiled: the map is not base64") from None
+    size = int.from_bytes(blob[:4], "little")
+    if blob and (len(blob) < 4 + size or size % 4 or not blob.endswith(b"\0")):
+        raise _RefusedError("Precompiled: the map is cut off")
+    longest = max(map(len, blob[4 + size :].split(b"\0")))
+    _bounded("bytes of a text in Precompiled", longest, MAX_CONTENT_BYTES)
+    return max(float(longest), 1.0)
+
+
+def _split(entry: Entry, patterns: list[str]) -> float:
+    _pattern("Split", entry, patterns)
+    return 1.0
+
+
+def _byte_level(entry: Entry, _patterns: list[str]) -> float:
+    return 4.0 if entry.get("add_prefix_space") else 2.0
+
+
+def _metaspace(entry: Entry, _patterns: list[str]) -> float:
+    # One for a space, and one before every part.
+    return 2.0 * max(_text("Metaspace: replacement", entry.get("replacement"), 4), 1)
+
+
+def _strip(entry: Entry, _patterns: list[str]) -> float:
+    _text("Strip: content", entry.get("content"), 4)
+    for name in ("start", "stop"):
+        _integer(f"Strip: {name}", entry.get(name), MAX_STRIPPED)
+    return 1.0
+
+
+def _bpe_end(entry: Entry, _patterns: list[str]) -> float:
+    # An empty one is found everywhere.
+    return 1.0 if _text("BPEDecoder: suffix", entry.get("suffix", "")) else 2.0
+
+
+def _word_piece(entry: Entry, _patterns: list[str]) -> float:
+    _text("WordPiece: prefix", entry.get("prefix", "##"))
+    return 2.0
+
+
+_NORMALIZERS: Mapping[str, _Check] = {
+    "BertNormalizer": _bert,
+    "ByteLevel": _twice,
+    "Nmt": _same,
+    "Precompiled": _precompiled,
+    "Prepend": _prepend,
+    "Replace": _replace,
+    "Strip": _same,
+    "StripAccents": _same,
+}
+_PRE_TOKENIZERS: Mapping[str, _Check] = {
+    "BertPreTokenizer": _same,
+    "ByteLevel": _byte_level,
+    "CharDelimiterSplit": _same,
+    "Digits": _same,
+    "Metaspace": _metaspace,
+    "Punctuation": _same,
+    "Split": _split,
+    "UnicodeScripts": _same,
+    "Whitespace": _same,
+    "WhitespaceSplit": _same,
+}
+_DECODERS: Mapping[str, _Check] = {
+    "BPEDecoder": _bpe_end,
+    "ByteFallback": _same,
+    "ByteLevel": _twice,
+    "Fuse": _same,
+    "Metaspace": _same,
+    "Replace": _replace,
+    "Strip": _strip,
+    "WordPiece": _word_piece,
+}
+
+
+def _pattern(part: str, entry: Entry, patterns: list[str]) -> str | None:
+    """A literal one; None for a regular expression, which joins `patterns` if nobody knows it."""
+    found = _entry(f"{part}: pattern", entry.get("pattern"))
+    if len(found) != 1 or not found.keys() <= {"String", "Regex"}:
+        raise _RefusedError(f"{part}: the pattern is neither a string nor a regular expression")
+    (kind, text) = next(iter(found.items()))
+    if not isinstance(text, str):
+        raise _RefusedError(f"{part}: the pattern is no text")
+    if kind == "String":
+        return text
+    if text not in KNOWN:
+        reason = refusal(text)
+        if reason is not None:
+            raise _RefusedError(f"{part}: the pattern {text!r:.60} {reason}")
+        patterns.append(text)
+    return None
+
+
+def _check_post_processor(loaded: object) -> None:
+    count = 0
+    for kind, entry in _steps("post_processor", "processors", loaded):
+        count += 1
+        if kind == "TemplateProcessing":
+            for name in ("single", "pair"):
+                _check_template(name, entry.get(name))
+            _check_specials(entry.get("special_tokens"))
+        elif kind in ("BertProcessing", "RobertaProcessing"):
+            for name in ("sep", "cls"):
+                pair = _list(f"{kind}: {name}", entry.get(name), 2)
+                _integer(f"{kind}: {name}", pair[-1] if pair else None, MAX_ID)
+        elif kind != "ByteLevel":
+            raise _RefusedError(f"post_processor: unknown type {kind!r:.60}")
+    _bounded("steps of the post_processor", count, MAX_STEPS)
+
+
+def _check_template(name: str, loaded: object) -> None:
+    """A text stands in it once: twice, in a few processors, would multiply it."""
+    texts: list[object] = []
+    for piece in _list(f"TemplateProcessing: {name}", loaded or [], MAX_PIECES):
+        found = _entry("TemplateProcessing: a piece", piece)
+        if len(found) != 1 or not found.keys() <= {"Sequence", "SpecialToken"}:
+            raise _RefusedError("TemplateProcessing: a piece of unknown kind")
+        if "Sequence" in found:
+            texts.append(_entry("TemplateProcessing: a piece", found["Sequence"]).get("id"))
+    if len(texts) != len(set(map(str, texts))):
+        raise _RefusedError(f"TemplateProcessing: {name} has a text twice")
+
+
+def _check_specials(loaded: object) -> None:
+    for special in _entry("TemplateProcessing: special_tokens", loaded or {}).values():
+        ids = _entry("TemplateProcessing: a special token", special).get("ids")
+        for token_id in _list("TemplateProcessing: ids", ids, MAX_PIECES):
+            _integer("TemplateProcessing: an id", token_id, MAX_ID)
+
+
+def _check_added(loaded: object, growth: float) -> None:
+    total = 0
+    for added in _list("added_tokens", loaded, MAX_ADDED):
+        entry = _entry("added_tokens", added)
+        _integer("added_tokens: id", entry.get("id"), MAX_ID)
+        total += _text("added_tokens: content", entry.get("content"), 4 * MAX_TOKEN_CHARS)
+    _bounded("bytes of added tokens", total * growth, MAX_ADDED_BYTES)
+
+
+def _check_model(model: Entry) -> None:
+    """Files of 2020 do not say the type; what holds for one of them holds for all."""
+    kind = model.get("type", "BPE")
+    if kind not in ("BPE", "WordPiece", "WordLevel", "Unigram"):
+        raise _RefusedError(f"model: unknown type {kind!r:.60}")
+    vocabulary: Any = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        ids = cast("dict[str, object]", vocabulary)
+        _bounded("characters of a token", max(map(len, ids), default=0), MAX_TOKEN_CHARS)
+        if not set(map(type, ids.values())) <= {int}:
+            raise _RefusedError("model: an id is no integer")
+        numbers = cast("dict[str, int]", ids).values()
+        _integer("model: an id", max(numbers, default=0), MAX_ID)
+        _integer("model: an id", min(numbers, default=0), MAX_ID)
+    else:
+        pieces = [_list("model: vocab", piece, 2) for piece in _list("model", vocabulary, MAX_ID)]
+        texts = [str(piece[0]) if piece else "" for piece in pieces]
+        _bounded("characters of a piece", max(map(len, texts), default=0), MAX_PIECE_CHARS)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        _text(f"model: {name}", model.get(name) or "")
+    if model.get("dropout"):
+        raise _RefusedError("model: dropout makes other tokens of the same text every time")
+    most = model.get("max_input_chars_per_word")
+    _integer("model: max_input_chars_per_word", most or 0, MAX_WORD_CHARS)
+
+
+def _entry(part: str, loaded: object) -> Entry:
+    if not isinstance(loaded, dict):
+        raise _RefusedError(f"{part} must be an object")
+    return cast("Entry", loaded)
+
+
+def _list(part: str, loaded: object, most: int) -> list[Any]:
+    if not isinstance(loaded, list):
+        raise _RefusedError(f"{part} must be a list")
+    found = cast("list[Any]", loaded)
+    _bounded(f"entries of {part}", len(found), most)
+    return found
+
+
+def _text(part: str, loaded: object, most: int = MAX_CONTENT_BYTES) -> int:
+    """Its length in bytes."""
+    if not isinstance(loaded, str):
+        raise _RefusedError(f"{part} must be a text")
+    size = len(loaded.encode("utf-8", "replace"))
+    _bounded(f"bytes of {part}", size, most)
+    return size
+
+
+def _integer(part: str, loaded: object, most: int) -> None:
+    if isinstance(loaded, bool) or not isinstance(loaded, int) or not 0 <= loaded <= most:
+        raise _RefusedError(f"{part} must be an integer from 0 to {most}, got {loaded!r:.40}")
+
+
+def _bounded(what: str, value: float, most: float) -> None:
+    if value > most:
+        raise _RefusedError(f"{value:,.0f} {what}, more than {most:,.0f}")

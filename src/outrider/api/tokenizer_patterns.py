@@ -1,0 +1,208 @@
+r"""Regular expressions of tokenizers: the published ones, and what others may not have.
+
+The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential time,
+after ten million steps of which it panics; so such a pattern is refused here, and what remains is
+polynomial and tried out in a helper process (`template_helper`). Published patterns are known and
+need neither.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from outrider.api.chat_template import BASE_OUTPUT_CHARS, Helper, HelperLostError
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s+(?!\S)|\s+"
+_LINES = r"|\s*[\r\n]+" + _SPACES
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_SCRIPT = "[一-龥\u3040-\u309f\u30a0-\u30ff]+"
+_ASCII_SIGNS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+
+
+def _cased(ending: str, less: str = "") -> str:
+    """Words by their upper and lower case, as in o200k."""
+    upper, lower, before = _UPPER + less, _LOWER + less, r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}[{upper}]*[{lower}]+{ending}|{before}[{upper}]+[{lower}]*{ending}"
+
+
+def _deepseek(line: str, end: str) -> str:
+    return (
+        rf"{_ASCII_SIGNS}|[^{line}\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+{end}"
+    )
+
+
+KNOWN = frozenset(
+    (
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + _SPACES,
+        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+        # cl100k and what became of it: Llama 3, Qwen, and their descendants.
+        *(
+            f"{_CONTRACTIONS}|{_WORD}|{digits}{_SIGNS}{_LINES}"
+            for digits in (r"\p{N}", r"\p{N}{1,3}", r"\p{N}+")
+        ),
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_LINES}",
+        # o200k, with one digit or three, with contractions or without.
+        *(
+            f"{_cased(ending)}|{digits}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]*{_LINES}"
+            for ending in (f"{_CONTRACTIONS}?", "")
+            for digits in (r"\p{N}", r"\p{N}{1,3}")
+        ),
+        r"[\p{Han}]+|"
+        + _cased(_CONTRACTIONS + "?", r"&&[^\p{Han}]")
+        + r"|\p{N}{1,3}"
+        + _SIGNS
+        + _LINES,
+        # DeepSeek writes the ends of lines themselves, not their escapes.
+        _deepseek("\r\n", "[\r\n]*|\\s*[\r\n]+") + _SPACES,
+        _deepseek("\r\n", "|[\r\n]") + _SPACES,
+        _SCRIPT,
+        "[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        r"\s+$",
+        "[一-龥ࠀ-一가-퟿]+",
+        "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",  # noqa: RUF001 - full-width signs
+        r" ?[^(\s|[.,!?…。，、।۔،])]+",  # noqa: RUF001 - of BLOOM
+        r"(?:\r?\n)+(?!\r?\n)",
+        r"\d{1,3}(?=(?:\d{3})*\b)",
+        "[0-9][0-9][0-9]",
+        r"\p{N}{1,3}",
+        r"\p{N}",
+        r"\d",
+        r"\s+",
+        " {2,}",
+        " ",
+        ".",
+    )
+)
+
+_TRIAL_SECONDS = 20.0
+MAX_CHARS = 4096
+MAX_COUNT = 1000
+MAX_DEPTH = 32
+# Recursion, conditions, callouts and absence: no tokenizer has them.
+_ENDLESS = math.inf
+# With the mark that makes it lazy or possessive; a brace of anything else is text.
+_QUANTIFIER = re.compile(
+    r"(?:(?P<sign>[?*+])[?+]?"
+    r"|\{(?=[\d,]*\d)(?P<least>\d{0,9})(?P<comma>,)?(?P<most>(?<=,)\d{0,9})?\}\??)"
+)
+_STRANGE = ("?R", "?&", "?P>", "?(", "?{", "?~", "*")
+
+
+def refusal(pattern: str) -> str | None:
+    """Why a pattern that is not known may not run; None if it may."""
+    if len(pattern) > MAX_CHARS:
+        return f"has {len(pattern)} characters, more than {MAX_CHARS}"
+    try:
+        return _Scanner(pattern).run()
+    except IndexError:
+        return "ends too early"
+
+
+def try_out(patterns: Sequence[str]) -> str | None:
+    """Why one of them may not run; None if all may. In a process of its own, since a search cannot
+    be interrupted. Raises MachineError if that does not start."""
+    if not patterns:
+        return None
+    helper = Helper("patterns")
+    try:
+        request = {"patterns": list(patterns)}
+        reply = helper.ask(request, max_bytes=BASE_OUTPUT_CHARS, seconds=_TRIAL_SECONDS)
+    except HelperLostError as problem:
+        return f"its patterns take too long: {problem}"
+    finally:
+        helper.close()
+    return reply.get("error")
+
+
+class _Scanner:
+    """Reads a pattern once. Of every open group, and last of the pattern, it knows whether a
+    repetition of no fixed number is in it, and the largest product of fixed ones."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        self._groups: list[tuple[bool, int]] = [(False, 1)]
+
+    def run(self) -> str | None:
+        while self._at < len(self._pattern):
+            reason = self._step()
+            if reason is not None:
+                return reason
+        return None if len(self._groups) == 1 else "leaves a group open"
+
+    def _step(self) -> str | None:
+        char = self._pattern[self._at]
+        if char == "(":
+            return self._open()
+        item = (False, 1)
+        if char == ")":
+            if len(self._groups) == 1:
+                return "closes a group that is not open"
+            item = self._groups.pop()
+            self._at += 1
+        elif char == "\\":
+            if self._pattern[self._at + 1] in "123456789kgKX":
+                return "refers to what was matched before"
+            self._at += 2
+        elif char == "[":
+            self._skip_set()
+        else:
+            self._at += 1
+        return self._repeated(*item)
+
+    def _open(self) -> str | None:
+        after = self._pattern[self._at + 1 : self._at + 4]
+        if after.startswith(_STRANGE):
+            return "has a group of a kind that no tokenizer needs"
+        self._groups.append((False, 1))
+        # The question mark of a group is no quantifier.
+        self._at += 2 if after.startswith("?") else 1
+        return "nests groups too deep" if len(self._groups) > MAX_DEPTH else None
+
+    def _skip_set(self) -> None:
+        depth = 0
+        while True:
+            char = self._pattern[self._at]
+            self._at += 2 if char == "\\" else 1
+            depth += (char == "[") - (char == "]")
+            if depth == 0:
+                return
+            if char == "[":
+                self._at += self._pattern.startswith("^", self._at)
+                self._at += self._pattern.startswith("]", self._at)
+
+    def _repeated(self, varies: bool, product: int) -> str | None:
+        """Reads the quantifiers behind an item, of which it knows what is within."""
+        while (found := self._quantifier()) is not None:
+            least, most = found
+            if most > 1 and varies:
+                return "repeats what repeats"
+            varies |= most > max(least, 1)
+            product *= max(least, 1 if most is _ENDLESS else int(most))
+            if product > MAX_COUNT:
+                return f"repeats more than {MAX_COUNT} times"
+        outer_varies, outer_product = self._groups[-1]
+        self._groups[-1] = outer_varies or varies, max(outer_product, product)
+        return None
+
+    def _quantifier(self) -> tuple[int, float] | None:
+        """How often at least and at most; None if what comes is no quantifier."""
+        match = _QUANTIFIER.match(self._pattern, self._at)
+        if match is None:
+            return None
+        self._at = match.end()
+        if match["sign"]:
+            return {"?": (0, 1.0), "*": (0, _ENDLESS), "+": (1, _ENDLESS)}[match["sign"]]
+        least = int(match["least"] or 0)
+        if match["comma"] is None:
+            return least, float(least)
+        return least, float(match["most"]) if match["most"] else _ENDLESS
