@@ -131,6 +131,12 @@ class LLM:
         return self._pair.target.state.num_free_tokens
 
     @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of each part that stays in memory, as they were reckoned before loading: weights,
+        arenas, scratch and logits of every lane."""
+        return {p.name: p.num_bytes for p in self._pair.memory if p.when == "held"}
+
+    @property
     def last_result(self) -> GenerationResult:
         """The result of the newest request that ended."""
         if self._last is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from outrider.api.corpus import Texts, read_corpus
-from outrider.api.memory_parts import draft_room, target_room
+from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.pair_plan import PairPlan, plan_pair
 from outrider.api.sources import idle_settings
@@ -39,6 +39,7 @@ class LoadedPair:
     vocabulary of its own, `child` when a process of its own loads the draft model, `end` when other
     processes have a share of the target: it ends them, for good. `heads`, and `own`, a cheaper
     copy of the target, are loaded with the drafter. `corpus` has texts for the suffix drafter.
+    `memory` is what was planned before.
     """
 
     target: Decoder
@@ -56,6 +57,7 @@ class LoadedPair:
     heads: Heads | None = None
     own: Cheaper | None = None
     corpus: Texts = ()
+    memory: tuple[Part, ...] = ()
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
@@ -85,6 +87,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         heads=heads,
         own=plan.own,
         corpus=_corpus(plan, config),
+        memory=parts,
     )
 
 

@@ -146,8 +146,9 @@ def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
 
 
 def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
-    """What the lanes held: the arena, and drafts on their way from one lane to another. Whoever
-    samples keeps a law (float32) with each token that it drafted, the greedy only tokens."""
+    """What the lanes held: the arena, buffers of their own (scratch and logits), and drafts on
+    their way from one lane to another. Whoever samples keeps a law (float32) with each token that
+    it drafted, the greedy only tokens."""
     per_token = llm.spec.kv_bytes_per_token
     least = min((job.num_free_tokens for job in recording.jobs), default=recording.num_slots)
     handed = max((job.queues[2] for job in recording.jobs), default=0)
@@ -155,6 +156,9 @@ def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
         "arena_tokens": recording.num_slots,
         "least_free_tokens": least,
         "most_held_bytes": (recording.num_slots - least) * per_token,
+        "scratch_bytes": sum(
+            num for name, num in llm.memory.items() if name.startswith(("scratch", "logits"))
+        ),
         "most_drafts_between_lanes": handed,
         "most_law_bytes_between_lanes": handed * k * llm.spec.vocab_size * 4,
     }

@@ -108,8 +108,9 @@ def _resources(record: Mapping[str, Any]) -> Iterator[str]:
     held = f"at least {memory['least_free_tokens']} of {memory['arena_tokens']} arena tokens free"
     between = memory["most_drafts_between_lanes"]
     yield (
-        f"memory: {held} ({size(memory['most_held_bytes'])} held); at most {between} drafts waited "
-        f"between lanes"
+        f"memory: {held} ({size(memory['most_held_bytes'])} held); "
+        f"{size(memory['scratch_bytes'])} of scratch and logits for all lanes; at most {between} "
+        f"drafts waited between lanes"
     )
     parts = [
         ("CPU", usage["cpu_percent"], "{:.0f} % of a core"),

@@ -74,6 +74,7 @@ def a_record(**changed: object) -> dict[str, Any]:
             "arena_tokens": 100,
             "least_free_tokens": 60,
             "most_held_bytes": 4000,
+            "scratch_bytes": 2_000_000,
             "most_drafts_between_lanes": 1,
             "most_law_bytes_between_lanes": 16,
         },
@@ -180,7 +181,7 @@ def test_a_page_says_what_lanes_did() -> None:
     assert "passes: 3, of 1.67 sequences each; 50.0 % of those with several" in shown
     assert "window: 50.0 % of the verifying time was used to draft ahead" in shown
     assert "T_ahead / T_verify 1.00" in shown
-    assert "at least 60 of 100 arena tokens free (4 kB held)" in shown
+    assert "at least 60 of 100 arena tokens free (4 kB held); 2 MB of scratch" in shown
     assert "used: CPU 150 % of a core, GPU not measured: no GPU" in shown
     assert "lanes.json: open it at https://ui.perfetto.dev" in shown
 
@@ -243,6 +244,8 @@ def test_a_run_leaves_a_valid_file_and_its_summary(
     assert set(record["timeline"]["lanes"]) == lanes
     assert 0 < record["timeline"]["busy_fraction"] <= 1
     assert record["usage"]["summary"]["peak_rss_bytes"] > 10_000_000
+    # Logits of a batch, and of its drafts, are among them.
+    assert record["memory"]["scratch_bytes"] > 8 * 5 * 8192 * 4
     events = check_trace((tmp_path / "t.json").read_text())
     whole = [event for event in events if event["ph"] == "X" and event["cat"] == "job"]
     assert len(whole) == record["num_jobs"]
