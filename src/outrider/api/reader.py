@@ -117,6 +117,9 @@ class Reader:
             found.append("cancelled before its end")
         if seq.num_preempted:
             found.append(f"pre-empted {seq.num_preempted} times for want of memory")
+        masking, total = sum(trace.mask_seconds for trace in self.traces), sum(self._arrivals[-1:])
+        if masking > max(1, total / 2):
+            found.append(f"its allowed-token mask took {masking:.1f} of {total:.1f} seconds")
         return tuple(found)
 
     def _match(self, tokens: Sequence[int]) -> int | None:

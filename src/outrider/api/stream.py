@@ -228,13 +228,17 @@ class StopMatcher:
         return text[: len(text) - num_held]
 
     def _num_held(self, text: str) -> int:
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        """Characters at the end of `text` with which a stop string may begin."""
+        return max((_num_begun(text, stop) for stop in self._stops), default=0)
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """Of the longest end of `text` that `stop` begins with. Only where its first character stands
+    is looked at: most texts have few such places."""
+    start = text.find(stop[0], max(0, len(text) + 1 - len(stop)))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return 0 if start < 0 else len(text) - start
 
 
 def _first_end(text: str, stop: str, num_old: int) -> int:

@@ -43,6 +43,8 @@ class RoundTrace:
     after clamping, `draft_depth` tokens on the longest path of the draft (0: it was not noted), and
     `num_waiting` requests that were not yet admitted. `hit` says whether the draft was ready before
     it was asked for, None where nobody drafts ahead.
+    `mask_seconds` are those that this sequence's own allowed-token callback took, as part of the
+    pass and of its drafting: a slow one of another sequence shows in the other's record.
     `gap_seconds` went by between the pass before and this one: what the host does in between, and
     idle time.
     """
@@ -64,6 +66,7 @@ class RoundTrace:
     hit: bool | None = None
     gap_seconds: float = 0.0
     draft_depth: int = 0
+    mask_seconds: float = 0.0
 
     @property
     def num_places(self) -> int:

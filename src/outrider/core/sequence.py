@@ -27,8 +27,8 @@ class LiveSequence:
     `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
     draws with. `budget` is that of its next draft. `no_drafts` says why nothing is drafted for it
     any more, if so; `rested` says why nothing was for a while. `deadline` is when its time is up,
-    by the engine's clock. `error` is why the engine gave it up, if it did; it is then neither live
-    nor finished.
+    by the engine's clock, and `mask_seconds` what its mask took in its last round. `error` is why
+    the engine gave it up, if it did; it is then neither live nor finished.
     """
 
     seq_id: int
@@ -51,6 +51,7 @@ class LiveSequence:
     rested: str = ""
     draft_seconds: float = 0.0
     deadline: float = math.inf
+    mask_seconds: float = 0.0
     finish: FinishReason | None = None
     error: Exception | None = None
 

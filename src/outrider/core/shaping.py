@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 
@@ -33,13 +34,16 @@ _BANNED = float("-inf")
 @dataclass(slots=True)
 class Shaper:
     """One request's shaping. `bad_words` are token sequences; `stop_ids` are held back until
-    `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow."""
+    `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow.
+    `mask_seconds` is what `allowed` took since it was last set to 0."""
 
     params: SamplingParams
     prompt_length: int
     stop_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed: AllowedTokens | None = None
+    clock: Clock = HOST_CLOCK
+    mask_seconds: float = 0.0
     _counts: _Counts | None = field(default=None)
 
     @property
@@ -54,7 +58,8 @@ class Shaper:
 
         `tokens` starts with the prompt and may only have grown since the call before.
         """
-        assert len(suffixes) == logits_NV.shape[0]
+        if len(suffixes) != logits_NV.shape[0]:
+            raise ValueError(f"{len(suffixes)} histories for {logits_NV.shape[0]} rows")
         shaped_NV = logits_NV.clone()
         self._add_bias(shaped_NV)
         self._penalise(shaped_NV, tokens, suffixes)
@@ -94,7 +99,7 @@ class Shaper:
         shaped_NV -= params.presence_penalty * (text_NV > 0).to(text_NV.dtype)
 
     def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
-        mask_V = self.allowed(text) if self.allowed is not None else None
+        mask_V = self._mask(text)
         if mask_V is not None:
             shaped_V.masked_fill_(~self._checked(mask_V, shaped_V), _BANNED)
         banned = [word[-1] for word in self.bad_words if _ends_with(text, word[:-1])]
@@ -106,6 +111,15 @@ class Shaper:
         rest_V[banned] = _BANNED
         if bool((rest_V > _BANNED).any()):
             shaped_V.copy_(rest_V)
+
+    def _mask(self, text: Sequence[int]) -> Tensor | None:
+        if self.allowed is None:
+            return None
+        began = self.clock()
+        try:
+            return self.allowed(text)
+        finally:
+            self.mask_seconds += self.clock() - began
 
     def _checked(self, given: object, shaped_V: Tensor) -> Tensor:
         if not isinstance(given, Tensor) or (given.shape, given.dtype) != (
@@ -149,7 +163,8 @@ class _Counts:
         return text_NV, seen_NV
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
-        assert len(tokens) >= self._num_counted
+        if len(tokens) < self._num_counted:
+            raise ValueError("the text has become shorter than it was")
         new = torch.tensor(tokens[self._num_counted :], dtype=torch.int64)
         new = new.to(self._text_V.device)
         self._seen_V[new] = True

@@ -140,8 +140,7 @@ class Engine:
 
     def _start(self, lane: str, *, patient: bool) -> bool:
         residents = self.residents
-        free = residents.target.state.num_free_tokens
-        pool = residents.ledger.pool(free, patient=patient)
+        pool = residents.pool(patient=patient, busy=bool(self.executor.busy))
         job = again = self.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
@@ -245,6 +244,7 @@ class Engine:
                 residents.live[seq_id].no_drafts = reason
         residents.ledger.finish(job, lambda seq_id: residents.live[seq_id].finish is not None)
         for seq in batch:
+            residents.rest(seq)
             if seq.finish is not None:
                 residents.counts.completed += 1
                 residents.close(seq.seq_id)

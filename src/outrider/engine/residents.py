@@ -21,7 +21,7 @@ from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
 from outrider.sched.admission import Limits, num_admissible
 from outrider.sched.batch import BatchLimit
-from outrider.sched.jobs import Job, Stage
+from outrider.sched.jobs import Job, Pool, Stage
 from outrider.sched.ledger import Ledger
 
 
@@ -36,6 +36,10 @@ class Counts:
     failed: int = 0
     cancelled: int = 0
     preempted: int = 0
+
+
+# A mask that took less in a round is no burden on others.
+SLOW_MASK = 0.02
 
 
 @dataclass(slots=True)
@@ -53,6 +57,7 @@ class Residents:
     clock: Clock = HOST_CLOCK
     waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+    _resting: dict[int, float] = field(default_factory=dict[int, float])
     _timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
 
     def submit(self, seq: LiveSequence) -> None:
@@ -80,6 +85,22 @@ class Residents:
             return []
         now = self.clock()
         return [seq for seq in self._timed.values() if now >= seq.deadline]
+
+    def rest(self, seq: LiveSequence) -> None:
+        """Let others have as much time as the mask of `seq` took in the round that has ended: one
+        thread runs them all, and this one's share is then at most half of it."""
+        if seq.mask_seconds > SLOW_MASK:
+            self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
+
+    def pool(self, *, patient: bool = True, busy: bool = False) -> Pool:
+        """Who waits for what. Those that rest are left out as long as others run or could."""
+        whole = self.ledger.pool(self.target.state.num_free_tokens, patient=patient)
+        if not self._resting:
+            return whole
+        now = self.clock()
+        self._resting = {i: end for i, end in self._resting.items() if end > now and i in self.live}
+        others = whole.without(self._resting.keys())
+        return others if busy or others.has_work else whole
 
     def admit(self) -> None:
         """Start those of the waiting that may start."""

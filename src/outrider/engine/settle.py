@@ -66,7 +66,11 @@ class PassTimes:
     gap_seconds: float = 0.0
 
     def trace(
-        self, seq_id: int, num_prompt_tokens: int, outcome: Outcome | None = None
+        self,
+        seq_id: int,
+        num_prompt_tokens: int,
+        outcome: Outcome | None = None,
+        mask_seconds: float = 0.0,
     ) -> RoundTrace:
         """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
         return RoundTrace(
@@ -86,6 +90,7 @@ class PassTimes:
             verify_seconds=self.verify_seconds,
             accept_seconds=self.accept_seconds,
             gap_seconds=self.gap_seconds,
+            mask_seconds=mask_seconds,
             draft_depth=outcome.draft.max_depth if outcome and outcome.draft.tokens else 0,
         )
 

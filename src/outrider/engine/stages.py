@@ -144,7 +144,8 @@ class Stages:
         for row in reads:
             self.report(shared.trace(row.seq_id, len(row.tokens)))
         for one in settled:
-            self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))
+            spent = _mask_seconds(one.seq)
+            self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent))
         return [one.outcome for one in settled]
 
     def drops_keys(self, batch: Sequence[LiveSequence]) -> bool:
@@ -231,6 +232,14 @@ class Stages:
         start = self.target.state.length(chunk.seq.seq_id)
         tokens = chunk.seq.tokens[start : start + chunk.num_tokens]
         return StepRow.chain(chunk.seq.seq_id, tokens, logits_from=len(tokens))
+
+
+def _mask_seconds(seq: LiveSequence) -> float:
+    """What the sequence's own callback took in this round, its draft included."""
+    if seq.shaper is None:
+        return 0.0
+    seq.mask_seconds, seq.shaper.mask_seconds = seq.shaper.mask_seconds, 0.0
+    return seq.mask_seconds
 
 
 def _likely(logits_MV: Tensor, count: int) -> list[tuple[int, ...]]:

@@ -170,6 +170,8 @@ def _round(trace: RoundTrace) -> dict[str, object]:
         "accepted": trace.num_accepted,
         "emitted": trace.num_emitted,
     }
+    if trace.mask_seconds:
+        found["mask_ms"] = round(1e3 * trace.mask_seconds, 3)
     return found if trace.hit is None else found | {"hit": trace.hit}
 
 

@@ -112,6 +112,7 @@ def _round(trace: RoundTrace, first_pass: int, num_bytes: int | None) -> dict[st
         "draft_ms": round(1e3 * trace.draft_seconds, 6),
         "verify_ms": round(1e3 * trace.verify_seconds, 6),
         "accept_ms": round(1e3 * trace.accept_seconds, 6),
+        "mask_ms": round(1e3 * trace.mask_seconds, 6),
         "memory_bytes": num_bytes,
     }
 

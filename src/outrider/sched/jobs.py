@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from typing import Protocol
 
@@ -78,6 +79,18 @@ class Pool:
     drafting: tuple[int, ...] = ()
     verifying: tuple[int, ...] = ()
     patient: bool = True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.prefill or self.draft or self.verify or self.ahead)
+
+    def without(self, seq_ids: Collection[int]) -> Pool:
+        """The same, but nothing of these sequences may start."""
+        prefill, draft, verify, ahead = (
+            tuple(work for work in works if work.seq_id not in seq_ids)
+            for works in (self.prefill, self.draft, self.verify, self.ahead)
+        )
+        return replace(self, prefill=prefill, draft=draft, verify=verify, ahead=ahead)
 
 
 class Schedule(Protocol):

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 import outrider.pairs as pairs
-from outrider.api.stream import Detokenizer, StopMatcher
+from outrider.api.stream import Detokenizer, StopMatcher, _num_begun  # pyright: ignore[reportPrivateUsage]
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
 
@@ -288,3 +288,9 @@ def test_a_stop_string_split_across_real_tokens() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty"):
         StopMatcher(Characters(), ["a", ""])
+
+
+@given(text=st.text("ab", max_size=12), stop=st.text("ab", min_size=1, max_size=6))
+def test_the_longest_end_that_a_stop_string_begins_with_is_held(text: str, stop: str) -> None:
+    ends = [n for n in range(min(len(stop) - 1, len(text)) + 1) if text.endswith(stop[:n])]
+    assert _num_begun(text, stop) == max(ends)

@@ -168,5 +168,6 @@ def test_a_round_tells_its_times_counts_and_memory() -> None:
         "draft_ms": 3.0,
         "verify_ms": 250.0,
         "accept_ms": 1.0,
+        "mask_ms": 0.0,
         "memory_bytes": 1200,
     }
