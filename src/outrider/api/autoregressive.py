@@ -119,7 +119,7 @@ def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> G
     """The loop: read what is unread, draw from the law of its last row, until the text ends."""
     began = perf_counter()
     stops = {*wrapper.model.spec.stop_ids, *wrapper.tokenizer.stop_ids}
-    limit = min(params.max_tokens, wrapper.model.spec.max_tokens - len(ids) - 1)
+    limit = min(params.max_tokens, wrapper.model.spec.max_tokens - len(ids))
     if limit < 1:
         raise ConfigError(
             f"a prompt of {len(ids)} tokens leaves no room in a window of "

@@ -153,7 +153,7 @@ class LLM:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
         `allowed` masks the vocabulary after every token (core/shaping.py), drafted ones included.
-        Raises ConfigError at once when prompt and draft do not fit the window or `n` is above 1,
+        Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event asked for when the arena could never hold them.
         """
         params = params or SamplingParams()

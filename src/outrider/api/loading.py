@@ -135,7 +135,7 @@ def _load_draft(plan: PairPlan, config: EngineConfig) -> tuple[Decoder | None, C
         return None, None
     options = _draft_options(plan, config)
     if config.drafter_home == "process":
-        return None, _child(folder, plan.draft_name, config, options, plan.target.vocab_size)
+        return None, _child(plan, folder, config, options)
     return load_model(folder, options, name=plan.draft_name), None
 
 
@@ -147,12 +147,12 @@ def _draft_options(plan: PairPlan, config: EngineConfig) -> LoadOptions:
 
 
 def _child(
-    folder: Path, name: str, config: EngineConfig, options: LoadOptions, vocab_size: int
+    plan: PairPlan, folder: Path, config: EngineConfig, options: LoadOptions
 ) -> ChildOptions:
     ahead = resolve_schedule(config, has_draft=True) == "ssd"
     return ChildOptions(
         folder=str(folder),
-        vocab_size=vocab_size,
+        vocab_size=plan.target.vocab_size,
         num_laws=config.batch_size * config.k,
         num_slots=options.room.num_slots,
         page_size=config.page_size,
@@ -160,7 +160,8 @@ def _child(
         max_logits=options.room.max_logits,
         chunk=config.prefill_chunk,
         states=asdict(options.room.states),
-        name=name,
+        max_tokens=plan.draft_window,
+        name=plan.draft_name,
         dtype=config.dtype,
         device=options.device,
         draw="race" if config.sampler == "coupled" else "own",

@@ -15,7 +15,7 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
-from outrider.engine.build import draft_size, resolve_window
+from outrider.engine.build import DRAFT_CONTEXT, resolve_window, rows_past_end
 from outrider.engine.own_drafter import own_copy
 from outrider.models.cheaper import Cheaper
 from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
@@ -42,6 +42,7 @@ class PairPlan:
     k: int
     window: int
     window_reason: str
+    draft_window: int | None
     num_slots: int
     notes: tuple[str, ...] = ()
 
@@ -54,12 +55,13 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
     tokenizer, target = Tokenizer.load(folder), read_config(folder)
     _check_claim(folder, target)
     draft_config, translator = _fitted(source, tokenizer, target)
-    draft_tokens = draft_config.max_tokens if draft_config else None
     own = own_copy(config, source.drafter, folder, target)
     k = 0 if source.drafter == "none" else config.k
-    window = resolve_window(config, target.max_tokens, draft_tokens, k=k)
-    # Siblings of a tree lie past the window.
-    longest = window + max(draft_size(config, source.drafter) - k, 0)
+    has_draft = draft_config is not None
+    window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=k)
+    captures = pick_device(config.device).type != "cpu"
+    longest = window + rows_past_end(config, source.drafter, captures=captures)
+    context = str(config.context or (DRAFT_CONTEXT if has_draft else "auto"))
     # Whole pages: that is what the arena allocates and what a sequence is charged for.
     wanted = config.arena_tokens or _default_slots(target, config, longest)
     return PairPlan(
@@ -72,8 +74,8 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
         own=own,
         k=k,
         window=window,
-        window_reason=f"target {target.max_tokens}, draft {draft_tokens or 'none'}, "
-        f"context {config.context or 'auto'}",
+        window_reason=f"target {target.max_tokens}, context {context}",
+        draft_window=draft_config.max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
     )
 

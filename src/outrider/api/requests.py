@@ -85,15 +85,15 @@ class RequestMaker:
         return list(ids)
 
     def limit(self, num_prompt: int, params: SamplingParams) -> int:
-        """How many tokens may be emitted: a whole draft must fit the window after the last."""
-        window, k = self._pair.window, self._pair.k
-        if num_prompt + k + 1 >= window:
+        """How many tokens may be emitted, whatever is drafted: drafts end where the window does."""
+        window = self._pair.window
+        if num_prompt >= window:
             raise ConfigError(
-                f"a prompt of {num_prompt} tokens with k={k} does not fit a window of {window} "
-                f"tokens ({self._pair.window_reason}).",
-                hint="shorten the prompt, lower --k, or raise --context if the models allow it",
+                f"a prompt of {num_prompt} tokens does not fit a window of {window} tokens "
+                f"({self._pair.window_reason}), which must have room for one more.",
+                hint="shorten the prompt, or raise --context if the target allows it",
             )
-        return min(params.max_tokens, window - num_prompt - k - 1)
+        return min(params.max_tokens, window - num_prompt)
 
     def reader(
         self,

@@ -241,7 +241,7 @@ class EngineConfig:
     )
     context: int = setting(
         0,
-        "Most tokens a sequence may hold; 0 is the models' window (4096 at most with a draft).",
+        "Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft model).",
         minimum=0,
         maximum=WHOLE,
     )

@@ -44,21 +44,19 @@ DRAFT_CONTEXT = 4096
 _log = logging.getLogger(__name__)
 
 
-def resolve_window(
-    config: EngineConfig, target_tokens: int, draft_tokens: int | None, *, k: int
-) -> int:
-    """Tokens that a sequence may hold: bounded by both models' windows and by the context.
+def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool, k: int) -> int:
+    """Tokens that a sequence may hold: bounded by the target's window and by the context. Drafts
+    shrink where it ends, and where a draft model's own window does: see `Stages.depth`.
 
-    `k` is what will be drafted, 0 if nothing is.
+    `has_draft` says that a draft model shares the vocabulary; `k` is what will be drafted, 0 if
+    nothing is.
 
     Raises ConfigError when not even a prompt of one token would leave room for a round.
     """
     window = target_tokens
-    if draft_tokens is not None:
-        window = min(window, draft_tokens)
     if config.context:
         window = min(window, config.context)
-    elif draft_tokens is not None:
+    elif has_draft:
         window = min(window, DRAFT_CONTEXT)
     if k + 2 >= window:
         raise ConfigError(
@@ -99,7 +97,9 @@ def build_engine(
         parts.machine,
     )
     return Engine(
-        residents=_residents(config, stages, limit, num_slots=num_slots),
+        residents=_residents(
+            config, stages, limit, num_slots=num_slots, captures=parts.laws_device != "cpu"
+        ),
         executor=lanes.executor,
         schedule=schedule,
         order=_order(config, schedule),
@@ -120,11 +120,17 @@ def _stages(
         sink=sink,
         sampling=parts.sampling,
         compaction=compaction_of(config, parts.target, drafter),
+        draft_window=parts.draft_window,
     )
 
 
 def _residents(
-    config: EngineConfig, stages: Stages, limit: BatchLimit | None, *, num_slots: int
+    config: EngineConfig,
+    stages: Stages,
+    limit: BatchLimit | None,
+    *,
+    num_slots: int,
+    captures: bool,
 ) -> Residents:
     drafter = stages.drafter
     ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
@@ -140,6 +146,7 @@ def _residents(
             spare=draft_size(config, drafter.name) + 1,
             reserve=config.reserve,
             max_waiting=config.max_waiting,
+            beyond=rows_past_end(config, drafter.name, captures=captures),
         ),
         batch_limit=limit,
         compaction=stages.compaction,
@@ -149,6 +156,14 @@ def _residents(
 def draft_size(config: EngineConfig, drafter: str) -> int:
     """Draft tokens of one sequence and round at most."""
     return 0 if drafter == "none" else max(config.k, config.tree_nodes)
+
+
+def rows_past_end(config: EngineConfig, drafter: str, *, captures: bool) -> int:
+    """KV rows that a round may write past the longest text. A chain ends where the text does, and a
+    tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
+    if drafter == "none":
+        return 0
+    return max(config.tree_nodes, config.k if captures else 0)
 
 
 def _longest_draft(config: EngineConfig, drafter: Drafter) -> int:
@@ -200,10 +215,11 @@ def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
 
 
 def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
-    """As loading resolved it, from the models that were loaded."""
-    draft_tokens = None if parts.draft is None else parts.draft.spec.max_tokens
-    k = _longest_draft(config, stages.drafter)
-    return resolve_window(config, parts.target.spec.max_tokens, draft_tokens, k=k)
+    """As loading resolved it, as far as the draft model goes: a captured round always drafts."""
+    k, reach = _longest_draft(config, stages.drafter), parts.draft_window
+    target_tokens = parts.target.spec.max_tokens
+    window = resolve_window(config, target_tokens, has_draft=reach is not None, k=k)
+    return window if reach is None else min(window, reach)
 
 
 def _watched(config: EngineConfig, controller: Controller) -> Controller:

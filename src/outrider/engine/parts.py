@@ -41,6 +41,16 @@ class Parts:
         return self.draft is not None or self.child is not None
 
     @property
+    def draft_window(self) -> int | None:
+        """Positions that the draft model has; None if there is none, or if it counts tokens of a
+        vocabulary of its own."""
+        if self.translator is not None:
+            return None
+        if self.draft is not None:
+            return self.draft.spec.max_tokens
+        return None if self.child is None else self.child.max_tokens
+
+    @property
     def laws_device(self) -> str:
         """Where the target's laws are."""
         return "cpu" if self.machine is None else str(self.machine.device)

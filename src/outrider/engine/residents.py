@@ -156,7 +156,7 @@ class Residents:
         if self.limits.reserve >= 1 or job.stages == (Stage.AHEAD,):
             return job
         while job.works:
-            counts = {work.seq_id: work.num_tokens + self.limits.spare for work in job.works}
+            counts = {work.seq_id: self._staged(work.seq_id, work.num_tokens) for work in job.works}
             try:
                 self.target.state.reserve(counts)
             except CapacityError:
@@ -168,6 +168,12 @@ class Residents:
             else:
                 return job
         return None
+
+    def _staged(self, seq_id: int, num_tokens: int) -> int:
+        """Arena tokens that a job which reads `num_tokens` of a text takes at most."""
+        seq = self.live[seq_id]
+        end = len(seq.tokens) + seq.room + self.limits.past_end
+        return min(num_tokens + self.limits.spare, end - self.target.state.length(seq_id))
 
     def _expected(self, seq: LiveSequence) -> int:
         # A lane may append to it between the two: then it counts for more than it will hold.

@@ -46,7 +46,7 @@ from outrider.engine.settle import Gaps, PassTimes, Settled, settle
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
     decoding: the first maximum wins. `sampling` makes laws of logits. `sink` receives one trace a
-    sequence and round."""
+    sequence and round. A draft model has `draft_window` positions, if that is a bound."""
 
     target: CausalLM
     drafter: Drafter
@@ -56,6 +56,7 @@ class Stages:
     sink: Callable[[RoundTrace], None]
     sampling: Sampling = PLAIN
     compaction: Compaction | None = None
+    draft_window: int | None = None
     passes: Iterator[int] = field(default_factory=count)
     gaps: Gaps = field(default_factory=Gaps)
 
@@ -75,6 +76,10 @@ class Stages:
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
         for seq, budget in zip(batch, budgets, strict=True):
             seq.budget = budget
+            if self.draft_window is not None:
+                # The last token of a draft is never read by who drafts.
+                left = max(self.draft_window + 1 - len(seq.tokens), 0)
+                seq.budget = budget.cut(min(budget.depth, left))
             seq.rested = budget.why or seq.rested
 
     def draft(self, batch: Sequence[LiveSequence]) -> None:

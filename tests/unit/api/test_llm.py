@@ -123,7 +123,7 @@ def test_a_window_caps_and_says_so() -> None:
     small = LLM(config=EngineConfig(k=2, context=40))
     result = small.generate(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))[0]
     length = len(small.tokenizer.encode(PROMPT))
-    assert len(result.token_ids) == 40 - length - 2 - 1
+    assert len(result.token_ids) == 40 - length
     assert result.finish_reason == "length"
     assert "fit the window of 40" in result.notes[0]
     with pytest.raises(ConfigError, match="does not fit a window of 40"):
@@ -148,7 +148,7 @@ def test_an_arena_that_nobody_sized_holds_trees_at_the_end_of_the_window() -> No
     config = EngineConfig(drafter="suffix", k=2, tree_nodes=40, batch_size=1, context=64)
     (result,) = LLM(config=config).generate([[5, 6] * 25], SamplingParams(max_tokens=60))
     assert "fit the window of 64" in result.notes[0]
-    assert len(result.token_ids) == 64 - 50 - 3
+    assert len(result.token_ids) == 64 - 50
 
 
 @pytest.mark.weights
@@ -197,11 +197,11 @@ def test_profile_keeps_every_trace() -> None:
 
 
 @pytest.mark.weights
-def test_sides_with_and_without_a_draft_can_stop_at_one_length() -> None:
+def test_sides_with_and_without_a_draft_stop_at_one_length() -> None:
     config = EngineConfig(k=4, context=40)
     params = SamplingParams(max_tokens=64, ignore_eos=True)
     on, off = LLM(config=config), LLM(config=EngineConfig(drafter="none", context=40))
-    assert on.fitting_tokens("def f", params) < off.fitting_tokens("def f", params)
+    assert on.fitting_tokens("def f", params) == off.fitting_tokens("def f", params)
 
 
 @pytest.mark.weights

@@ -91,18 +91,19 @@ def test_whatever_is_built_decodes_plainly(
 
 def test_the_window_is_the_narrowest_bound() -> None:
     config = EngineConfig()
-    assert resolve_window(config, 100, None, k=4) == 100
-    assert resolve_window(config, 100_000, None, k=4) == 100_000
-    assert resolve_window(config, 100, 60, k=4) == 60
-    assert resolve_window(config, 100_000, 100_000, k=4) == DRAFT_CONTEXT
-    assert resolve_window(EngineConfig(context=9000), 100_000, 100_000, k=4) == 9000
-    assert resolve_window(EngineConfig(context=9000), 100, 200, k=4) == 100
+    assert resolve_window(config, 100, has_draft=False, k=4) == 100
+    assert resolve_window(config, 100_000, has_draft=False, k=4) == 100_000
+    assert resolve_window(config, 100, has_draft=True, k=4) == 100
+    assert resolve_window(config, 100_000, has_draft=True, k=4) == DRAFT_CONTEXT
+    wide = EngineConfig(context=9000)
+    assert resolve_window(wide, 100_000, has_draft=True, k=4) == 9000
+    assert resolve_window(wide, 100, has_draft=True, k=4) == 100
 
 
 def test_a_window_without_room_for_a_round_is_refused() -> None:
-    assert resolve_window(EngineConfig(), 7, None, k=4) == 7
+    assert resolve_window(EngineConfig(), 7, has_draft=False, k=4) == 7
     with pytest.raises(ConfigError, match="k=4"):
-        resolve_window(EngineConfig(), 6, None, k=4)
+        resolve_window(EngineConfig(), 6, has_draft=False, k=4)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ class ChildOptions:
 
     With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_laws` laws go into
     one answer: sequences that draft together times K. `num_slots`, `page_size`, `max_rows` and
-    `max_logits` are the model's room, `states` the fields of that for the states of a hybrid, those
-    left out as usual, and `chunk` how many tokens of a prompt it reads at a time.
+    `max_logits` are the model's room, `max_tokens` is its window, which the engine keeps to,
+    `states` the fields of the room for the states of a hybrid, those left out as usual, and `chunk`
+    how many tokens of a prompt it reads at a time.
     `draw` is own (a number for each node) or race (those of the coupled rule). With `cores` the
     process keeps to these hardware threads.
     """
@@ -34,6 +35,7 @@ class ChildOptions:
     max_rows: int
     max_logits: int
     chunk: int
+    max_tokens: int | None = None
     states: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     name: str = ""
     dtype: str = "auto"
