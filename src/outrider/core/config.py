@@ -241,7 +241,8 @@ class EngineConfig:
     )
     context: int = setting(
         0,
-        "Most tokens a sequence may hold; 0 is the target's window (4096 at most with a draft model).",
+        "Most tokens a sequence may hold; 0 is the target's window "
+        "(4096 at most with a draft model).",
         minimum=0,
         maximum=WHOLE,
     )
