@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench_table.py"
-PROVENANCE = {"cores": 4, "cpu": "A processor"}
+PROVENANCE = {"cores": 4, "cpu": "A processor", "utc": "2026-12-01T00:00:00+00:00"}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def result(folder: Path, name: str, **facts: Any) -> None:
     path = folder / "benchmarks" / "results" / f"{name}.json"
-    path.write_text(json.dumps({"provenance": PROVENANCE, **facts}))
+    path.write_text(json.dumps({"provenance": PROVENANCE} | facts))
 
 
 def test_the_table_is_up_to_date() -> None:
@@ -62,6 +62,19 @@ def test_a_row_has_a_figure_of_each_machine(folder: Path) -> None:
         "| Greedy tokens equal with and without speculation | 5 of 5 | 1,000 of 1,001 |",
     ]
     assert "`small` is 4 cores of A processor" in " ".join(lines)
+
+
+def test_figures_of_several_requests_are_marked_if_schedules_changed_since(folder: Path) -> None:
+    cells = [{"sequences": 16, "decode_ratio": 9.88}]
+    old = PROVENANCE | {"utc": "2026-11-21T20:25:44+00:00"}
+    result(folder, "batch-large", cells=cells, provenance=old)
+    result(folder, "batch-small", cells=cells)
+    result(folder, "parity-large", num_equal=5, num_tokens=5, provenance=old)
+    assert run(folder).returncode == 0
+    text = (folder / "README.md").read_text()
+    assert "tier B | 9.88× † | 9.88× |" in text
+    assert "| 5 of 5 |" in text
+    assert "measured before the schedules last changed" in text
 
 
 def test_quick_runs_other_files_and_local_machines_are_left_out(folder: Path) -> None:
