@@ -6,9 +6,8 @@ threads counts. Both with the rows of plain decoding and of a draft's verificati
 matter for time.
 
 A process keeps one team of threads for all its models, so their number is decided once, on
-bfloat16 weights, for every precision. Kinds of linear are tried with the physical cores, whatever
-number of threads a user wants: in bfloat16 dots and tiles round in another order than vectors, and
-the bits of a text must not depend on the number of threads.
+bfloat16 weights, for every precision. Kinds of linear are tried where they have the same bits, on
+integers, and with the physical cores, whatever number of threads a user wants.
 
 Shapes:  N = rows, I = inputs, O = outputs.
 """
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from outrider.kernels import huge_pages
 from outrider.kernels.cpu import num_physical_cores
-from outrider.kernels.kinds import ENDINGS, VECTORS, refused_kinds
+from outrider.kernels.kinds import ENDINGS, VECTORS, kind_by_rule, refused_kinds
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.measured import Answer, decide
 from outrider.kernels.native import NativeOps
@@ -71,7 +70,7 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
 
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
         kinds = {name: NativeOps(library, torch.bfloat16, n) for name, n in candidates.items()}
-        return {name: linear_works(ops, torch.bfloat16) for name, ops in kinds.items()}
+        return {name: linear_works(ops) for name, ops in kinds.items()}
 
     return decide(question, contest, folder=folder)
 
@@ -79,38 +78,35 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> Answer:
-    """The kind of linears of `dtype` or of a scheme of quantisation; those that `refused_kinds`
-    names are not tried."""
+    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring;
+    those that `refused_kinds` names are neither tried nor taken."""
     refused = refused_kinds(library, dtype, scheme)
     candidates = [kind for kind in ENDINGS if kind not in refused]
+    if scheme == "none":
+        return Answer(kind_by_rule(library, refused))
     if candidates == [VECTORS]:
         return Answer(VECTORS)
     question = about_machine(library) | {
         "choice": "linear",
-        "dtype": str(dtype).removeprefix("torch."),
         "scheme": scheme,
         "candidates": ",".join(candidates),
     }
     threads = num_physical_cores()
 
-    def packs(kind: str) -> Packs:
-        if scheme == "none":
-            return NativeOps(library, dtype, threads, kind=kind)
-        return NativeQuantised(library, scheme, threads, kind=kind)
-
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
-        return {kind: linear_works(packs(kind), dtype) for kind in candidates}
+        kinds = {one: NativeQuantised(library, scheme, threads, kind=one) for one in candidates}
+        return {one: linear_works(linear) for one, linear in kinds.items()}
 
     return decide(question, contest, folder=folder)
 
 
-def linear_works(kind: Packs, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """A turn at each work, by name."""
+def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
+    """A turn at each work, by name; weights are made of bfloat16."""
     rng = torch.Generator().manual_seed(0)
-    large = kind.pack(torch.randn(LARGE_OI, generator=rng).to(dtype))
+    large = kind.pack(torch.randn(LARGE_OI, generator=rng).bfloat16())
     room = min(2 * last_cache_bytes(), MAX_LARGE_BYTES)
     copies = cycle([large, *(copied(large) for _ in range(room // large.nbytes))])
-    small = kind.pack(torch.randn(SMALL_OI, generator=rng).to(dtype))
+    small = kind.pack(torch.randn(SMALL_OI, generator=rng).bfloat16())
     works: dict[str, Callable[[], object]] = {}
     for rows in ROWS:
         told = f"{rows} row{'s' if rows > 1 else ''}"

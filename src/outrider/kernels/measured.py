@@ -11,9 +11,8 @@ process may use. A file that says anything else, or is damaged, is as good as no
 that cannot be written: the answer then holds for this process only, and another process may answer
 otherwise. `forget` removes the files; `outrider doctor --measure` calls it.
 
-While a file stays, choices are the same in every process. That matters for bits: dots and tiles sum
-in another order than vectors, so a choice between them may turn a near-tie. It is asked for a fixed
-number of threads, which never change a bit, so no setting of threads can change it.
+Only candidates that have the same bits are timed, so an answer changes no text: which it is may
+depend on what else the machine did in that second.
 """
 
 from __future__ import annotations

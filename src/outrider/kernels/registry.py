@@ -33,7 +33,7 @@ from outrider.kernels.delta.native import NativeDelta
 from outrider.kernels.delta.plan import Run
 from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
 from outrider.kernels.forward import Forward, ForwardParts, NativeForward
-from outrider.kernels.kinds import refused_kinds
+from outrider.kernels.kinds import RULE, refused_kinds
 from outrider.kernels.linear.quantised import TorchQuantised
 from outrider.kernels.linear.quantised_native import NativeQuantised
 from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
@@ -188,7 +188,8 @@ def _warn(why: str) -> None:
 def _measured(
     library: ctypes.CDLL, folder: Path | None, dtype: torch.dtype, threads: int, quantise: str
 ) -> Kernels:
-    """Native kernels of the kind, and with the threads, that are faster on this machine."""
+    """Native kernels of the kind that a rule names, or that is faster on this machine where kinds
+    have the same bits, and with the threads that are faster."""
     answer = kind_answer(library, dtype, quantise, folder)
     kind = answer.chosen
     team = _team(library, threads, folder)
@@ -202,7 +203,8 @@ def _measured(
         kernels = _quantised(_native(native, library), quantised)
     linear, *others = kernels.choices
     refused = refused_kinds(library, dtype, quantise)
-    reasons = [answer.why, *(f"{name}: {told}" for name, told in refused.items())]
+    ruled = RULE if quantise == "none" and dtype == torch.bfloat16 else ""
+    reasons = [answer.why or ruled, *(f"{name}: {told}" for name, told in refused.items())]
     why = "; ".join(filter(None, reasons))
     linear = replace(linear, kind=kind, why=why, timings=answer.timings)
     return _described(kernels, (linear, *others), team)

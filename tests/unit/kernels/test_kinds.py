@@ -10,18 +10,28 @@ import pytest
 import torch
 
 from outrider.core import env
-from outrider.kernels import kinds
+from outrider.kernels import contests, kinds
 from outrider.kernels.build import built_kernels
-from outrider.kernels.kinds import DOTS, TILES, refused_kinds
+from outrider.kernels.contests import kind_answer
+from outrider.kernels.kinds import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.native import NativeOps
 from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU
 
 
-def machine(no_dots: int, no_tiles: str | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(autouse=True)
+def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
+
+
+def machine(
+    no_dots: int, no_tiles: str | None, monkeypatch: pytest.MonkeyPatch, *, amd: bool = False
+) -> Any:
     """A library that answers as it is told."""
     monkeypatch.setattr(kinds, "tiles_refusal", lambda _: no_tiles)  # pyright: ignore
-    return SimpleNamespace(outrider_dots_missing=lambda: no_dots)
+    return SimpleNamespace(
+        outrider_dots_missing=lambda: no_dots, outrider_dots_faster=lambda: int(amd)
+    )
 
 
 @pytest.mark.parametrize(("missing", "part"), [(1, "this CPU"), (2, "the compiler")])
@@ -40,6 +50,42 @@ def test_a_kind_is_refused_where_it_cannot_multiply(monkeypatch: pytest.MonkeyPa
     assert list(refused_kinds(library, torch.float32, "none")) == [DOTS, TILES]
 
 
+@pytest.mark.parametrize(
+    ("no_dots", "no_tiles", "amd", "kind"),
+    [
+        (0, None, False, TILES),
+        (0, None, True, TILES),
+        (1, None, False, TILES),
+        (0, "AMX: no", True, DOTS),
+        (0, "AMX: no", False, VECTORS),
+        (2, "AMX: no", True, VECTORS),
+        (1, "AMX: no", False, VECTORS),
+    ],
+)
+def test_a_rule_chooses_among_kinds_of_other_bits(
+    no_dots: int, no_tiles: str | None, amd: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is timed: two machines of one make, however busy, write one text."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a contest decides bits")
+
+    monkeypatch.setattr(contests, "decide", refuse)
+    library = machine(no_dots, no_tiles, monkeypatch, amd=amd)
+    assert kind_answer(library, torch.bfloat16, "none", None).chosen == kind
+    for dtype in (torch.float32, torch.float16):
+        assert kind_answer(library, dtype, "none", None).chosen == VECTORS
+
+
+def test_the_doctor_names_the_rule() -> None:
+    linear = choose(device=CPU, dtype=torch.bfloat16).choices[0]
+    if linear.name != "native":
+        pytest.skip("; ".join(linear.refusals))
+    assert linear.kind in (VECTORS, DOTS, TILES)
+    assert "tiles where they can be used" in linear.why
+    assert not linear.timings
+
+
 def test_this_cpu_answers_by_its_flags() -> None:
     cpuinfo = Path("/proc/cpuinfo")
     built = built_kernels(env.compiler(), env.cache_folder())
@@ -48,6 +94,7 @@ def test_this_cpu_answers_by_its_flags() -> None:
     has_dots = "avx512_bf16" in cpuinfo.read_text().split()
     refusal = refused_kinds(built.library, torch.bfloat16, "none").get(DOTS)
     assert (refusal == "AVX512-BF16: this CPU has no dot products of bfloat16") == (not has_dots)
+    assert bool(built.library.outrider_dots_faster()) == ("AuthenticAMD" in cpuinfo.read_text())
 
 
 def test_the_choice_says_why_and_what_was_refused() -> None:

@@ -275,7 +275,7 @@ def test_the_machine_tells_its_threads_and_caches() -> None:
     assert last_cache_bytes(7) > 0
 
 
-def test_kinds_are_tried_where_nothing_refuses_them(
+def test_kinds_of_integers_are_tried_where_nothing_refuses_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = built_kernels(env.compiler(), env.cache_folder())
@@ -287,16 +287,14 @@ def test_kinds_are_tried_where_nothing_refuses_them(
     monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
     monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
     refused |= {DOTS: "no AVX512-BF16", TILES: "no AMX"}
-    assert kind_answer(library, torch.bfloat16, "none", tmp_path) == Answer(VECTORS)
+    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == Answer(VECTORS)
     assert not tried
     del refused[TILES]
-    found = kind_answer(library, torch.bfloat16, "int8", tmp_path)
-    assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
-    refused.clear()
-    found = kind_answer(library, torch.bfloat16, "none", tmp_path)
-    assert {timing.candidate for timing in found.timings} == {VECTORS, DOTS, TILES}
-    assert tried == [VECTORS, TILES, VECTORS, DOTS, TILES]
-    assert len(list(tmp_path.iterdir())) == 2
+    for number, scheme in enumerate(("int8", "int4"), start=1):
+        found = kind_answer(library, torch.bfloat16, scheme, tmp_path)
+        assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
+        assert tried == [VECTORS, TILES] * number
+        assert len(list(tmp_path.iterdir())) == number
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8"])
