@@ -5,6 +5,7 @@ Nothing here imports PyTorch, so that a liar starts at once.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -104,3 +105,21 @@ def liar() -> None:
             line.sendall(LIES[options.name]())
             if options.name == "cut":
                 return
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    # A process that ended stays known until its parent asks for how.
+    return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
+
+
+def all_gone(process_ids: list[int], *, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, process_ids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

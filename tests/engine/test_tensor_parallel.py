@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from doubles.child_programs import all_gone
 from doubles.kinds import close_to, stored
 from outrider.api.llm import LLM
 from outrider.core.comm import RankError
@@ -26,7 +26,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.models.parallel import torch_comm
+from outrider.models.parallel import sharded, torch_comm
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
@@ -62,24 +62,6 @@ def target_of(llm: LLM) -> ShardedLM:
     return target
 
 
-def is_running(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    # A process that ended stays known until its parent asks for how.
-    return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
-
-
-def all_gone(process_ids: list[int], *, seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(is_running, process_ids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 @pytest.mark.weights
 @pytest.mark.parametrize(
     ("drafter", "schedule"), [("none", "single"), ("model", "ssd"), ("ngram", "pdv")]
@@ -89,6 +71,7 @@ def test_text_is_that_of_one_process(
 ) -> None:
     """Then one way of three in which such an LLM may end."""
     monkeypatch.setattr(torch_comm, "SILENCE_SECONDS", PATIENCE_SECONDS[drafter])
+    monkeypatch.setattr(sharded, "SILENT_SECONDS", 60.0)
     config = replace(TWO, drafter=drafter, schedule=schedule)
     split, whole = LLM(config=config), LLM(config=replace(config, tensor_parallel=1))
     for params in (GREEDY, SAMPLED):

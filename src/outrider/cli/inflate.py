@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.cli.call import Call, needed
 from outrider.cli.options import InflateOptions
 from outrider.cli.output import json_line, size
+from outrider.core.private_files import new_folder
 
 
 def inflate(call: Call[InflateOptions]) -> int:
@@ -27,16 +28,20 @@ def inflate(call: Call[InflateOptions]) -> int:
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]
     source = resolve(call.options.source)
     done: Written | None = None
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task(f"inflating to {name}", total=None)
-        for done in write_inflated(source, shape, folder, dtype):
-            progress.update(task, total=done.num_files_in_all, completed=done.num_files)
-    assert done is not None
     heads: list[str] = []
-    for kind, place in heads_beside(source).items():
-        if kind in INFLATABLE:
-            write_inflated_heads(place, source, shape, folder / kind, dtype)
-            heads.append(kind)
+    with new_folder(folder) as files:
+        with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+            task = progress.add_task(f"inflating to {name}", total=None)
+            for done in write_inflated(source, shape, folder, dtype):
+                progress.update(task, total=done.num_files_in_all, completed=done.num_files)
+        assert done is not None
+        # A model whose heads fail goes as well.
+        files.extend(folder.iterdir())
+        for kind, place in heads_beside(source).items():
+            if kind in INFLATABLE:
+                write_inflated_heads(place, source, shape, folder / kind, dtype)
+                files.extend([*(folder / kind).iterdir(), folder / kind])
+                heads.append(kind)
     share = done.num_zeros / done.num_parameters
     if call.options.json:
         facts = {"folder": str(folder), "shape": name, "num_parameters": done.num_parameters}

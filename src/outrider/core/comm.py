@@ -11,13 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core.errors import OutriderError
+from outrider.core.errors import MachineError
 
 
-class RankError(OutriderError):
+class RankError(MachineError):
     """A rank ended, fell silent or could not start, so the others cannot go on."""
-
-    exit_code = 3
 
 
 class Comm(Protocol):

@@ -1,4 +1,5 @@
-"""Files that only this user can have written, and locks that end with their process.
+"""Files that only this user can have written, locks that end with their process, and folders that a
+failure does not leave behind.
 
 Whoever can replace a library runs code as us, so what is loaded lies in a folder of our own: mode
 0700, no symbolic link, and above it no folder in which a stranger could put another in its place.
@@ -13,9 +14,12 @@ import os
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from outrider.core.errors import ConfigError, MachineError
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _POLL_SECONDS = 0.05
@@ -104,18 +108,33 @@ def _sync_folder(folder: Path) -> None:
             os.close(number)
 
 
+class Lock:
+    """The lock of the file `path`, which stays. It is given back by `close`, with this object, or
+    with its process, however that ends.
+
+    Waits at most `seconds`, then raises TimeoutError. `held` is False on a file system without
+    locks. Raises OSError where `path` cannot be made.
+    """
+
+    def __init__(self, path: Path, seconds: float = 0.0) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        number = os.open(path, flags, 0o666)
+        self.close = weakref.finalize(self, os.close, number)
+        try:
+            self.held = _lock(number, path, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+
 @contextmanager
 def locked(path: Path, seconds: float) -> Generator[bool]:
-    """Hold the lock of the file `path`, which stays; a process that dies gives its locks back.
-
-    Waits at most `seconds`, then raises TimeoutError. Gives False on a file system without locks.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(path, flags, 0o600)
+    """As `Lock`, for as long as the block runs; gives `held`."""
+    lock = Lock(path, seconds)
     try:
-        yield _lock(number, path, seconds)
+        yield lock.held
     finally:
-        os.close(number)
+        lock.close()
 
 
 def _lock(number: int, path: Path, seconds: float) -> bool:
@@ -131,3 +150,35 @@ def _lock(number: int, path: Path, seconds: float) -> bool:
             return False
         else:
             return True
+
+
+@contextmanager
+def new_folder(folder: Path) -> Generator[list[Path]]:
+    """Make `folder`, which is absent or empty, and give a list for what is put there.
+
+    Where the block fails, what the list has goes, and the folders that were made, if they are empty
+    then; nothing else is touched. Raises ConfigError if the folder holds something,
+    MachineError where the block meets an OSError.
+    """
+    files: list[Path] = []
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is there already.", hint="name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        yield files
+    except BaseException as error:
+        remove(*files, *made)
+        if isinstance(error, OSError):
+            raise MachineError(
+                f"{folder} cannot be written: {error.strerror or error}.",
+                hint="free some space, or name a folder that you may write",
+            ) from error
+        raise
+
+
+def remove(*paths: Path) -> None:
+    """As far as it can be done: folders only where they are empty."""
+    for path in paths:
+        with suppress(OSError):
+            path.rmdir() if path.is_dir() else path.unlink()

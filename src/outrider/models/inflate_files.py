@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.errors import CheckpointError, MachineError
+from outrider.core.private_files import new_folder
 from outrider.models.hf_config import read_native_config
 from outrider.models.inflate import Inflation, Shape
 from outrider.models.json_object import JsonObject
@@ -37,14 +39,13 @@ class Written:
 
 def write_inflated(
     source: Path, shape: Shape, folder: Path, dtype: torch.dtype
-) -> Iterator[Written]:
+) -> Generator[Written]:
     """Inflate the checkpoint in `source`, yielding after each file.
 
-    The folder must not exist, or be empty. config.json comes last, so half a folder is never taken
-    for a model. Raises ConfigError, CheckpointError, or MachineError if the disk is too small.
+    The folder must not exist, or be empty; a failure leaves it so. config.json comes last, so half
+    a folder is never taken for a model. Raises ConfigError, CheckpointError, or MachineError if the
+    disk is too small.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there already.", hint="name a new folder")
     small = read_native_config(source)
     if not isinstance(small, LlamaConfig):
         raise CheckpointError(
@@ -53,13 +54,15 @@ def write_inflated(
     with Weights(source) as weights:
         inflation = Inflation(small, weights, shape, dtype)
         num_bytes = inflation.config.num_parameters * dtype.itemsize
-        folder.mkdir(parents=True, exist_ok=True)
-        _check_disk(folder, num_bytes)
-        yield from _write(inflation, folder)
-    for name in _COPIED:
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
-    write_json(folder / "config.json", _config(source, inflation.config, dtype))
+        with new_folder(folder) as files:
+            _check_disk(folder, num_bytes)
+            yield from _write(inflation, folder, files)
+            for name in _COPIED:
+                if (source / name).exists():
+                    files.append(folder / name)
+                    shutil.copyfile(source / name, files[-1])
+            files.append(folder / "config.json")
+            write_json(files[-1], _config(source, inflation.config, dtype))
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:
@@ -71,13 +74,15 @@ def _check_disk(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _write(inflation: Inflation, folder: Path) -> Iterator[Written]:
+def _write(inflation: Inflation, folder: Path, written: list[Path]) -> Iterator[Written]:
+    """Each file is on the list before it is begun."""
     files = inflation.config.num_layers + 1
     places: dict[str, str] = {}
     done = Written(0, files, 0, 0, 0)
     for number, tensors in enumerate(inflation.shards(), start=1):
         name = f"model-{number:05}-of-{files:05}.safetensors"
-        save_file(tensors, folder / name, {"format": "pt"})
+        written.append(folder / name)
+        save_tensors(tensors, written[-1])
         places |= dict.fromkeys(tensors, name)
         done = Written(
             number,
@@ -88,7 +93,19 @@ def _write(inflation: Inflation, folder: Path) -> Iterator[Written]:
         )
         yield done
     total = {"total_size": done.num_bytes}
-    write_json(folder / INDEX, {"metadata": total, "weight_map": places})
+    written.append(folder / INDEX)
+    write_json(written[-1], {"metadata": total, "weight_map": places})
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises MachineError where the disk is full or may not be written."""
+    try:
+        save_file(dict(tensors), path, {"format": "pt"})
+    except SafetensorError as error:
+        raise MachineError(
+            f"{path} cannot be written: {error}.",
+            hint="free some space, or name a folder that you may write",
+        ) from error
 
 
 def _num_zeros(tensor: Tensor) -> int:

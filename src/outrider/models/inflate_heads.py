@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError
+from outrider.core.private_files import new_folder
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.inflate import Channels, Shape, inflated_config, meaningless
-from outrider.models.inflate_files import write_json
+from outrider.models.inflate_files import save_tensors, write_json
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LlamaConfig, parse_llama
 from outrider.models.weights import WEIGHTS, Weights
@@ -55,8 +55,6 @@ def write_inflated_heads(
             f"{source} cannot be inflated: it has no EAGLE heads or MTP blocks for a Llama.",
             hint="train heads for the bigger model: `outrider train eagle`",
         )
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there already.", hint="name a new folder")
     inflated_config(small, shape)
     raw = JsonObject.read(source / "config.json")
     layer = _layer(raw, kind)
@@ -67,12 +65,14 @@ def write_inflated_heads(
             hint="name the target that they were trained for",
         )
     growth = _Growth(Channels(small.hidden_size, shape.hidden_size), dtype)
-    with Weights(source) as weights:
-        tensors = {name: growth(name, tensor) for name, tensor in weights.each()}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    layers = hidden_layers_of(source, kind, small.num_layers)
-    write_json(folder / "config.json", _config(raw, layer, layers, growth))
+    with new_folder(folder) as files:
+        with Weights(source) as weights:
+            tensors = {name: growth(name, tensor) for name, tensor in weights.each()}
+        files.append(folder / WEIGHTS)
+        save_tensors(tensors, files[-1])
+        layers = hidden_layers_of(source, kind, small.num_layers)
+        files.append(folder / "config.json")
+        write_json(files[-1], _config(raw, layer, layers, growth))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.private_files import Lock, remove
 from outrider.models.weights import WEIGHTS
 from outrider.train.loop import Export
 
 WORK = "training"
+LOCK = ".lock"
 STATE = "state.safetensors"
 _READABLE = 0o644
 _TOKENIZER = (
@@ -31,24 +35,61 @@ _TOKENIZER = (
 )
 
 
-def claim(folder: Path, *, fresh: bool) -> Path:
-    """The run's `training/` folder within `folder`, made if need be; `fresh` empties it.
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A run's `training/` folder, and the lock of whoever fills it: held as long as this lives, and
+    given back when the process ends, however it does."""
 
-    Raises ConfigError if `folder` holds something that is no run, MachineError if it cannot be
-    written.
+    work: Path
+    lock: Lock
+    made: tuple[Path, ...]
+
+    @contextmanager
+    def begun(self) -> Generator[None]:
+        """Where the block fails, folders that were made for the run go again."""
+        try:
+            yield
+        except BaseException:
+            if self.work in self.made:
+                shutil.rmtree(self.work, ignore_errors=True)
+            remove(*self.made)
+            raise
+
+
+def claim(folder: Path, *, fresh: bool) -> Claimed:
+    """Take the run's `training/` folder within `folder`, made if need be; `fresh` empties it.
+
+    Raises ConfigError if `folder` holds something that is no run, or another run fills it,
+    MachineError if it cannot be written.
     """
     work = folder / WORK
+    made = tuple(path for path in (work, folder, *folder.parents) if not path.exists())
     try:
         _refuse_strangers(folder, work)
-        if fresh and work.is_dir():
-            shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
+        lock = Lock(work / LOCK)
+        if fresh:
+            _empty(work)
         probe = work / ".probe"
         probe.touch()
         probe.unlink()
+    except TimeoutError:
+        raise ConfigError(
+            f"another training fills {folder} at this moment.",
+            hint="name another folder, or wait until that one has ended",
+        ) from None
     except OSError as error:
+        remove(*made)
         raise unwritable(folder, error) from error
-    return work
+    return Claimed(work, lock, made)
+
+
+def _empty(work: Path) -> None:
+    for path in work.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def _refuse_strangers(folder: Path, work: Path) -> None:

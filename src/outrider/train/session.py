@@ -19,7 +19,7 @@ from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.card import Made, model_card, provenance_record
 from outrider.train.data import Heard, find_files, unheard
 from outrider.train.exam import Exam, HeldOut
-from outrider.train.folder import STATE, claim, fill, unwritable
+from outrider.train.folder import STATE, Claimed, claim, fill, unwritable
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Job, Plan, Recipe, Trainer
 from outrider.train.target import FrozenTarget
@@ -57,12 +57,16 @@ class TextSession:
     """A run's folder, device and text."""
 
     wish: RunWish
-    work: Path
+    claimed: Claimed
     device: torch.device
     plan: Plan
     tokenizer: Tokenizer
     tokens: TokenFiles
     written: Written | None = None
+
+    @property
+    def work(self) -> Path:
+        return self.claimed.work
 
     def windows(self) -> Windows:
         """What is learned from."""
@@ -126,19 +130,21 @@ def open_text(wish: RunWish, tokenizer_folder: Path, vocab_size: int) -> TextSes
     """
     wish.heard("reading the texts", 0.0)
     files = find_files(wish.words)
-    work = claim(wish.folder, fresh=wish.fresh)
-    prepare_torch(deterministic=False, threads=wish.threads)
-    device = pick_device(wish.device)
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    return TextSession(
-        wish=wish,
-        work=work,
-        device=device,
-        # Narrow numbers pay where there are units for them; on a CPU float32 is as fast or faster.
-        plan=replace(wish.plan, bfloat16=device.type == "cuda"),
-        tokenizer=tokenizer,
-        tokens=tokenised(files, tokenizer, vocab_size, work, wish.text, wish.heard),
-    )
+    claimed = claim(wish.folder, fresh=wish.fresh)
+    with claimed.begun():
+        prepare_torch(deterministic=False, threads=wish.threads)
+        device = pick_device(wish.device)
+        tokenizer = Tokenizer.load(tokenizer_folder)
+        return TextSession(
+            wish=wish,
+            claimed=claimed,
+            device=device,
+            # Narrow numbers pay where there are units for them; on a CPU float32 is as fast or
+            # faster.
+            plan=replace(wish.plan, bfloat16=device.type == "cuda"),
+            tokenizer=tokenizer,
+            tokens=tokenised(files, tokenizer, vocab_size, claimed.work, wish.text, wish.heard),
+        )
 
 
 def open_session(wish: RunWish, target: str) -> Session:

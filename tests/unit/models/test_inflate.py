@@ -9,12 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models import inflate_files
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_native_config
 from outrider.models.inflate import SHAPES, Inflation, Shape, inflated_config, shape_called
@@ -145,11 +148,48 @@ def test_places_that_are_taken_or_too_small_are_refused(
     monkeypatch.setattr("shutil.disk_usage", nearly_full)
     with pytest.raises(MachineError, match="free"):
         next(write_inflated(source, SHAPES["8b"], tmp_path / "new", torch.bfloat16))
-    assert not list((tmp_path / "new").glob("*.safetensors"))
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
+def test_a_failure_leaves_the_place_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, there: bool
+) -> None:
+    folder = tmp_path / "deep" / "new"
+    if there:
+        folder.mkdir(parents=True)
+
+    def full(tensors: dict[str, torch.Tensor], path: Path, about: dict[str, str]) -> None:
+        save_file(tensors, path, about)
+        if path.name.startswith("model-00002"):
+            raise error
+
+    monkeypatch.setattr(inflate_files, "save_file", full)
+    steps = write_inflated(resolve("outrider/embedded"), SMALL["x2"], folder, torch.bfloat16)
+    next(steps)
+    (folder / "a stranger's").touch()
+    with pytest.raises(MachineError, match="No space left") as caught:
+        list(steps)
+    assert caught.value.hint is not None
+    assert [path.name for path in folder.iterdir()] == ["a stranger's"]
+    (folder / "a stranger's").unlink()
+    assert folder.exists()
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "new"
+    steps = write_inflated(resolve("outrider/embedded"), SMALL["x2"], folder, torch.bfloat16)
+    next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert not list(tmp_path.iterdir())
 
 
 def test_half_a_folder_is_no_model(tmp_path: Path) -> None:
-    next(write_inflated(resolve("outrider/embedded"), SMALL["x2"], tmp_path, torch.bfloat16))
+    steps = write_inflated(resolve("outrider/embedded"), SMALL["x2"], tmp_path, torch.bfloat16)
+    next(steps)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         read_native_config(tmp_path)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.train import folder as run_folder
 from outrider.train.folder import WORK, claim, fill
 from outrider.train.loop import Export
@@ -17,12 +19,60 @@ NET = Export({"weight": torch.zeros(2)}, {"model_type": "none"})
 
 
 def test_a_claimed_folder_is_a_runs_until_it_is_asked_anew(tmp_path: Path) -> None:
-    work = claim(tmp_path / "run", fresh=False)
+    work = claim(tmp_path / "run", fresh=False).work
     (work / "state").touch()
-    assert claim(tmp_path / "run", fresh=False) == work == tmp_path / "run" / WORK
+    assert claim(tmp_path / "run", fresh=False).work == work == tmp_path / "run" / WORK
     assert (work / "state").exists()
     claim(tmp_path / "run", fresh=True)
     assert not (work / "state").exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from outrider.train.folder import claim
+
+claimed = claim(Path(sys.argv[1]), fresh=False)
+print("claimed", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, fresh: bool) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "claimed\n"
+            state = tmp_path / "run" / WORK / "state"
+            state.write_text("its own")
+            with pytest.raises(ConfigError, match="another training fills") as caught:
+                claim(tmp_path / "run", fresh=fresh)
+            assert caught.value.hint is not None
+            assert state.read_text() == "its own"
+        finally:
+            holder.kill()
+    # Nobody can hold what a dead process held.
+    claim(tmp_path / "run", fresh=fresh)
+    assert state.exists() != fresh
+
+
+def test_a_run_that_fails_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    claimed = claim(tmp_path / "deep" / "run", fresh=False)
+    (claimed.work / "tokens.part").touch()
+    with pytest.raises(CheckpointError), claimed.begun():
+        raise CheckpointError("no tokenizer")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_run_that_was_there_stays_when_it_cannot_go_on(tmp_path: Path) -> None:
+    (claim(tmp_path / "run", fresh=False).work / "state").touch()
+    claimed = claim(tmp_path / "run", fresh=False)
+    with pytest.raises(CheckpointError), claimed.begun():
+        raise CheckpointError("no tokenizer")
+    assert (claimed.work / "state").exists()
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -1,7 +1,9 @@
 """The follower's end of its pipes: a setup and messages come in, a few lines of JSON go out.
 
 A thread of its own reads, for two reasons: rank 0 need not wait for a follower that computes, and
-when rank 0 is gone its pipe ends, which ends the follower at once, whatever it waits for.
+when rank 0 is gone its pipe ends, which ends the follower at once, whatever it waits for. Another
+thread writes a byte every PULSE_SECONDS to a third pipe, by which rank 0 knows that this process is
+not stopped.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import os
 import struct
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import IO, Any
 
 HEADER = struct.Struct("<I")
+PULSE_SECONDS = 1.0
 
 
 def encode(message: Sequence[int]) -> bytes:
@@ -37,6 +42,7 @@ class Link:
         self.setup: Mapping[str, Any] = json.loads(self._inward.readline() or b"{}")
         self._messages: SimpleQueue[list[int]] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, args=(self.setup.get("pulse"),), daemon=True).start()
 
     def say(self, word: str) -> None:
         self._write({"word": word})
@@ -52,6 +58,11 @@ class Link:
             message.frombytes(self._inward.read(message.itemsize * HEADER.unpack(header)[0]))
             self._messages.put(message.tolist())
         os._exit(0)
+
+    def _beat(self, pulse: int) -> None:
+        with suppress(OSError):
+            while os.write(pulse, b"."):
+                time.sleep(PULSE_SECONDS)
 
     def _report(
         self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None

@@ -4,15 +4,21 @@ They are new interpreters, not forks: a fork of a process with threads may hang.
 orders from a pipe (link.py) and ends when that pipe does, so it outlives neither `close` nor rank
 0. A rank that ends by itself is an error for all: the first call that notices says which rank it
 was, ends the others, and every later call says it again.
+
+A rank that was stopped, or whose machine was, does not end. Each therefore writes a byte a second
+to a pipe of its own, and one that is silent for SILENT_SECONDS is killed, which frees whoever waits
+for it. The seconds are counted one by one, so that rank 0 may be stopped and go on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,9 +26,11 @@ from contextlib import suppress
 from typing import IO
 
 from outrider.core.comm import RankError
-from outrider.models.parallel.link import encode
+from outrider.models.parallel.link import PULSE_SECONDS, encode
 
 START_SECONDS = 120.0
+# Of a follower that has loaded; before, it may be busy for START_SECONDS.
+SILENT_SECONDS = 8.0
 _END_SECONDS = 2.0
 _HINT = "load the model again; if memory ran out, lower --arena-tokens or --tensor-parallel"
 
@@ -32,12 +40,21 @@ class Ranks:
 
     def __init__(self, module: str, size: int, setup: Mapping[str, object]) -> None:
         self.size = size
-        self._processes = [_start(module) for _ in range(1, size)]
-        self.close = weakref.finalize(self, _end, self._processes)
+        self.patience = START_SECONDS
         self._lost: RankError | None = None
-        for rank, process in enumerate(self._processes, start=1):
-            line = json.dumps({**setup, "rank": rank, "size": size})
+        self._losing = threading.Lock()
+        pulses = [os.pipe() for _ in range(1, size)]
+        self._processes = [_start(module, beat) for _, beat in pulses]
+        self.close = weakref.finalize(self, _end, self._processes)
+        for rank, (process, (heard, beat)) in enumerate(
+            zip(self._processes, pulses, strict=True), start=1
+        ):
+            os.close(beat)
+            line = json.dumps({**setup, "rank": rank, "size": size, "pulse": beat})
             self._write(process, f"{line}\n".encode())
+            threading.Thread(
+                target=_watch, args=(weakref.ref(self), rank, heard), daemon=True
+            ).start()
 
     @property
     def process_ids(self) -> list[int]:
@@ -67,19 +84,36 @@ class Ranks:
         if self._lost is not None:
             raise RankError(str(self._lost), hint=self._lost.hint)
 
+    def silent(self, rank: int) -> None:
+        """Give up `rank`, of which nothing was heard for as long as patience lasts."""
+        process = self._processes[rank - 1]
+        self._say(
+            f"rank {rank} (process {process.pid}) is stopped or hangs: "
+            f"nothing was heard of it for {self.patience:g} s"
+        )
+        # Also where it is stopped: then whoever waits for its part, or writes to it, fails at once.
+        process.kill()
+        self.close()
+
     def lose(self, reason: str) -> RankError:
         """As `end`, when something failed: `reason` is said only if no process ended by itself."""
         return self.end(reason if self._lost else self._who_ended() or reason)
 
     def end(self, reason: str) -> RankError:
         """End all followers; the error that says why, now and from now on."""
-        if self._lost is None:
-            self._lost = RankError(
-                f"the model is shared by {self.size} processes, and {reason.rstrip('.')}.",
-                hint=_HINT,
-            )
-            self.close()
-        return RankError(str(self._lost), hint=self._lost.hint)
+        lost = self._say(reason)
+        self.close()
+        return RankError(str(lost), hint=lost.hint)
+
+    def _say(self, reason: str) -> RankError:
+        """The first reason stays."""
+        with self._losing:
+            if self._lost is None:
+                self._lost = RankError(
+                    f"the model is shared by {self.size} processes, and {reason.rstrip('.')}.",
+                    hint=_HINT,
+                )
+            return self._lost
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
         assert process.stdin is not None
@@ -87,7 +121,7 @@ class Ranks:
             left = memoryview(data)
             while left:
                 left = left[process.stdin.write(left) :]
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self.lose(f"a rank reads no more ({error})")
 
     def _who_ended(self) -> str | None:
@@ -102,7 +136,29 @@ class Ranks:
         return None
 
 
-def _start(module: str) -> subprocess.Popen[bytes]:
+def _watch(ranks: weakref.ref[Ranks], rank: int, heard: int) -> None:
+    """Count the seconds without a pulse of `rank` until its pipe or `ranks` ends."""
+    silent = 0
+    try:
+        while True:
+            with selectors.DefaultSelector() as selector:
+                selector.register(heard, selectors.EVENT_READ)
+                ready = selector.select(PULSE_SECONDS)
+            if ready and not os.read(heard, 1 << 12):
+                return None
+            silent = 0 if ready else silent + 1
+            owner = ranks()
+            if owner is None:
+                return None
+            if silent * PULSE_SECONDS >= owner.patience:
+                return owner.silent(rank)
+            # Not while waiting: it would keep the processes alive.
+            del owner
+    finally:
+        os.close(heard)
+
+
+def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # Safe path: a file of the working folder must not stand in for a module.
         [sys.executable, "-P", "-m", module],
@@ -110,6 +166,7 @@ def _start(module: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
+        pass_fds=(beat,),
         # Ctrl-C is for rank 0 alone; followers end with their pipe.
         start_new_session=True,
     )

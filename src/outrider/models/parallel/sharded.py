@@ -31,7 +31,7 @@ from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
 from outrider.models.parallel import messages
 from outrider.models.parallel.follower import HERE, LOADED, Setup
-from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.ranks import SILENT_SECONDS, Ranks
 from outrider.models.parallel.torch_comm import TorchComm
 
 # Reading a large share from a slow disk takes a while.
@@ -207,6 +207,7 @@ def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "
             comm = TorchComm(0, size, store=store, place=pick_device(options.device))
             model = load_model(folder, options, name=name, comm=comm)
             ranks.hear(LOADED, LOAD_SECONDS)
+            ranks.patience = SILENT_SECONDS
         except BaseException:
             ranks.close()
             raise

@@ -1,0 +1,92 @@
+"""A process of a shared model that is stopped, not ended: the others neither hang nor give up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from doubles.child_programs import all_gone
+from doubles.kinds import stored
+from outrider.core.errors import MachineError
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions
+from outrider.models.parallel.sharded import ShardedLM, load_sharded
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+
+
+def run_a_pass(model: ShardedLM) -> None:
+    model.state.open(0, ())
+    model.step([StepRow.chain(0, (1, 2, 3))], DraftNeeds())
+
+
+def send_more_than_a_pipe_holds(model: ShardedLM) -> None:
+    for seq_id in range(100):
+        model.state.open(seq_id, [1] * 10_000)
+
+
+CALLS: dict[str, Callable[[ShardedLM], None]] = {
+    "a pass": run_a_pass,
+    "a message": send_more_than_a_pipe_holds,
+}
+
+
+@pytest.mark.parametrize("during", ["a pass", "a message"])
+def test_a_stopped_follower_is_given_up_within_seconds(during: str) -> None:
+    model = load_sharded(stored("llama2", 0), OPTIONS, size=2)
+    (process_id,) = model.process_ids
+    os.kill(process_id, signal.SIGSTOP)
+    began = time.monotonic()
+    stopped = rf"rank 1 \(process {process_id}\) is stopped or hangs"
+    with pytest.raises(MachineError, match=stopped) as caught:
+        CALLS[during](model)
+    # It waits 8 s; a minute was the time of a pass before.
+    assert time.monotonic() - began < 30
+    assert caught.value.hint is not None
+    assert all_gone([process_id])
+    with pytest.raises(MachineError, match=stopped):
+        model.state.open(200, ())
+
+
+LEADER = """
+import os, sys, time
+from pathlib import Path
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions
+from outrider.models.parallel import sharded
+
+sharded.SILENT_SECONDS = 3.0
+options = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+model = sharded.load_sharded(Path(sys.argv[1]), options, size=2)
+print("loaded", flush=True)
+sys.stdin.readline()
+model.state.open(0, ())
+model.step([StepRow.chain(0, (1, 2, 3))], DraftNeeds())
+print("done", flush=True)
+"""
+
+
+def test_a_leader_that_was_stopped_goes_on() -> None:
+    command = [sys.executable, "-c", LEADER, str(stored("llama2", 0))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as leader:
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == "loaded\n"
+        leader.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        leader.send_signal(signal.SIGCONT)
+        leader.stdin.write("\n")
+        leader.stdin.flush()
+        assert leader.stdout.readline() == "done\n"
