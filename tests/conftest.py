@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before anything imports a helper: its assertions hold under `python -O` too, as those of tests do.
+pytest.register_assert_rewrite(*(path.name for path in Path(__file__).parent.iterdir()))
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 

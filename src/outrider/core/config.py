@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.core.env import MOST_THREADS
 from outrider.core.fields import check_fields, setting
 from outrider.core.limits import WHOLE
 
@@ -306,7 +307,7 @@ class EngineConfig:
         0,
         "CPU threads; 0 takes the physical cores, or more where that was faster.",
         minimum=0,
-        maximum=1024,
+        maximum=MOST_THREADS,
     )
     batched_verify: bool = setting(
         True, "Verify a whole draft in one target pass; off feeds it token by token."

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "OUTRIDER_"
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,12 @@ OTHER_VARIABLES = (
     Variable("OUTRIDER_PYTHON", "scripts/setup", "Interpreter that makes .venv."),
     Variable(
         "CXX", "outrider", "C++ compiler of the native kernels; c++, g++ or clang++ if unset."
+    ),
+    Variable(
+        "OUTRIDER_LINEARS",
+        "outrider",
+        "vectors, dots or tiles: the kind of native linears where it can be used; else as "
+        "`outrider doctor` tells.",
     ),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
@@ -59,6 +66,18 @@ def variables_with(prefixes: tuple[str, ...]) -> list[str]:
 def compiler() -> str | None:
     """The C++ compiler the user asked for."""
     return _read("CXX")
+
+
+def linears() -> str | None:
+    """The kind of native linears the user asked for, or whatever else the variable holds."""
+    return _read("OUTRIDER_LINEARS")
+
+
+def threads() -> int:
+    """The variable of the setting `threads`, for a library's user who gives none; 0 if it is unset,
+    or what the command line would refuse."""
+    found = _read(f"{PREFIX}THREADS") or ""
+    return int(found) if found.isdecimal() and int(found) <= MOST_THREADS else 0
 
 
 def cache_folder() -> Path | None:

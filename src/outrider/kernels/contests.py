@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.core import env
+from outrider.core.errors import ConfigError
 from outrider.kernels import huge_pages
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.kinds import ENDINGS, VECTORS, kind_by_rule, refused_kinds
@@ -78,10 +80,19 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> Answer:
-    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring;
-    those that `refused_kinds` names are neither tried nor taken."""
+    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; or the
+    one that the environment names. Those that `refused_kinds` names are neither tried nor taken.
+
+    Raises ConfigError where the environment names no kind."""
     refused = refused_kinds(library, dtype, scheme)
     candidates = [kind for kind in ENDINGS if kind not in refused]
+    if (wanted := env.linears()) is not None:
+        if wanted not in ENDINGS:
+            raise ConfigError(
+                f"OUTRIDER_LINEARS: {wanted!r} is no kind of linear.",
+                hint=f"unset it, or set it to one of: {', '.join(ENDINGS)}",
+            )
+        return Answer(wanted if wanted in candidates else VECTORS)
     if scheme == "none":
         return Answer(kind_by_rule(library, refused))
     if candidates == [VECTORS]:

@@ -204,7 +204,9 @@ def _measured(
     linear, *others = kernels.choices
     refused = refused_kinds(library, dtype, quantise)
     ruled = RULE if quantise == "none" and dtype == torch.bfloat16 else ""
-    reasons = [answer.why or ruled, *(f"{name}: {told}" for name, told in refused.items())]
+    wish = "as OUTRIDER_LINEARS says" if env.linears() == kind else ""
+    told = wish or answer.why or ruled
+    reasons = [told, *(f"{name}: {why}" for name, why in refused.items())]
     why = "; ".join(filter(None, reasons))
     linear = replace(linear, kind=kind, why=why, timings=answer.timings)
     return _described(kernels, (linear, *others), team)
@@ -222,7 +224,7 @@ def _described(kernels: Kernels, choices: tuple[Choice, ...], team: Choice) -> K
 
 
 def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
-    if threads:
+    if threads := threads or env.threads():
         return Choice("threads", str(threads), why="as the settings say")
     answer = thread_answer(library, folder)
     why = answer.why or "the physical cores; there are no other hardware threads"
