@@ -228,6 +228,7 @@ def test_who_is_pre_empted_draws_the_same_text() -> None:
     assert [seq.tokens[seq.prompt_length :] for seq in seqs] == wanted
 
 
+@pytest.mark.asserts
 def test_borrowed_memory_keeps_nothing() -> None:
     target = TinyAttentionLM(vocab_size=VOCAB)
     target.state.open(0, ())

@@ -71,6 +71,7 @@ def test_masked_tokens_get_nothing() -> None:
     assert got.sum() == pytest.approx(1)
 
 
+@pytest.mark.asserts
 def test_a_law_is_tokens_or_probabilities() -> None:
     with pytest.raises(AssertionError):
         Laws()

@@ -20,6 +20,7 @@ def test_a_fake_clock_stands_still_until_told() -> None:
     assert reading() == 3.5
 
 
+@pytest.mark.asserts
 def test_a_fake_clock_does_not_go_back_either() -> None:
     with pytest.raises(AssertionError, match="never goes back"):
         FakeClock().advance(-1e-9)

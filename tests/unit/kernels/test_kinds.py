@@ -91,13 +91,16 @@ def test_this_cpu_answers_by_its_flags() -> None:
     built = built_kernels(env.compiler(), env.cache_folder())
     if built.library is None or not cpuinfo.exists():
         pytest.skip(built.refusal or "no /proc/cpuinfo")
+    if "OUTRIDER_SOFTWARE" in (env.compiler() or ""):
+        pytest.skip("instructions of the CPU's are replaced by plain C++")
     has_dots = "avx512_bf16" in cpuinfo.read_text().split()
     refusal = refused_kinds(built.library, torch.bfloat16, "none").get(DOTS)
     assert (refusal == "AVX512-BF16: this CPU has no dot products of bfloat16") == (not has_dots)
     assert bool(built.library.outrider_dots_faster()) == ("AuthenticAMD" in cpuinfo.read_text())
 
 
-def test_the_choice_says_why_and_what_was_refused() -> None:
+def test_the_choice_says_why_and_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     linear = choose(device=CPU, dtype=torch.float32).choices[0]
     if linear.name != "native":
         pytest.skip("; ".join(linear.refusals))
@@ -106,6 +109,7 @@ def test_the_choice_says_why_and_what_was_refused() -> None:
     )
 
 
+@pytest.mark.asserts
 def test_float32_has_vectors_only() -> None:
     built = built_kernels(env.compiler(), env.cache_folder())
     if built.library is None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import env
+from outrider.core.errors import ConfigError
 from outrider.kernels import contests, measured, registry
 from outrider.kernels.build import built_kernels
 from outrider.kernels.contests import copied, kind_answer, thread_answer
@@ -282,6 +283,7 @@ def test_kinds_of_integers_are_tried_where_nothing_refuses_them(
     if built.library is None:
         pytest.skip(str(built.refusal))
     library, tried, refused = built.library, list[str](), dict[str, str]()
+    monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(contests, "NativeOps", posing(NativeOps, tried))
     monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
@@ -307,6 +309,7 @@ def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
     timings = (Timing(VECTORS, "a", 2.0), Timing(TILES, "a", 1.0))
     found = Answer(TILES, timings)
     made: list[str] = []
+    monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(registry, "kind_answer", lambda *_: found)  # pyright: ignore
     monkeypatch.setattr(registry, "NativeOps", posing(NativeOps, made))
     monkeypatch.setattr(registry, "NativeQuantised", posing(NativeQuantised, made))
@@ -328,3 +331,33 @@ def posing(ops: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
         return ops(*arguments)
 
     return make
+
+
+def test_the_environment_may_name_a_kind_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if built_kernels(env.compiler(), env.cache_folder()).library is None:
+        pytest.skip("no native kernels")
+    monkeypatch.setenv("OUTRIDER_LINEARS", VECTORS)
+    monkeypatch.setenv("OUTRIDER_THREADS", "3")
+    kernels = choose(device=CPU, dtype=torch.bfloat16)
+    assert kernels.threads is not None
+    assert (kernels.choices[0].kind, kernels.threads.name) == (VECTORS, "3")
+    assert kernels.choices[0].why.startswith("as OUTRIDER_LINEARS says")
+    for refused in ("0", "1025", "two"):
+        monkeypatch.setenv("OUTRIDER_THREADS", refused)
+        assert env.threads() == 0
+    monkeypatch.setenv("OUTRIDER_LINEARS", "scalars")
+    with pytest.raises(ConfigError, match="'scalars' is no kind of linear") as caught:
+        choose(device=CPU, dtype=torch.bfloat16)
+    assert caught.value.hint == "unset it, or set it to one of: vectors, dots, tiles"
+
+
+def test_a_kind_that_cannot_be_used_leaves_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_LINEARS", TILES)
+    refused = {DOTS: "they multiply bfloat16 only"}
+    monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
+    library: Any = None
+    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == Answer(TILES)
+    refused[TILES] = "they multiply bfloat16 and integers only"
+    assert kind_answer(library, torch.float32, "none", tmp_path) == Answer(VECTORS)

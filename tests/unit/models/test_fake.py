@@ -71,6 +71,7 @@ def test_logits_come_only_where_asked_and_passes_are_counted() -> None:
     assert model.spec.stop_ids == (2,)
 
 
+@pytest.mark.asserts
 def test_misuse_is_caught() -> None:
     model = ScriptedLM(Script())
     model.state.open(1, ())

@@ -172,6 +172,7 @@ def test_the_next_step_reuses_every_buffer(model: Decoder) -> None:
     model.state.close(1)
 
 
+@pytest.mark.asserts
 def test_more_than_a_step_holds_is_a_bug_of_the_caller(model: Decoder) -> None:
     model.state.open(1, ())
     for rows in ([StepRow.chain(1, [0] * 49)], []):

@@ -52,6 +52,7 @@ def test_memory_is_bounded_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("path", [(1,), (0, 2), (1, 0), (0, 0), (-1,), (0, -1), (2, 1)])
+@pytest.mark.asserts
 def test_a_path_must_go_from_the_root_down(path: tuple[int, ...]) -> None:
     memory = opened(1)
     memory.stage([StepRow(1, (10, 11, 12), (-1, 0, -1))])
@@ -59,6 +60,7 @@ def test_a_path_must_go_from_the_root_down(path: tuple[int, ...]) -> None:
         memory.commit({1: path})
 
 
+@pytest.mark.asserts
 def test_other_misuse_is_caught() -> None:
     memory = opened(1)
     with pytest.raises(AssertionError):

@@ -145,6 +145,7 @@ def test_who_finishes_is_forgotten_and_is_asked_after_a_verification_only() -> N
     ledger.add(0, 1)
 
 
+@pytest.mark.asserts
 def test_a_sequence_is_added_once_and_with_work() -> None:
     ledger = Ledger()
     ledger.add(0, 1)

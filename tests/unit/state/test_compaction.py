@@ -138,6 +138,7 @@ def test_memory_is_given_back_and_the_prompt_is_still_found_whole() -> None:
     store.check()
 
 
+@pytest.mark.asserts
 def test_shared_pages_stay_as_they_are_for_others() -> None:
     model = TinyAttentionLM(page_size=2, num_slots=24)
     text = [1, 2, 3, 4, 5, 6]

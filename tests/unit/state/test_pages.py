@@ -35,6 +35,7 @@ def test_pool(check: Callable[[], None]) -> None:
     check()
 
 
+@pytest.mark.asserts
 def test_the_check_notices_a_leak_and_a_page_counted_twice() -> None:
     pool = PagePool(2, 4)
     page = pool.take()
