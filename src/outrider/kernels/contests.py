@@ -80,8 +80,8 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> Answer:
-    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; or the
-    one that the environment names. Those that `refused_kinds` names are neither tried nor taken.
+    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; the
+    one that the environment names goes first. Those that `refused_kinds` names are never taken.
 
     Raises ConfigError where the environment names no kind."""
     refused = refused_kinds(library, dtype, scheme)

@@ -99,8 +99,7 @@ def test_this_cpu_answers_by_its_flags() -> None:
     assert bool(built.library.outrider_dots_faster()) == ("AuthenticAMD" in cpuinfo.read_text())
 
 
-def test_the_choice_says_why_and_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
+def test_the_choice_says_why_and_what_was_refused() -> None:
     linear = choose(device=CPU, dtype=torch.float32).choices[0]
     if linear.name != "native":
         pytest.skip("; ".join(linear.refusals))
