@@ -16,6 +16,7 @@ from outrider.api.sources import room_of, whole_pages
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
+from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
@@ -78,6 +79,7 @@ class BareEngine:
             models.kernels.argmax,
             sampling=models.kernels.sampling,
             machine=machine,
+            exact=models.kernels.exact,
         )
         num_slots = models.target.state.num_free_tokens
         self._engine = build_engine(config, parts, num_slots=num_slots, sink=on_round, jobs=on_job)
@@ -116,7 +118,8 @@ class BareEngine:
     def step(self) -> dict[int, int]:
         """Run until some job has ended; how many tokens requests got, by their number. Raises what
         a request failed for, and CapacityError when nothing is left to run or drafts were lost."""
-        outcomes = self._engine.step()
+        with deferred():
+            outcomes = self._engine.step()
         for seq in self._engine.given_up():
             raise seq.error or CapacityError("a request was given up.", hint="outrider doctor")
         for seq in self._seqs.values():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from outrider.api.memory import MemoryWatch
 from outrider.api.reader import Reader
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Outcome
+from outrider.core.errors import foreign
 from outrider.engine.engine import Engine
 
 
@@ -48,7 +50,8 @@ class Desk:
         return ended
 
     def retire(self, reader: Reader) -> None:
-        """End a request, if it has not ended, and free its memory."""
+        """End a request, if it has not ended, and free its memory. What others were told meanwhile
+        is not lost."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
             for ended in self._tell(self._engine.delivered()):
@@ -56,8 +59,9 @@ class Desk:
         self._end(reader)
 
     def drop(self, reader: Reader) -> None:
-        """Retire it at the next `advance`: for callers that are in another thread."""
-        self._dropped.append(reader)
+        """Retire it at the next `advance`: for callers that may not be in the engine now."""
+        if not reader.has_ended:
+            self._dropped.append(reader)
 
     def record(self, trace: RoundTrace) -> None:
         reader = self._readers.get(trace.seq_id)
@@ -76,11 +80,19 @@ class Desk:
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
             if reader is not None:
-                reader.take(outcome)
+                self._guarded(reader, partial(reader.take, outcome))
                 told.append(reader)
         holds = self._engine.holds
         return [r for r in told if r.seq.finish is not None and not holds(r.seq.seq_id)]
 
+    def _guarded(self, reader: Reader, call: Callable[[], None]) -> None:
+        """What a tokenizer raises is the request's failure, and nobody else's."""
+        try:
+            with foreign():
+                call()
+        except Exception as error:  # noqa: BLE001 - a tokenizer may be anybody's code
+            reader.seq.error = error
+
     def _end(self, reader: Reader) -> None:
         self._readers.pop(reader.seq.seq_id, None)
-        reader.end()
+        self._guarded(reader, reader.end)

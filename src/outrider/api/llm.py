@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import get_ident
+from types import TracebackType
 
 from outrider.api.desk import Desk
 from outrider.api.loading import LoadedPair, load_pair, machine_of
@@ -23,9 +24,11 @@ from outrider.api.requests import RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.ticket import Ticket
 from outrider.api.tokenizer import Tokenizer
+from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.interrupts import deliver
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.shaping import AllowedTokens
@@ -39,7 +42,53 @@ from outrider.models.loading import pick_device
 EMBEDDED = "outrider/embedded"
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
-TextStream = Generator[TextEvent, None, None]
+
+
+class TextStream(Generator[TextEvent, None, None]):
+    """The events of a request, an event a round. Whoever asks for the next one drives the engine.
+
+    `close`, or letting go of it, cancels the request and frees its memory.
+    """
+
+    def __init__(
+        self, turns: Turns, reader: Reader, events: Generator[TextEvent, None, None]
+    ) -> None:
+        self._turns, self._reader, self._events = turns, reader, events
+
+    def send(self, value: None, /) -> TextEvent:
+        try:
+            with self._asking():
+                return self._events.send(value)
+        except StopIteration:
+            raise
+        except BaseException:
+            # An interrupt may be told when an event is there already.
+            self.close()
+            raise
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+        /,
+    ) -> TextEvent:
+        del val, tb
+        with self._asking():
+            return self._events.throw(typ if isinstance(typ, BaseException) else typ())
+
+    def close(self) -> None:
+        with self._asking():
+            self._events.close()
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        with self._turns.call():
+            self._reader.is_asked = True
+            try:
+                yield
+            finally:
+                self._reader.is_asked = False
 
 
 class LLM:
@@ -50,6 +99,10 @@ class LLM:
     lane; `controller`, where given, chooses the budget of every round instead of the one that the
     configuration names. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each
     with a hint.
+
+    It may be used from several threads: their calls take turns, job by job, and their requests
+    share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
+    cancels what the interrupted call asked for; the object can be used again.
     """
 
     def __init__(
@@ -79,6 +132,7 @@ class LLM:
             pair.heads,
             pair.own,
             pair.corpus,
+            kernels.exact,
         )
         self._engine = build_engine(
             self.config,
@@ -89,6 +143,7 @@ class LLM:
             controller=controller,
         )
         self._desk.engine = self._engine
+        self._turns = Turns()
         self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
 
@@ -159,8 +214,10 @@ class LLM:
         params = params or SamplingParams()
         if params.n > 1:
             raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
-        ids = self._requests.ids(prompt)
-        return self._follow(self._requests.reader(ids, params, allowed, live=True))
+        with self._turns.call():
+            ids = self._requests.ids(prompt)
+            reader = self._requests.reader(ids, params, allowed, live=True)
+        return TextStream(self._turns, reader, self._follow(reader))
 
     def generate(
         self,
@@ -176,33 +233,43 @@ class LLM:
         batch = [prompts] if isinstance(prompts, str) else prompts
         if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
-        groups: list[list[Reader]] = []
-        each = params_for_each(params, len(batch))
-        for ids, wanted in zip(self._requests.ids_of_all(batch), each, strict=True):
-            live = bool(wanted.stop)
-            make = partial(self._requests.reader, ids, wanted, allowed, live=live)
-            groups.append([make(sample=sample) for sample in range(wanted.n)])
-        self._run(groups)
-        return [self._result(reader) for group in groups for reader in group]
+        with self._turns.call():
+            groups: list[list[Reader]] = []
+            each = params_for_each(params, len(batch))
+            for ids, wanted in zip(self._requests.ids_of_all(batch), each, strict=True):
+                live = bool(wanted.stop)
+                make = partial(self._requests.reader, ids, wanted, allowed, live=live)
+                groups.append([make(sample=sample) for sample in range(wanted.n)])
+            self._run(groups)
+            return [self._result(reader) for group in groups for reader in group]
 
     def _run(self, groups: Sequence[Sequence[Reader]]) -> None:
-        """All readers to their end. The others of a group start when its first one has read the
-        prompt, so that they find its pages."""
+        """All readers to their end, whoever's turn ends them. The others of a group start when its
+        first one has read the prompt, so that they find its pages."""
+        ended: deque[Reader] = deque()
         left = {reader.seq.seq_id: reader for group in groups for reader in group}
+        for reader in left.values():
+            reader.on_end = ended.append
         first = deque(group[0] for group in groups)
         others = deque(group for group in groups if len(group) > 1)
         ready: deque[Reader] = deque()
         try:
             while left:
-                while others and _has_read(others[0][0]):
-                    ready += others.popleft()[1:]
-                self._desk.feed(ready, first)
-                for reader in self._desk.advance():
-                    if left.pop(reader.seq.seq_id, None) is not None:
-                        reader.check()
+                with self._turns.turn():
+                    if not ended:
+                        while others and _has_read(others[0][0]):
+                            ready += others.popleft()[1:]
+                        self._desk.feed(ready, first)
+                        self._desk.advance()
+                deliver()
+                while ended:
+                    reader = ended.popleft()
+                    del left[reader.seq.seq_id]
+                    reader.check()
         finally:
-            for reader in left.values():
-                self._desk.retire(reader)
+            with self._turns.turn():
+                for reader in left.values():
+                    self._desk.retire(reader)
 
     def submit(
         self,
@@ -216,9 +283,19 @@ class LLM:
         params = params or SamplingParams()
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
-        reader = self._requests.reader(self._requests.ids(prompt), params, allowed, live=True)
-        self._desk.submit(reader)
-        return Ticket(reader, self, self._result)
+        reader: Reader | None = None
+        try:
+            with self._turns.call():
+                ids = self._requests.ids(prompt)
+                reader = self._requests.reader(ids, params, allowed, live=True)
+                with self._turns.turn():
+                    self._desk.submit(reader)
+            return Ticket(reader, self, self._result)
+        except BaseException:
+            # Told of an interrupt at the end, the caller has no ticket.
+            if reader is not None:
+                self._desk.drop(reader)
+            raise
 
     @property
     def has_work(self) -> bool:
@@ -232,32 +309,40 @@ class LLM:
 
     def advance(self) -> None:
         """Run submitted requests until some of them got tokens, or a chunk of a prompt was read."""
-        self._desk.advance()
+        with self._turns.call(), self._turns.turn():
+            self._desk.advance()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a request now and free its memory; one that has ended stays as it is. Raises
-        ConfigError for a request of another LLM."""
+        """End a request now and free its memory; one that has ended stays as it is. Within a
+        callback, it ends with the job. Raises ConfigError for a request of another LLM."""
         if ticket.owner is not self:
             raise ConfigError(
                 "this request was handed in to another LLM.", hint="cancel it where it was"
             )
-        if not ticket.done:
-            ticket.reader.was_cancelled = True
-            self._desk.retire(ticket.reader)
+        if self._turns.in_turn:
+            ticket.reader.was_cancelled = not ticket.done
+            self._desk.drop(ticket.reader)
+            return
+        with self._turns.call(), self._turns.turn():
+            if not ticket.done:
+                ticket.reader.was_cancelled = True
+                self._desk.retire(ticket.reader)
 
     def forget(self) -> None:
         """Let the drafter forget what it learnt from requests so far, so that runs which repeat
         prompts can be compared. Raises ConfigError while requests run."""
-        if self._engine.has_work:
-            raise ConfigError("requests are running.", hint="forget after they have ended")
-        self._engine.residents.drafting.forget()
+        with self._turns.call(), self._turns.turn():
+            if self._engine.has_work:
+                raise ConfigError("requests are running.", hint="forget after they have ended")
+            self._engine.residents.drafting.forget()
 
     def close(self) -> None:
         """End threads and processes that this object started. Using it again starts new ones, but
         for a target shared by processes, which is gone."""
-        self._engine.close()
-        if self._pair.end is not None:
-            self._pair.end()
+        with self._turns.call(), self._turns.turn():
+            self._engine.close()
+            if self._pair.end is not None:
+                self._pair.end()
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template."""
@@ -267,20 +352,32 @@ class LLM:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
         return self._requests.limit(len(self._requests.ids(prompt)), params)
 
-    def _follow(self, reader: Reader) -> TextStream:
-        owner = get_ident()
-        self._desk.submit(reader)
+    def _follow(self, reader: Reader) -> Generator[TextEvent, None, None]:
+        """Within calls of `TextStream`, but for the end of one that nobody closed."""
+        with self._turns.turn():
+            self._desk.submit(reader)
         try:
             while not reader.has_ended:
-                self._desk.advance()
+                with self._turns.turn():
+                    if not reader.has_ended:
+                        self._desk.advance()
+                deliver()
                 yield from reader.events()
                 reader.check()
         finally:
-            if get_ident() == owner:
+            self._leave(reader)
+
+    def _leave(self, reader: Reader) -> None:
+        """End the request of a stream that ended, was closed or was let go. The collector, which
+        cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
+        if reader.has_ended:
+            self._result(reader)
+            return
+        with self._turns.turn(now=not reader.is_asked) as given:
+            if given:
                 self._desk.retire(reader)
                 self._result(reader)
             else:
-                # The collector closed it, in whatever thread: the next call here ends the request.
                 self._desk.drop(reader)
 
     def _result(self, reader: Reader) -> GenerationResult:

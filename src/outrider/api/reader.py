@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.api.memory import MemoryWatch
@@ -26,6 +26,7 @@ class Reader:
     sequence's stop matcher too, and has read every kept token by the time that their outcome
     arrives here. Otherwise the text is made once, when the result is asked for. `has_ended` says
     that all of its outcomes have arrived and no more will: a lane may end a text before that.
+    `on_end` is told then, whoever's turn it is. `is_asked` while its owner waits for an event.
     """
 
     seq: LiveSequence
@@ -37,6 +38,8 @@ class Reader:
     pass_bytes: list[int] = field(default_factory=list[int])
     has_ended: bool = False
     was_cancelled: bool = False
+    is_asked: bool = False
+    on_end: Callable[[Reader], None] | None = None
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -64,14 +67,15 @@ class Reader:
 
     def end(self) -> None:
         """Nothing comes any more. Of a text that ran out of time what was held back is shown."""
-        if not self.has_ended and self.live and self.seq.finish == "timeout":
-            if self.text.num_read > self.seq.num_emitted:
-                self.text.rewind()
-            held = "".join(self.text.take()) + self.text.finish()
-            if held:
-                self._pieces.append(held)
-                self._events.append(TextEvent((), ("plain",), (held,)))
-        self.has_ended = True
+        if self.has_ended:
+            return
+        try:
+            if self.live and self.seq.finish == "timeout":
+                self._show_held()
+        finally:
+            self.has_ended = True
+            if self.on_end is not None:
+                self.on_end(self)
 
     def check(self) -> None:
         """Raise what the engine gave the sequence up for, if it did."""
@@ -121,6 +125,14 @@ class Reader:
         if masking > max(1, total / 2):
             found.append(f"its allowed-token mask took {masking:.1f} of {total:.1f} seconds")
         return tuple(found)
+
+    def _show_held(self) -> None:
+        if self.text.num_read > self.seq.num_emitted:
+            self.text.rewind()
+        held = "".join(self.text.take()) + self.text.finish()
+        if held:
+            self._pieces.append(held)
+            self._events.append(TextEvent((), ("plain",), (held,)))
 
     def _match(self, tokens: Sequence[int]) -> int | None:
         """The sequence's stop matcher. What the text read beyond the sequence is of a round that

@@ -23,8 +23,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from outrider.core.budget import Budget, RoundTrace
+from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
 
 # As a share of a plain pass; measured on CPUs, and least where a pass reads much memory.
@@ -192,3 +194,44 @@ class Watchdog:
                 self._watches.popitem(last=False)
         self._watches.move_to_end(seq_id)
         return watch
+
+
+@dataclass(slots=True)
+class GuardedController:
+    """A caller's own controller, which is not trusted: once it raises, or gives what are no budgets
+    of at most `most`, nothing is drafted any more, and every request says why."""
+
+    controller: Controller
+    most: Budget
+    _fault: str = ""
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        if not self._fault:
+            try:
+                with foreign():
+                    return self._checked(self.controller.budgets(seq_ids), len(seq_ids))
+            except Exception as error:  # noqa: BLE001 - a controller may be anybody's code
+                self._turn_off(error)
+        return [Budget(0, why=self._fault)] * len(seq_ids)
+
+    def observe(self, trace: RoundTrace) -> None:
+        if self._fault:
+            return
+        try:
+            with foreign():
+                self.controller.observe(trace)
+        except Exception as error:  # noqa: BLE001 - a controller may be anybody's code
+            self._turn_off(error)
+
+    def _checked(self, given: object, count: int) -> list[Budget]:
+        budgets = list(cast("Sequence[object]", given))
+        if len(budgets) != count or not all(isinstance(budget, Budget) for budget in budgets):
+            raise ConfigError(f"it gave {type(given).__name__} where {count} budgets were due")
+        found = cast("list[Budget]", budgets)
+        if any(b.depth > self.most.depth or b.num_nodes > self.most.size for b in found):
+            raise ConfigError(f"it gave a budget above {self.most.depth} tokens deep")
+        return found
+
+    def _turn_off(self, error: Exception) -> None:
+        self._fault = f"the controller failed: {words_of(error)}"
+        _log.warning("Speculation is off: %s", self._fault, exc_info=error)

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from outrider.core.interrupts import is_interrupt
+
 # How PyTorch, safetensors, C++ and the dynamic loader say that memory ended; none has a type of
 # its own for it on every device.
 _NO_MEMORY = (
@@ -123,6 +125,49 @@ class NumericsError(OutriderError):
         )
 
 
+# Characters that are repeated of what an error of somebody else's code says.
+MOST_WORDS = 300
+
+
+def words_of(error: BaseException) -> str:
+    """What an error of anybody's code says, or what kind it is where it says nothing."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - nor need its errors be in order
+        text = ""
+    return text[:MOST_WORDS] or type(error).__name__
+
+
+class CallbackError(OutriderError):
+    """Code that a caller, a checkpoint or a drafter brought raised what is no ordinary exception:
+    SystemExit, say, or the panic of a library. That is this error's cause."""
+
+    def __init__(self, cause: BaseException) -> None:
+        kind, words = type(cause).__name__, words_of(cause)
+        super().__init__(
+            f"a callback raised {kind}" + (f": {words}" if words != kind else "."),
+            hint="a mask, tokenizer, drafter or observer must return, or raise an Exception",
+        )
+        self.__cause__ = cause
+
+
+def ordinary(error: BaseException) -> Exception:
+    """`error`, as something that ends a request and not the program."""
+    return error if isinstance(error, Exception) else CallbackError(error)
+
+
+@contextmanager
+def foreign() -> Generator[None]:
+    """Around code that is not ours: what is raised within is an Exception, but for the user's
+    Ctrl-C."""
+    try:
+        yield
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise ordinary(error) from error.__cause__
+
+
 class SequenceError(Exception):
     """One sequence of a batch failed, for the reason that is this error's cause. Engines take it
     from the batch; its reader raises the cause. Users never see this error itself."""
@@ -134,11 +179,13 @@ class SequenceError(Exception):
 
 @contextmanager
 def blaming(seq_id: int) -> Generator[None]:
-    """Whatever is raised within becomes a SequenceError."""
+    """Whatever is raised within becomes a SequenceError, but for the user's Ctrl-C."""
     try:
         yield
-    except Exception as error:
-        raise SequenceError(seq_id) from error
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise SequenceError(seq_id) from ordinary(error)
 
 
 class TimerError(OutriderError):

@@ -11,7 +11,7 @@ from outrider.control.band import BandController
 from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
-from outrider.control.watchdog import Watchdog
+from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, within_memory
@@ -35,11 +35,15 @@ from outrider.sched.batch import BatchLimit
 from outrider.sched.jobs import LaneOrder, Schedule
 from outrider.sched.ledger import Ledger
 from outrider.sched.orders import order_named
+from outrider.sched.pace import PromptPace
 from outrider.sched.table import resolve_schedule, schedule_for
 from outrider.verify.table import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
+
+# What a core does of matrix products, roughly: a guess until the first prompt was read.
+FLOPS_A_THREAD = 25e9
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +91,8 @@ def build_engine(
         limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
     stages = _stages(config, parts, drafter, _observed(sink, limit))
     if controller is not None:
-        stages = replace(stages, controller=controller)
+        most = Budget(_longest_draft(config, drafter), num_nodes=config.tree_nodes)
+        stages = replace(stages, controller=GuardedController(controller, most))
     schedule = schedule_for(config)
     lanes = build_lanes(
         config,
@@ -105,7 +110,19 @@ def build_engine(
         order=_order(config, schedule),
         deliver=lanes.deliver,
         jobs=jobs,
+        pace=_pace(parts),
     )
+
+
+def _pace(parts: Parts) -> PromptPace | None:
+    """None where the text might depend on the chunks in which a prompt is read."""
+    if not parts.exact:
+        return None
+    num_threads = 1 if parts.machine is None else parts.machine.num_threads
+    spec = parts.target.spec
+    idle = 1 - spec.num_active_experts / spec.num_experts if spec.num_experts else 0.0
+    flops_a_token = 2 * (spec.num_parameters - idle * spec.expert_parameters)
+    return PromptPace(flops_a_token / (FLOPS_A_THREAD * num_threads))
 
 
 def _stages(

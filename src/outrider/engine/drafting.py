@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.clock import HOST_CLOCK, Clock, patience
+from outrider.core.errors import foreign, words_of
+from outrider.core.interrupts import is_interrupt
 from outrider.core.protocols import AheadRow, Drafter, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
-from outrider.engine.guard import name_of, words_of
+from outrider.engine.guard import name_of
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +48,9 @@ class Drafting:
             return
         try:
             self.drafter.open(seq.seq_id, seq.tokens)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             name, words = name_of(self.drafter), words_of(error)
             seq.no_drafts = f"drafter {name!r} did not start: {words}"
             _log.warning("Speculation is off for a request: %s", seq.no_drafts, exc_info=True)
@@ -69,15 +71,16 @@ class Drafting:
             return
         try:
             self.drafter.close(seq_id)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001 - a drafter may be anybody's code
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             _log.warning("A drafter failed to close a sequence.", exc_info=True)
 
     def forget(self) -> None:
         """What the drafter learnt from requests. None may be open."""
         if isinstance(self.drafter, Remembering) and not self.hung:
-            self.drafter.forget()
+            with foreign():
+                self.drafter.forget()
 
     def released(self, seq_ids: Iterable[int]) -> None:
         """Nothing is drafted ahead for these any more."""

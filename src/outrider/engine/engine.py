@@ -7,12 +7,15 @@ another on threads, and both give the same text.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.budget import JobTrace
 from outrider.core.draft import Outcome
+from outrider.core.errors import foreign
+from outrider.core.interrupts import is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.failures import Failures
@@ -20,12 +23,16 @@ from outrider.engine.lanes.task import Done, Executor, Task, Work
 from outrider.engine.residents import Residents
 from outrider.engine.round import Chunk
 from outrider.sched.jobs import Job, LaneOrder, Schedule, Stage
+from outrider.sched.pace import PromptPace
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Engine:
     """`order` arranges idle lanes, None keeps the schedule's own. When a job ends, `deliver` passes
-    on the traces of its rounds, which a lane may not do, and `jobs` receives the job's own."""
+    on the traces of its rounds, which a lane may not do, and `jobs` receives the job's own. `pace`
+    bounds how many prompt tokens a job reads, None leaves that to the schedule."""
 
     residents: Residents
     executor: Executor
@@ -33,6 +40,7 @@ class Engine:
     order: LaneOrder | None = None
     deliver: Callable[[], None] | None = None
     jobs: Callable[[JobTrace], None] | None = None
+    pace: PromptPace | None = None
     failures: Failures = field(init=False)
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _ended: deque[Done] = field(default_factory=deque[Done])
@@ -140,7 +148,9 @@ class Engine:
 
     def _start(self, lane: str, *, patient: bool) -> bool:
         residents = self.residents
-        pool = residents.pool(patient=patient, busy=bool(self.executor.busy))
+        most = None if self.pace is None else self.pace.limit
+        busy = bool(self.executor.busy)
+        pool = residents.pool(patient=patient, busy=busy, most_prompt_tokens=most)
         job = again = self.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
@@ -223,16 +233,24 @@ class Engine:
         # What others do with records must not cost anybody a token.
         if self.deliver is not None:
             self.deliver()
-        if self.jobs is not None or self.order is not None:
-            self._report(done.trace(num_failed))
-        if done.error is not None and not isinstance(done.error, Exception):
+        self._report(done.trace(num_failed))
+        if done.error is not None and is_interrupt(done.error):
             raise done.error
 
     def _report(self, trace: JobTrace) -> None:
         if self.jobs is not None:
-            self.jobs(trace)
+            try:
+                with foreign():
+                    self.jobs(trace)
+            except Exception:  # noqa: BLE001 - an observer may be anybody's code
+                self.jobs = None
+                _log.warning(
+                    "An observer of jobs failed, and hears of none any more.", exc_info=True
+                )
         if self.order is not None:
             self.order.observe(trace)
+        if self.pace is not None:
+            self.pace.observe(trace)
         self.schedule.observe(trace)
 
     def _settle(self, done: Done) -> None:

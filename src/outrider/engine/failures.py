@@ -12,7 +12,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft, Outcome
-from outrider.core.errors import CapacityError, DrafterError, SequenceError, out_of_memory
+from outrider.core.errors import (
+    CapacityError,
+    DrafterError,
+    SequenceError,
+    ordinary,
+    out_of_memory,
+)
+from outrider.core.interrupts import is_interrupt
 from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes.task import Done, Task
 from outrider.engine.residents import Residents
@@ -51,9 +58,10 @@ class Failures:
             self.undo(task)
             cause = error.__cause__
             return self._blame(error.seq_id, out_of_memory(cause, "generating") or cause)
-        if not isinstance(error, Exception) or task.stages == (Stage.AHEAD,):
+        if is_interrupt(error) or task.stages == (Stage.AHEAD,):
             self.undo(task)
             return 0
+        error = ordinary(error)
         if len(job.seq_ids) == 1:
             self.undo(task)
             return self._end_alone(job.seq_ids[0], error)
@@ -91,9 +99,8 @@ class Failures:
 
     def _blame(self, seq_id: int, cause: BaseException | None) -> int:
         """A draft that cannot be judged costs a sequence its drafter, anything else its place."""
-        assert isinstance(cause, Exception)
         if not isinstance(cause, DrafterError):
-            return self._give_up(seq_id, cause)
+            return self._give_up(seq_id, ordinary(cause or SequenceError(seq_id)))
         seq = self.residents.live[seq_id]
         seq.no_drafts, seq.draft = str(cause), Draft.empty()
         return 0

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.errors import CapacityError, DrafterError, SequenceError
+from outrider.core.errors import MOST_WORDS, CapacityError, DrafterError, SequenceError, words_of
+from outrider.core.interrupts import is_interrupt
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
 from outrider.core.sequence import LiveSequence
 
 _log = logging.getLogger(__name__)
-# A drafter's own words for what went wrong go into notes and logs: so many characters of them.
-_MOST_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,9 @@ def guarded_drafts(
         return {}, {}
     try:
         proposed = _asked(drafter, rows)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         if len(rows) == 1 and isinstance(error, CapacityError):
             _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
             return {}, {}
@@ -76,9 +75,9 @@ def guarded_drafts(
 def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -> str:
     try:
         check_draft(name_of(drafter), row, draft, vocab_size)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a strange object may raise where it is read
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return _told(drafter, error)
     return ""
 
@@ -91,9 +90,9 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
         drafter.propose_after(rows)
     except CapacityError:
         return {}
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a drafter may be anybody's code
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         if len(rows) == 1:
             return {rows[0].seq_id: _told(drafter, error)}
         faults: dict[int, str] = {}
@@ -165,18 +164,9 @@ def check_numbers(name: str, draft: Draft) -> None:
 def name_of(drafter: Drafter) -> str:
     """What it calls itself, whatever that is."""
     try:
-        return str(drafter.name)[:_MOST_WORDS]
+        return str(drafter.name)[:MOST_WORDS]
     except Exception:  # noqa: BLE001 - a drafter may be anybody's code
         return type(drafter).__name__
-
-
-def words_of(error: BaseException) -> str:
-    """What an error of anybody's code says, or what kind it is where it says nothing."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - nor need its errors be in order
-        text = ""
-    return text[:_MOST_WORDS] or type(error).__name__
 
 
 def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:

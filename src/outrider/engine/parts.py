@@ -23,7 +23,8 @@ class Parts:
     by them; what draws from them comes with each sequence. Without a `machine` lanes take turns.
     With `child` a process of its own loads the draft model. `heads` are loaded when the drafter is
     built, for they share tables with the target; so is `own`, with which the target drafts for
-    itself. `corpus` has texts, as tokens, for the suffix drafter."""
+    itself. `corpus` has texts, as tokens, for the suffix drafter. `exact` says
+    that a row of the target's logits does not depend on what it is computed beside."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -35,6 +36,7 @@ class Parts:
     heads: Heads | None = None
     own: Cheaper | None = None
     corpus: Sequence[Sequence[int]] = ()
+    exact: bool = True
 
     @property
     def has_draft(self) -> bool:

@@ -92,9 +92,12 @@ class Residents:
         if seq.mask_seconds > SLOW_MASK:
             self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
 
-    def pool(self, *, patient: bool = True, busy: bool = False) -> Pool:
+    def pool(
+        self, *, patient: bool = True, busy: bool = False, most_prompt_tokens: int | None = None
+    ) -> Pool:
         """Who waits for what. Those that rest are left out as long as others run or could."""
-        whole = self.ledger.pool(self.target.state.num_free_tokens, patient=patient)
+        free = self.target.state.num_free_tokens
+        whole = self.ledger.pool(free, patient=patient, most_prompt_tokens=most_prompt_tokens)
         if not self._resting:
             return whole
         now = self.clock()

@@ -7,7 +7,9 @@ that is fetched is ever executed.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -49,13 +51,30 @@ class LoadOptions:
 
 
 def prepare_torch(*, deterministic: bool, threads: int) -> None:
-    """Settings of this process that models are loaded under; 0 threads leave PyTorch's own."""
+    """Settings of this process that models are loaded under; 0 threads leave PyTorch's own.
+
+    Raises MachineError in a forked child of a process that loaded a model: PyTorch would wait for
+    ever for threads that did not come along.
+    """
+    process = _loading_process()
+    if process != os.getpid():
+        raise MachineError(
+            f"process {process} loaded a model and was then forked; PyTorch's threads do not "
+            "survive that.",
+            hint='start the process with multiprocessing\'s "spawn", or fork before the first LLM',
+        )
     if deterministic:
         make_cublas_deterministic()
         torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True)
     if threads:
         torch.set_num_threads(threads)
+
+
+@cache
+def _loading_process() -> int:
+    """The first process, of this one and those it was forked from, that loaded a model."""
+    return os.getpid()
 
 
 def load_model(

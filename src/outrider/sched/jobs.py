@@ -69,6 +69,7 @@ class Pool:
     are being verified in another lane now, for which nothing was drafted ahead yet.
     `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now. A lane
     may wait for them as long as the pool is `patient`; it is not where nothing else would run.
+    A job may read `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
     """
 
     prefill: tuple[Work, ...]
@@ -79,6 +80,11 @@ class Pool:
     drafting: tuple[int, ...] = ()
     verifying: tuple[int, ...] = ()
     patient: bool = True
+    most_prompt_tokens: int | None = None
+
+    def chunk(self, size: int) -> int:
+        """How many prompt tokens a job may read, where a schedule would read `size`."""
+        return size if self.most_prompt_tokens is None else min(size, self.most_prompt_tokens)
 
     @property
     def has_work(self) -> bool:

@@ -53,7 +53,8 @@ class Ledger:
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence: finished early, cancelled, failed or pre-empted."""
-        del self._unread[seq_id], self._arrival[seq_id]
+        self._unread.pop(seq_id, None)
+        self._arrival.pop(seq_id, None)
         self._running.pop(seq_id, None)
         for waiting in (*self._waiting.values(), self._ahead):
             if seq_id in waiting:
@@ -63,7 +64,13 @@ class Ledger:
         """Whether a job of it has started and not ended, AHEAD included."""
         return seq_id in self._running or seq_id in self._looking
 
-    def pool(self, num_free_tokens: int, *, patient: bool = True) -> Pool:
+    def pool(
+        self,
+        num_free_tokens: int,
+        *,
+        patient: bool = True,
+        most_prompt_tokens: int | None = None,
+    ) -> Pool:
         prefill, draft, verify = (
             tuple([Work(seq_id, stage, self._unread[seq_id]) for seq_id in self._waiting[stage]])
             for stage in _STAGES
@@ -73,7 +80,17 @@ class Ledger:
             tuple([seq_id for seq_id, own in self._running.items() if own is stage])
             for stage in (Stage.DRAFT, Stage.VERIFY)
         )
-        return Pool(prefill, draft, verify, num_free_tokens, ahead, drafting, verifying, patient)
+        return Pool(
+            prefill,
+            draft,
+            verify,
+            num_free_tokens,
+            ahead,
+            drafting,
+            verifying,
+            patient,
+            most_prompt_tokens,
+        )
 
     def start(self, job: Job) -> None:
         for seq_id, stages in _stages_of(job).items():
@@ -82,8 +99,9 @@ class Ledger:
                 self._looking.add(seq_id)
                 continue
             stage = self._where(seq_id)
-            self._waiting[stage].remove(seq_id)
+            # Noted first: `undo` then finds it, wherever an interrupt comes.
             self._running[seq_id] = stage
+            self._waiting[stage].remove(seq_id)
             if self._drafts_ahead and stages == [Stage.VERIFY]:
                 self._ahead.append(seq_id)
 
@@ -95,7 +113,8 @@ class Ledger:
                 continue
             self._withdraw(seq_id)
             stage = self._running.pop(seq_id, None)
-            if stage is not None:  # else an interrupt came before it was started
+            # An interrupt may have come before it was started, or in the midst of that.
+            if stage is not None and seq_id not in self._waiting[stage]:
                 self._await(seq_id, stage, place=0)
 
     def finish(self, job: Job, finished: Callable[[int], bool]) -> None:

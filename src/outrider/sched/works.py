@@ -44,6 +44,7 @@ def shares(pool: Pool, room: int, most: int) -> list[Work]:
     """
     if not pool.prefill:
         return []
+    room = pool.chunk(room)
     oldest, *others = pool.prefill
     first = min(oldest.num_tokens, max(room // 2, 1))
     given: list[Work] = []

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.errors import ordinary
+from outrider.core.interrupts import is_interrupt
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.lanes.task import Done, Task, Work
 from outrider.engine.round import Round
@@ -30,7 +32,7 @@ class InlineLanes:
             work = self.runners[lane](task)
         except BaseException as caught:  # noqa: BLE001
             # An interrupt as well: the engine first undoes the job.
-            error = caught
+            error = caught if is_interrupt(caught) else ordinary(caught)
         self._done.append(Done(lane, task, work, error, began, self.clock()))
 
     @property

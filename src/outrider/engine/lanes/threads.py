@@ -19,6 +19,7 @@ from threading import Thread
 from time import monotonic
 
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.errors import ordinary
 from outrider.engine.lanes.streams import LaneStream
 from outrider.engine.lanes.task import Call, Done, Task, Work
 
@@ -135,8 +136,8 @@ class _Lane:
                 self.is_ready = True
             work = self.call(task) if self.stream is None else self.stream.run(self.call, task)
         except BaseException as caught:  # noqa: BLE001
-            # The lane goes on; the engine decides what this ends.
-            error = caught
+            # The lane goes on; the engine decides what this ends. Ctrl-C never comes here.
+            error = ordinary(caught)
         return Done(self.name, task, work, error, began, self.clock())
 
 

@@ -1,0 +1,115 @@
+"""One engine, callers in any thread: calls take turns, and a turn is one job of the engine.
+
+All that an engine decides is decided in the thread that calls it, so two callers must never be in
+it at once. Turns are given in the order in which they are asked for, and each of them drives the
+requests of everybody: threads that generate at the same time share passes, as requests of one batch
+do.
+
+A callback that calls back into the engine that runs it is refused, and so is a forked child: the
+engine's threads did not come along, so it would wait for them for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from threading import Condition, Lock, get_ident
+
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.interrupts import deferred, deliver
+
+# How soon a main thread that waits for its turn hears of Ctrl-C.
+_LOOK_SECONDS = 0.1
+
+
+class Turns:
+    """The order of the callers of one engine, which belongs to the process that made it."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._changed = Condition(Lock())
+        # The first has the turn.
+        self._callers: deque[object] = deque()
+        self._owner: int | None = None
+
+    @contextmanager
+    def call(self) -> Generator[None]:
+        """A call of the engine's owner: Ctrl-C is told between its turns, or at its end.
+
+        Raises MachineError in a forked child, ConfigError within a turn of the same thread.
+        """
+        if not self.at_home:
+            raise MachineError(
+                f"this LLM was made by process {self._process} and cannot be used in its fork "
+                f"{os.getpid()}, which has none of its threads.",
+                hint="make the LLM in the process that uses it: start that with multiprocessing's "
+                '"spawn", or fork before the LLM is made',
+            )
+        if self.in_turn:
+            raise ConfigError(
+                "a callback called the LLM that runs it, which is in the midst of a job.",
+                hint="let masks and observers return, and call the LLM between its own calls",
+            )
+        with deferred():
+            yield
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this is the process that made it."""
+        return os.getpid() == self._process
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the calling thread has the turn."""
+        return self._owner == get_ident()
+
+    @contextmanager
+    def turn(self, *, now: bool = False) -> Generator[bool]:
+        """Keep others out of the engine, once nobody else is in it; whether that was given.
+
+        With `now` it is given only if nobody has or wants it: a finalizer, which may run in any
+        thread, at any time and in a forked child, must not wait.
+        """
+        with deferred() if now else nullcontext():
+            given = self._try() if now else self._wait()
+            if given:
+                self._owner = get_ident()
+            try:
+                yield given
+            finally:
+                if given:
+                    self._pass_on()
+
+    def _wait(self) -> bool:
+        me = object()
+        with self._changed:
+            self._callers.append(me)
+            try:
+                while self._callers[0] is not me:
+                    self._changed.wait(_LOOK_SECONDS)
+                    deliver()
+            except BaseException:
+                self._callers.remove(me)
+                self._changed.notify_all()
+                raise
+        return True
+
+    def _try(self) -> bool:
+        # This very thread may hold the lock, if the collector runs in the midst of `_wait`.
+        if not self.at_home or not self._changed.acquire(blocking=False):
+            return False
+        try:
+            if self._callers:
+                return False
+            self._callers.append(object())
+            return True
+        finally:
+            self._changed.release()
+
+    def _pass_on(self) -> None:
+        self._owner = None
+        with self._changed:
+            self._callers.popleft()
+            self._changed.notify_all()

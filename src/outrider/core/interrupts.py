@@ -1,0 +1,112 @@
+"""Ctrl-C at safe points only: what a call has begun is finished or undone before it is told.
+
+Python raises KeyboardInterrupt between any two bytecodes of the main thread, so also between a
+change of memory and the note of it. Within `deferred` the signal is only noted, and `deliver` says
+where it may be told; the end of the outermost `deferred` tells it at the latest. The handler that
+was there before is the one that is told, so a program's own handler keeps its meaning.
+
+A second Ctrl-C is told at once if a first one has waited for `PATIENCE_SECONDS`: code of a caller
+or a drafter may hang. Callers then undo what they can.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from types import FrameType
+
+PATIENCE_SECONDS = 2.0
+
+_Handler = Callable[[int, FrameType | None], object]
+
+
+@dataclass(slots=True)
+class _Deferral:
+    """Of the one process that this is. Only the main thread reads or changes it. `first` is when
+    the first signal came that was not told, `forced` what one raised that was told at once."""
+
+    depth: int = 0
+    before: _Handler | None = None
+    first: float | None = None
+    frame: FrameType | None = None
+    forced: BaseException | None = None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler within `deferred`."""
+        del number
+        if self.first is None:
+            self.first, self.frame = monotonic(), frame
+        elif monotonic() - self.first >= PATIENCE_SECONDS:
+            try:
+                self.tell()
+            except BaseException as error:
+                self.forced = error
+                raise
+
+    def tell(self) -> None:
+        """Call the program's handler if a signal came."""
+        if self.first is None or self.before is None:
+            return
+        frame, self.first, self.frame = self.frame, None, None
+        self.before(signal.SIGINT, frame)
+
+
+_deferral = _Deferral()
+
+
+@contextmanager
+def deferred() -> Generator[None]:
+    """Interrupts within are told by `deliver`, or at the end; in other threads than the main one,
+    and where SIGINT is not Python's to handle, this does nothing."""
+    if not _is_ours():
+        yield
+        return
+    if _deferral.depth:
+        _deferral.depth += 1
+        try:
+            yield
+        finally:
+            _deferral.depth -= 1
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    note = _deferral.note
+    _deferral.before, _deferral.first, _deferral.forced = before, None, None
+    signal.signal(signal.SIGINT, note)
+    # From here on nothing can come between, and the handler is put back whatever happens.
+    try:
+        _deferral.depth = 1
+        yield
+    finally:
+        _deferral.depth = 0
+        if signal.getsignal(signal.SIGINT) == note:
+            signal.signal(signal.SIGINT, before)
+        _deferral.tell()
+
+
+def deliver() -> None:
+    """Tell an interrupt that was noted, if this is the outermost call that defers any: raises what
+    the program's own handler raises, which is KeyboardInterrupt if it has none."""
+    if _deferral.depth == 1 and _is_ours():
+        _deferral.tell()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether `error` is the user's Ctrl-C, and not something that a callback raised by itself.
+
+    Where none are deferred it cannot be known, and a KeyboardInterrupt is taken for one.
+    """
+    if not _is_ours():
+        return False
+    return error is _deferral.forced if _deferral.depth else isinstance(error, KeyboardInterrupt)
+
+
+def _is_ours() -> bool:
+    """Signals come to the main thread alone."""
+    return threading.current_thread() is threading.main_thread()

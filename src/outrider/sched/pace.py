@@ -1,0 +1,47 @@
+"""How many prompt tokens a job may read, so that no job takes long.
+
+What is decided between jobs (who starts, who was cancelled, Ctrl-C) waits for the longest of them,
+and so do the other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a
+few passes of one row, where the model is so large that a pass takes long anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from outrider.core.budget import JobTrace
+
+CHUNK_SECONDS = 0.2
+# A round of a drafter and a pass is longer than a pass of one row: three are about four of those.
+NUM_ROUNDS = 3
+# Fewer tokens would leave the weights that a pass reads without use.
+LEAST_CHUNK = 16
+# The fastest of so many counts: another process may have slowed the others down.
+_NUM_REMEMBERED = 3
+
+
+class PromptPace:
+    """Learns from the jobs of an engine; `seconds` a prompt token are expected before the first."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._expected = seconds
+        self._reads: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+        self._rounds: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+
+    @property
+    def limit(self) -> int | None:
+        """Prompt tokens of a job at most; None while nothing says that any number is too many."""
+        seconds = min(self._reads, default=self._expected)
+        if seconds <= 0:
+            return None
+        most = max(CHUNK_SECONDS, NUM_ROUNDS * min(self._rounds, default=0.0))
+        return max(int(most / seconds), LEAST_CHUNK)
+
+    def observe(self, trace: JobTrace) -> None:
+        """A job ended. Those in which few tokens were read are rounds."""
+        if "verify" not in trace.kinds and "prefill" not in trace.kinds:
+            return
+        if trace.num_tokens >= LEAST_CHUNK + len(trace.seq_ids):
+            self._reads.append(trace.seconds / trace.num_tokens)
+        elif "verify" in trace.kinds and trace.num_tokens == len(trace.seq_ids):
+            self._rounds.append(trace.seconds)

@@ -1,0 +1,217 @@
+"""One LLM and many callers: threads take turns, a callback and a forked child are refused."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.turns import Turns
+from outrider.core.errors import ConfigError, MachineError
+
+pytestmark = pytest.mark.weights
+
+PROMPTS = ("def f(x):", "for i in", "import os, sys", "while True:")
+PARAMS = SamplingParams(max_tokens=16)
+SCHEDULES = ("single", "pd", "pdv", "ssd")
+NUM_THREADS, NUM_CALLS = 4, 6
+
+
+@pytest.fixture(params=SCHEDULES)
+def llm(request: pytest.FixtureRequest) -> Generator[LLM]:
+    config = EngineConfig(schedule=request.param, batch_size=3, k=3, hybrid_threshold=0)
+    llm = LLM(config=config)
+    yield llm
+    llm.close()
+
+
+def generated(llm: LLM, prompt: str) -> str:
+    return llm.generate(prompt, PARAMS)[0].text
+
+
+def streamed(llm: LLM, prompt: str) -> str:
+    return "".join(event.text for event in llm.stream(prompt, PARAMS))
+
+
+def submitted(llm: LLM, prompt: str) -> str:
+    """A request that its thread hands in and drives."""
+    ticket = llm.submit(prompt, PARAMS)
+    while not ticket.done:
+        llm.advance()
+    return ticket.result().text
+
+
+def left_early(llm: LLM, prompt: str) -> str:
+    """A stream that is let go, and a request that is cancelled; then what the prompt gives."""
+    for _ in llm.stream(prompt, PARAMS):
+        break
+    llm.cancel(llm.submit(prompt, PARAMS))
+    return generated(llm, prompt)
+
+
+CALLS = (generated, streamed, submitted, left_early)
+
+
+def settle(llm: LLM) -> None:
+    """Streams that were let go in the midst of another's turn end with the next job."""
+    gc.collect()
+    llm.advance()
+    while llm._engine.executor.busy:  # pyright: ignore[reportPrivateUsage]
+        llm.advance()
+
+
+def test_threads_get_the_texts_of_one_thread_and_lose_no_page(llm: LLM) -> None:
+    wanted = [generated(llm, prompt) for prompt in PROMPTS]
+    free = llm.free_tokens
+
+    def work(number: int) -> list[tuple[str, str]]:
+        places = [(number + call) % len(PROMPTS) for call in range(NUM_CALLS)]
+        return [
+            (CALLS[(number + call) % len(CALLS)](llm, PROMPTS[place]), wanted[place])
+            for call, place in enumerate(places)
+        ]
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for pairs in pool.map(work, range(NUM_THREADS)):
+            for got, expected in pairs:
+                assert got == expected
+    settle(llm)
+    assert not llm.has_work
+    assert llm.free_tokens == free
+    assert generated(llm, PROMPTS[0]) == wanted[0]
+
+
+def test_threads_share_passes() -> None:
+    """A batch of one thread's requests and another's."""
+    llm = LLM(config=EngineConfig(schedule="single", batch_size=4, profile=True))
+    begun = threading.Barrier(NUM_THREADS)
+
+    def work(prompt: str) -> int:
+        begun.wait(30)
+        (result,) = llm.generate(prompt, SamplingParams(max_tokens=64, ignore_eos=True))
+        return max(trace.batch_size for trace in result.rounds)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        assert max(pool.map(work, PROMPTS)) > 1
+
+
+def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
+    turns, order = Turns(), list[int]()
+
+    def work(number: int) -> None:
+        with turns.call(), turns.turn():
+            order.append(number)
+
+    with turns.call(), turns.turn():
+        threads: list[threading.Thread] = []
+        for number in range(5):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            while len(turns._callers) < number + 2:  # pyright: ignore[reportPrivateUsage]
+                pass
+    for thread in threads:
+        thread.join(30)
+    assert order == list(range(5))
+
+
+CallBack = Any
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm, _: llm.generate("x"),
+        lambda llm, _: next(llm.stream("x")),
+        lambda llm, _: llm.submit("x"),
+        lambda llm, _: llm.advance(),
+        lambda llm, _: llm.forget(),
+        lambda llm, _: llm.close(),
+    ],
+    ids=["generate", "stream", "submit", "advance", "forget", "close"],
+)
+def test_a_callback_may_not_call_back(call: CallBack) -> None:
+    llm = LLM()
+    free, wanted = llm.free_tokens, generated(llm, PROMPTS[0])
+    told: list[str] = []
+
+    def mask(_: Sequence[int]) -> None:
+        with pytest.raises(ConfigError, match="a callback called the LLM that runs it") as caught:
+            call(llm, None)
+        told.append(str(caught.value))
+
+    assert llm.generate(PROMPTS[0], PARAMS, allowed=mask)[0].text == wanted
+    assert told
+    assert llm.free_tokens == free
+
+
+def test_a_callback_may_cancel_and_the_job_goes_on() -> None:
+    llm = LLM(config=EngineConfig(batch_size=2))
+    free, wanted = llm.free_tokens, generated(llm, PROMPTS[0])
+    tickets: list[Any] = []
+
+    def mask(text: Sequence[int]) -> None:
+        if len(text) > 3:
+            llm.cancel(tickets[0])
+
+    tickets.append(llm.submit(PROMPTS[1], SamplingParams(max_tokens=64), allowed=mask))
+    tickets.append(llm.submit(PROMPTS[0], PARAMS))
+    while not all(ticket.done for ticket in tickets):
+        llm.advance()
+    assert "cancelled before its end" in tickets[0].result().notes
+    assert len(tickets[0].result().token_ids) < 64
+    assert tickets[1].result().text == wanted
+    assert llm.free_tokens == free
+
+
+def _use(call: Any, told: Any) -> None:
+    try:
+        call()
+    except MachineError as error:
+        told.put(str(error))
+    except BaseException as error:  # noqa: BLE001 - it goes to the parent
+        told.put(f"not refused: {error!r}")
+    else:
+        told.put("not refused")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on(llm: LLM) -> None:
+    wanted, free = generated(llm, PROMPTS[0]), llm.free_tokens
+    stream = llm.stream(PROMPTS[1], PARAMS)
+    next(stream)
+    ticket = llm.submit(PROMPTS[2], PARAMS)
+    calls = (
+        lambda: llm.generate(PROMPTS[0], PARAMS),
+        lambda: next(stream),
+        stream.close,
+        lambda: llm.submit(PROMPTS[0], PARAMS),
+        llm.advance,
+        lambda: llm.cancel(ticket),
+        llm.forget,
+        llm.close,
+        LLM,
+    )
+    context = multiprocessing.get_context("fork")
+    for call in calls:
+        told = context.SimpleQueue()
+        child = context.Process(target=_use, args=(call, told))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0, "the child hangs"
+        answer = told.get()
+        assert "fork" in answer
+        assert "not refused" not in answer
+    stream.close()
+    while not ticket.done:
+        llm.advance()
+    settle(llm)
+    assert generated(llm, PROMPTS[0]) == wanted
+    assert llm.free_tokens == free

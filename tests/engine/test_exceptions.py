@@ -1,0 +1,252 @@
+"""Whatever code that is not ours raises, of whatever kind, ends one request and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from checks.faults import finish
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.ticket import Ticket
+from outrider.core.budget import Budget, JobTrace, RoundTrace
+from outrider.core.errors import CallbackError
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
+
+
+class PanicError(BaseException):
+    """As PyO3 makes of a panic in Rust: no Exception."""
+
+
+class SpeechlessError(Exception):
+    """Cannot even be told of."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+KINDS = [
+    PanicError,
+    SystemExit,
+    KeyboardInterrupt,
+    SpeechlessError,
+    *(
+        pytest.param(kind, marks=pytest.mark.deep)
+        for kind in (GeneratorExit, asyncio.CancelledError, StopIteration, MemoryError)
+    ),
+]
+# (schedule, whether lanes run at once, whether a round is one native call)
+LANES = [
+    ("single", False, True),
+    ("single", False, False),
+    *((schedule, True, True) for schedule in ("pd", "pdv", "ssd")),
+    ("ssd", False, False),
+]
+PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 8)
+CULPRIT = 1
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
+    return EngineConfig(
+        schedule=schedule,
+        concurrent_lanes=concurrent,
+        fused_round=fused,
+        hybrid_threshold=0,
+        k=3,
+        batch_size=len(PROMPTS),
+        prefill_chunk=32,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module", params=LANES, ids=str)
+def llm(request: pytest.FixtureRequest) -> Generator[LLM]:
+    """One for all faults: what one of them leaves behind, the next would find."""
+    llm = LLM(config=config(*request.param))
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(llm: LLM) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
+
+
+def raising(kind: type[BaseException], after: int = 0) -> Callable[..., Any]:
+    """Raises from its call number `after` on, always."""
+    left = after
+
+    def called(*_: Any, **__: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise kind("planted") if kind is not SpeechlessError else kind()
+
+    return called
+
+
+def run(
+    llm: LLM, change: Callable[[Ticket], object] = lambda _: None, **named: Any
+) -> list[Ticket]:
+    """All requests at once; `change` is told of the culprit, whose mask may be given."""
+    free = llm.free_tokens
+    tickets = [
+        llm.submit(prompt, PARAMS, **(named if index == CULPRIT else {}))
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    change(tickets[CULPRIT])
+    finish(llm)
+    assert all(ticket.done for ticket in tickets)
+    assert llm.free_tokens == free
+    return tickets
+
+
+def check_one_failed(
+    tickets: Sequence[Ticket], wanted: Sequence[tuple[int, ...]], kind: type[BaseException]
+) -> None:
+    for index, ticket in enumerate(tickets):
+        if index != CULPRIT:
+            assert ticket.result().token_ids == wanted[index]
+            continue
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind but its own
+            ticket.result()
+        assert isinstance(caught.value, CallbackError) != issubclass(kind, Exception)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_mask_raises_ends_its_request(
+    llm: LLM, wanted: list[tuple[int, ...]], kind: type[BaseException], after: int
+) -> None:
+    check_one_failed(run(llm, allowed=raising(kind, after)), wanted, kind)
+    assert [ticket.result().token_ids for ticket in run(llm)] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["push", "finish"])
+def test_what_a_tokenizer_raises_ends_its_request(
+    llm: LLM, wanted: list[tuple[int, ...]], place: str, kind: type[BaseException]
+) -> None:
+    def change(ticket: Ticket) -> None:
+        text: Any = ticket.reader.text
+        setattr(text, place, raising(kind, 1 if place == "push" else 0))
+
+    check_one_failed(run(llm, change), wanted, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["open", "propose", "close", "propose_after"])
+def test_what_a_drafter_raises_ends_drafts_only(
+    llm: LLM,
+    wanted: list[tuple[int, ...]],
+    place: str,
+    kind: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter: Any = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    if not hasattr(drafter, place):
+        pytest.skip("nobody drafts ahead")
+    call = getattr(drafter, place)
+
+    def failing(*args: Any) -> Any:
+        if place == "close":  # what it holds is given back all the same
+            call(*args)
+        raise kind if kind is SpeechlessError else kind("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, place, failing)
+        assert [ticket.result().token_ids for ticket in run(llm)] == wanted
+    assert [ticket.result().token_ids for ticket in run(llm)] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["budgets", "observe"])
+def test_what_a_controller_raises_ends_speculation_only(
+    place: str, kind: type[BaseException]
+) -> None:
+    class Controller:
+        def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+            self._maybe("budgets")
+            return [Budget(3)] * len(seq_ids)
+
+        def observe(self, trace: RoundTrace) -> None:
+            del trace
+            self._maybe("observe")
+
+        def _maybe(self, name: str) -> None:
+            if name == place:
+                raise kind if kind is SpeechlessError else kind("planted")
+
+    for one in ("single", "pdv"):
+        llm = LLM(config=config(one, True, True), controller=Controller())
+        plain = LLM(config=EngineConfig(drafter="none", device="cpu"))
+        expected = [result.token_ids for result in plain.generate(PROMPTS, PARAMS)]
+        tickets = run(llm)
+        assert [ticket.result().token_ids for ticket in tickets] == expected
+        assert any("the controller failed" in note for note in tickets[0].result().notes)
+        llm.close()
+
+
+@pytest.mark.parametrize("given", [None, [], [Budget(99)], ["3"], 3])
+def test_budgets_that_are_none_end_speculation_only(given: Any) -> None:
+    class Controller:
+        def budgets(self, seq_ids: Sequence[int]) -> Any:
+            del seq_ids
+            return given
+
+        def observe(self, trace: RoundTrace) -> None:
+            pass
+
+    llm = LLM(config=EngineConfig(device="cpu", k=3), controller=Controller())
+    plain = LLM(config=EngineConfig(drafter="none", device="cpu"))
+    (result,) = llm.generate(PROMPTS[0], PARAMS)
+    assert result.token_ids == plain.generate(PROMPTS[0], PARAMS)[0].token_ids
+    assert any("the controller failed" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_observer_raises_ends_nothing(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[JobTrace] = []
+
+    def observer(trace: JobTrace) -> None:
+        heard.append(trace)
+        raise kind if kind is SpeechlessError else kind("planted")
+
+    llm = LLM(on_job=observer)
+    plain = LLM(config=EngineConfig(drafter="none"))
+    assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == (
+        plain.generate(PROMPTS[0], PARAMS)[0].token_ids
+    )
+    assert len(heard) == 1
+    assert "An observer of jobs failed" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseException]) -> None:
+    free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].token_ids
+    for use in (
+        lambda: list(llm.stream(PROMPTS[0], PARAMS, allowed=raising(kind, 2))),
+        lambda: llm.generate(PROMPTS, PARAMS, allowed=raising(kind, 2)),
+    ):
+        with pytest.raises(Exception):  # noqa: B017, PT011 - of any kind but its own
+            use()
+        assert not llm.has_work
+        assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == wanted
+        assert llm.free_tokens == free
+
+
+def test_a_mask_that_is_no_mask_ends_its_request(llm: LLM, wanted: list[tuple[int, ...]]) -> None:
+    for mask in (lambda _: "all", lambda _: torch.zeros(3, dtype=torch.bool), lambda: None):
+        tickets = run(llm, allowed=mask)
+        for index, ticket in enumerate(tickets):
+            if index != CULPRIT:
+                assert ticket.result().token_ids == wanted[index]
+        with pytest.raises((TypeError, ValueError)):
+            tickets[CULPRIT].result()

@@ -1,0 +1,237 @@
+"""Ctrl-C at every line that a short run passes: told once, and the LLM is as it was before.
+
+Every line of `api`, `engine` and `sched`, and of what defers the signal, is a point. A stride of
+them is in the default suite, all are with `-m deep`.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import outrider
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.ticket import Ticket
+from outrider.core import interrupts
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
+
+ROOT = Path(outrider.__file__).parent
+WATCHED = tuple(str(ROOT / place) for place in ("api/", "engine/", "sched/", "core/interrupts.py"))
+PROMPTS = ("def f(x):", "for i in range(", "import os, sys")
+PARAMS = SamplingParams(max_tokens=6)
+SCHEDULES = ("single", "pd", "pdv", "ssd")
+STRIDE = 13
+
+
+@dataclass
+class Tracer:
+    """Counts the lines that the main thread passes for the first time, and raises the signal at
+    number `at`."""
+
+    at: int = -1
+    seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    where: tuple[str, int] | None = None
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        del event, arg
+        return self.line if frame.f_code.co_filename.startswith(WATCHED) else None
+
+    def line(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+        del arg
+        place = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and place not in self.seen:
+            self.seen.add(place)
+            if len(self.seen) == self.at:
+                self.where = place
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+
+
+@contextmanager
+def traced(tracer: Tracer) -> Generator[None]:
+    gc.collect()
+    gc.disable()  # or other lines would pass
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        gc.enable()
+
+
+def generating(llm: LLM) -> None:
+    llm.generate(PROMPTS, [PARAMS, PARAMS, SamplingParams(max_tokens=4, stop=("zz",))])
+
+
+def streaming(llm: LLM) -> None:
+    first, second = llm.stream(PROMPTS[0], PARAMS), llm.stream(PROMPTS[1], PARAMS)
+    for _ in zip(first, second, strict=False):
+        pass
+    second.close()
+
+
+def handing_in(llm: LLM) -> None:
+    tickets: list[Ticket] = []
+    try:
+        for prompt in PROMPTS:
+            tickets.append(llm.submit(prompt, PARAMS))  # noqa: PERF401 - those before are kept
+        llm.advance()
+        llm.cancel(tickets[1])
+        while llm.has_work:
+            llm.advance()
+        for ticket in tickets:
+            ticket.result()
+    finally:
+        # As a caller would that goes on: what was handed in stays until it is cancelled.
+        sys.settrace(None)
+        for ticket in tickets:
+            llm.cancel(ticket)
+
+
+RUNS = (generating, streaming, handing_in)
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """One for all points: what one interrupt leaves behind, the next would find."""
+    config = EngineConfig(
+        schedule=request.param, batch_size=2, k=2, hybrid_threshold=0, prefill_chunk=16
+    )
+    llm = LLM(config=config)
+    for run in RUNS:  # imports and caches
+        run(llm)
+    gc.collect()
+    gc.freeze()  # what is there stays, so collections take no time
+    yield llm
+    gc.unfreeze()
+    llm.close()
+
+
+def settle(llm: LLM) -> None:
+    """What was let go ends with the next job, and what was drafted ahead of nothing ends."""
+    gc.collect()
+    llm.advance()
+    while llm._engine.executor.busy:  # pyright: ignore[reportPrivateUsage]
+        llm.advance()
+
+
+def sweep(llm: LLM, run: Callable[[LLM], None], stride: int) -> tuple[int, int]:
+    """How many points were tried, and how many interrupts were told."""
+    canary = llm.generate(PROMPTS[0], PARAMS)[0].text
+    settle(llm)
+    free, tried, told, at = llm.free_tokens, 0, 0, 1
+    handler = signal.getsignal(signal.SIGINT)
+    while True:
+        tracer = Tracer(at)
+        try:
+            with traced(tracer):
+                run(llm)
+        except KeyboardInterrupt:
+            told += 1
+        if tracer.where is None:
+            return tried, told
+        tried += 1
+        assert signal.getsignal(signal.SIGINT) is handler, tracer.where
+        settle(llm)
+        assert not llm.has_work, tracer.where
+        assert llm.free_tokens == free, tracer.where
+        assert llm.generate(PROMPTS[0], PARAMS)[0].text == canary, tracer.where
+        settle(llm)
+        assert llm.free_tokens == free, tracer.where
+        at += stride
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_an_interrupt_anywhere_leaves_the_llm_as_it_was(
+    llm: LLM, run: Callable[[LLM], None]
+) -> None:
+    tried, told = sweep(llm, run, STRIDE)
+    assert tried > 10
+    assert told == tried
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_an_interrupt_at_each_line_leaves_the_llm_as_it_was(
+    llm: LLM, run: Callable[[LLM], None], record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    tried, told = sweep(llm, run, 1)
+    what = f"{llm.config.schedule} {run.__name__}"
+    record_testsuite_property(what, f"{tried} points, {told} told")
+    assert tried > 100
+    assert told == tried
+
+
+def test_a_handler_of_the_program_is_told_instead() -> None:
+    heard: list[int] = []
+
+    def handler(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        llm = LLM()
+        wanted = llm.generate(PROMPTS[0], PARAMS)[0].text
+
+        def mask(_: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        assert llm.generate(PROMPTS[0], PARAMS, allowed=mask)[0].text == wanted
+        assert heard
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_interrupt_ends_a_callback_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    llm = LLM()
+    free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
+    began = monotonic()
+
+    def hanging(_: object) -> None:
+        while monotonic() < began + 60:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[0], PARAMS, allowed=hanging)
+    assert monotonic() < began + 30
+    assert llm.generate(PROMPTS[0], PARAMS)[0].text == wanted
+    assert llm.free_tokens == free
+
+
+def test_other_threads_are_never_interrupted() -> None:
+    llm, texts = LLM(), list[str]()
+    wanted = llm.generate(PROMPTS[0], PARAMS)[0].text
+
+    def work() -> None:
+        texts.extend(llm.generate(PROMPTS[0], PARAMS)[0].text for _ in range(20))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(20):
+        pressed = False
+
+        def pressing(_: object) -> None:
+            nonlocal pressed
+            if not pressed:
+                pressed = True
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS[1], PARAMS, allowed=pressing)
+    thread.join()
+    assert texts == [wanted] * 20
