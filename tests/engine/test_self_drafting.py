@@ -21,6 +21,7 @@ from doubles.rig import Request, Rig, first_maximum, live
 from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.noise import race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
@@ -228,14 +229,13 @@ def test_who_is_pre_empted_draws_the_same_text() -> None:
     assert [seq.tokens[seq.prompt_length :] for seq in seqs] == wanted
 
 
-@pytest.mark.asserts
 def test_borrowed_memory_keeps_nothing() -> None:
     target = TinyAttentionLM(vocab_size=VOCAB)
     target.state.open(0, ())
     memory = BorrowedMemory(target.state)
     target.step([StepRow.chain(0, (1, 2))], DraftNeeds())
     assert (memory.open(0, (1, 2)), memory.num_staged(0)) == (0, 2)
-    with pytest.raises(AssertionError, match="only the owner"):
+    with pytest.raises(ContractError, match="only the owner"):
         memory.commit({0: (0,)})
     memory.close(0)
     assert memory.commit({0: ()}) == 0

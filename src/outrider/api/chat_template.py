@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from outrider.core.errors import CheckpointError, MachineError
+from outrider.core.errors import CheckpointError, ContractError, MachineError
 
 RENDER_SECONDS = 1.0
 START_SECONDS = 20.0
@@ -101,8 +101,8 @@ class Helper:
             bufsize=0,
             env={},
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if process.stdin is None or process.stdout is None:
+            raise ContractError("the helper has no pipes")
         self._stdin: IO[bytes] = process.stdin
         self._stdout: IO[bytes] = process.stdout
         self.close = weakref.finalize(self, _end, process)

@@ -11,7 +11,7 @@ from outrider.api.memory import MemoryWatch
 from outrider.api.reader import Reader
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Outcome
-from outrider.core.errors import foreign
+from outrider.core.errors import ContractError, foreign
 from outrider.engine.engine import Engine
 
 
@@ -71,7 +71,8 @@ class Desk:
 
     @property
     def _engine(self) -> Engine:
-        assert self.engine is not None
+        if self.engine is None:
+            raise ContractError("the desk has no engine yet")
         return self.engine
 
     def _tell(self, outcomes: Sequence[Outcome]) -> list[Reader]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 
 REPLACEMENT = "\ufffd"
 _MAX_WAITING = 6
@@ -175,7 +175,8 @@ class StopMatcher:
 
         The id that completes it is kept; nothing may be pushed after that.
         """
-        assert not self._stopped
+        if self._stopped:
+            raise ContractError("the text has ended at a stop string")
         self._before = self._mark()
         for index, token_id in enumerate(ids):
             self._num_read += 1
@@ -187,7 +188,8 @@ class StopMatcher:
     def rewind(self) -> None:
         """Forget the last push, whose pieces nobody may have taken."""
         num_new = self._num_read - self._before.num_read
-        assert num_new <= len(self._pieces)
+        if num_new > len(self._pieces):
+            raise ContractError("pieces of the last push were taken already")
         self._detokenizer.rewind(self._before.detokenizer)
         self._held = self._before.held
         self._stopped = False

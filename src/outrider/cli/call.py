@@ -21,7 +21,7 @@ from outrider.cli.verb import Argument, Verb, setting_flags
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.fields import Meta, check_value
 from outrider.core.settings import Given, Resolved, Setting
 
@@ -56,7 +56,8 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
     )
     parser.default(_parser(verb))
     code: object = parser(list(words), exit_on_error=False, print_error=False)
-    assert isinstance(code, int)
+    if not isinstance(code, int):
+        raise ContractError("a verb gives its exit status")
     return code
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.cli.call import Call, needed
 from outrider.cli.options import ExportOptions
 from outrider.cli.output import json_line, size
+from outrider.core.errors import ContractError
 
 
 def export(call: Call[ExportOptions]) -> int:
@@ -30,7 +31,8 @@ def export(call: Call[ExportOptions]) -> int:
         task = progress.add_task(f"exporting {model}", total=None)
         for done in written(resolve(model), path, wish):
             progress.update(task, total=done.num_tensors_in_all, completed=done.num_tensors)
-    assert done is not None
+    if done is None:
+        raise ContractError("nothing was written")
     if call.options.json:
         facts = {"file": str(path), "format": options.gguf, "num_tensors": done.num_tensors}
         print(json_line(facts | {"num_bytes": done.num_bytes, "notes": list(done.notes)}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.cli.call import Call, needed
 from outrider.cli.options import InflateOptions
 from outrider.cli.output import json_line, size
+from outrider.core.errors import ContractError
 from outrider.core.private_files import new_folder
 
 
@@ -34,7 +35,8 @@ def inflate(call: Call[InflateOptions]) -> int:
             task = progress.add_task(f"inflating to {name}", total=None)
             for done in write_inflated(source, shape, folder, dtype):
                 progress.update(task, total=done.num_files_in_all, completed=done.num_files)
-        assert done is not None
+        if done is None:
+            raise ContractError("nothing was written")
         # A model whose heads fail goes as well.
         files.extend(folder.iterdir())
         for kind, place in heads_beside(source).items():

@@ -21,6 +21,7 @@ from outrider.cli.session import open_llm, run_record
 from outrider.cli.trace_page import page
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
+from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.metrics.lanes import Counters, scheduler_stats
@@ -119,8 +120,10 @@ def record(
 def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
     """Everything that the records tell, as plain values."""
     jobs, rounds = recording.jobs, recording.rounds
-    assert recording.counters is not None
-    assert recording.usage is not None
+    if recording.counters is None:
+        raise ContractError("the recording has no counters")
+    if recording.usage is None:
+        raise ContractError("the recording has no usage")
     config = llm.config
     k = 0 if llm.drafter == "none" else config.k
     stats = summarise(rounds, drafter=llm.drafter, k=k, total_seconds=recording.seconds)
@@ -179,7 +182,8 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
     from outrider.bench.figure_lanes import LanePicture, draw_lanes
 
     engine, params = call.resolved.engine(), call.resolved.sampling()
-    assert recording.counters is not None
+    if recording.counters is None:
+        raise ContractError("the recording has no counters")
     how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"
     picture = LanePicture(
         jobs=recording.jobs,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.budget import Budget, RoundTrace
+from outrider.core.errors import ContractError
 
 INITIAL = 4
 STEP = 1
@@ -58,7 +59,8 @@ class BandController:
     """
 
     def __init__(self, *, k: int, min_k: int, target: float, num_nodes: int = 0) -> None:
-        assert 0 <= min_k <= k
+        if not 0 <= min_k <= k:
+            raise ContractError("min_k lies between 0 and k")
         self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest, self._target = min_k, k, target
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()

@@ -26,6 +26,7 @@ from outrider.control.exploration import Probes, Sweep, sweep_depths
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.cost import CostTable
 from outrider.core.cost_meter import ASSUMED, CostMeter
+from outrider.core.errors import ContractError
 
 # A depth is left out of the sweep where it promises less than this share of the best so far.
 PROMISING = 0.6
@@ -63,7 +64,8 @@ class GoodputController:
     tokens, shorter ones of fewer in proportion."""
 
     def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
-        assert k >= 0
+        if k < 0:
+            raise ContractError("k is at least 0")
         self._k = k
         self._most = Budget(k, num_nodes=num_nodes)
         self._acceptance = Acceptance(k)

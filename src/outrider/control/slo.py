@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.budget import Budget, RoundTrace
+from outrider.core.errors import ContractError
 
 INITIAL = 4
 LOWEST = 2
@@ -61,7 +62,8 @@ class SloController:
     """
 
     def __init__(self, *, k: int, min_k: int, target_ms: float, num_nodes: int = 0) -> None:
-        assert 0 <= min_k <= k
+        if not 0 <= min_k <= k:
+            raise ContractError("min_k lies between 0 and k")
         self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest = min(max(LOWEST, min_k), k), k
         self._target_ms = target_ms

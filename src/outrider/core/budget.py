@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outrider.core.errors import ContractError
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -27,7 +29,8 @@ class Budget:
 
     def cut(self, depth: int) -> Budget:
         """The same, only `depth` deep: a tree is cut in size as well, in proportion."""
-        assert 0 <= depth <= self.depth
+        if not 0 <= depth <= self.depth:
+            raise ContractError("a budget is cut to less than it is")
         if depth == self.depth:
             return self
         return replace(self, depth=depth, num_nodes=self.num_nodes * depth // self.depth)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
+from outrider.core.errors import ContractError
+
 
 class Clock(Protocol):
     """Seconds since some fixed moment; it never goes back."""
@@ -33,5 +35,6 @@ class FakeClock:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
-        assert seconds >= 0, "a clock never goes back"
+        if not seconds >= 0:
+            raise ContractError("a clock never goes back")
         self.seconds += seconds

@@ -168,6 +168,11 @@ def foreign() -> Generator[None]:
         raise ordinary(error) from error.__cause__
 
 
+class ContractError(RuntimeError):
+    """Code of ours called other code of ours in a way that it forbids. That is a defect and no
+    user's mistake; unlike an assertion it is found under `python -O` as well."""
+
+
 class SequenceError(Exception):
     """One sequence of a batch failed, for the reason that is this error's cause. Engines take it
     from the batch; its reader raises the cause. Users never see this error itself."""

@@ -25,11 +25,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from outrider.core.errors import ContractError
+
 
 def expected_tokens(beta: float, k: int) -> float:
     """E, the target's own token included; between 1 and `k` + 1."""
-    assert 0 <= beta <= 1
-    assert k >= 0
+    if not 0 <= beta <= 1:
+        raise ContractError("beta lies between 0 and 1")
+    if k < 0:
+        raise ContractError("k is at least 0")
     # The quotient loses digits near beta = 1, the sum none.
     return math.fsum(beta**i for i in range(k + 1))
 
@@ -47,8 +51,10 @@ def expected_by_place(rates: Sequence[float]) -> float:
 
 def beta_rates(u: float, v: float, k: int) -> list[float]:
     """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0."""
-    assert u > 0
-    assert v > 0
+    if not u > 0:
+        raise ContractError("u is above 0")
+    if not v > 0:
+        raise ContractError("v is above 0")
     return [(u + place) / (u + v + place) for place in range(k)]
 
 

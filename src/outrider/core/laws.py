@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.noise import Noise, Role
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import PLAIN, Sampling
@@ -29,13 +30,15 @@ class Laws:
     probs_NV: Tensor | None = None
 
     def __post_init__(self) -> None:
-        assert (self.tokens is None) != (self.probs_NV is None)
+        if (self.tokens is None) == (self.probs_NV is None):
+            raise ContractError("laws are either tokens or probabilities")
 
     def law(self, index: int) -> int | Tensor:
         """A token id (all mass on it) or probabilities of shape V."""
         if self.tokens is not None:
             return self.tokens[index]
-        assert self.probs_NV is not None
+        if self.probs_NV is None:
+            raise ContractError("there are no probabilities")
         return self.probs_NV[index]
 
 

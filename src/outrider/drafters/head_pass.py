@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.laws import MIN_TEMPERATURE
 from outrider.core.noise import KeyedNoise, pick_node
 from outrider.core.protocols import StepRow
@@ -86,8 +87,10 @@ def head_pass(
     if kernels.forward is None:
         return None
     forward = kernels.forward(parts)
-    assert isinstance(forward, NativeForward)
-    assert parts.entrance is not None
+    if not isinstance(forward, NativeForward):
+        raise ContractError("forward is no NativeForward")
+    if parts.entrance is None:
+        raise ContractError("there is no entrance")
     logits_MW = torch.empty(max_logits, parts.head.num_out)
     model = RoundModel(forward, logits_MW, state.page_size, ids_W)
     return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
@@ -148,7 +151,8 @@ class NativeChainDrafts:
         feed = Feed(state.length(row.seq_id), part.tokens, state.pages(row.seq_id))
         if row.params.greedy:
             return ChainRow(feed, chain.depth)
-        assert isinstance(row.noise, KeyedNoise)
+        if not isinstance(row.noise, KeyedNoise):
+            raise ContractError("noise is no KeyedNoise")
         return ChainRow(
             feed,
             chain.depth,

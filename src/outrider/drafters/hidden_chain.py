@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
 from outrider.drafters.growing import GrowingChain, Growth
 from outrider.drafters.heads import HeadNet, NetOutput
@@ -80,7 +81,8 @@ class Part:
     def target_states(self) -> Tensor:
         """hidden_PKD of the token before each token."""
         hidden = self.row.hidden
-        assert hidden is not None
+        if hidden is None:
+            raise ContractError("the row has no hidden states")
         hidden_PKD = hidden.read(max(self.start - 1, 0), self.stop - 1)
         if self.start > 0:
             return hidden_PKD
@@ -251,7 +253,8 @@ class HiddenChainDrafter:
         limits: ChainLimits,
         whole: WholeChains | None = None,
     ) -> None:
-        assert whole is None or len(nets) == 1
+        if whole is not None and len(nets) != 1:
+            raise ContractError("whole chains are of one net")
         self.name, self._whole = name, whole
         self.needs = DraftNeeds(hidden_layers=nets[0].hidden_layers)
         self._blocks = Blocks(nets, limits)

@@ -29,6 +29,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree_shape import Shape, best_shape
@@ -90,7 +91,8 @@ class RecyclingDrafter:
 
     def forget(self) -> None:
         """Be as before the first request. None may be open."""
-        assert not self._requests
+        if self._requests:
+            raise ContractError("requests are open")
         self._table = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
         self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
         self._trials = _FIRST_WEIGHT

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import (
     CausalLM,
@@ -60,7 +61,8 @@ class BorrowedMemory:
         self.owner.reserve(counts)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
-        assert not any(paths.values()), "only the owner keeps what was fed"
+        if any(paths.values()):
+            raise ContractError("only the owner keeps what was fed")
         return self.owner.commit(paths)
 
     def close(self, seq_id: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CausalLM, Drafter, StateStore
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Chunk
@@ -80,7 +80,8 @@ class Compaction:
             return chunks
         read([chunk for chunk in due.values() if chunk.num_tokens])
         for seq_id in due:
-            assert isinstance(target, CompactingLM)
+            if not isinstance(target, CompactingLM):
+                raise ContractError("target is no CompactingLM")
             target.compact(seq_id, self.keep)
         left = [_behind(chunk, due.get(chunk.seq.seq_id)) for chunk in chunks]
         return [chunk for chunk in left if chunk.num_tokens]

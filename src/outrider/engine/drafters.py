@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import Drafter
 from outrider.drafters.ahead import build
@@ -158,8 +158,10 @@ def _other(name: str, config: EngineConfig, parts: Parts) -> Drafter:
 
 
 def _bridge(config: EngineConfig, parts: Parts) -> Drafter:
-    assert parts.draft is not None
-    assert parts.translator is not None
+    if parts.draft is None:
+        raise ContractError("there is no draft")
+    if parts.translator is None:
+        raise ContractError("there is no translator")
     return BridgeDrafter(
         parts.draft,
         parts.argmax,
@@ -176,7 +178,8 @@ def _resolved(config: EngineConfig, parts: Parts) -> str:
 
 
 def _with_model(config: EngineConfig, parts: Parts, *, ahead: bool) -> Drafter:
-    assert parts.draft is not None
+    if parts.draft is None:
+        raise ContractError("there is no draft")
     # Drafts agree most with the coupled rule's draws when both race with the same numbers.
     draw = race_node if config.sampler == "coupled" else pick_node
     drawing = Drawing(parts.argmax, draw, parts.sampling)

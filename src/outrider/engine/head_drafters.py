@@ -11,6 +11,7 @@ from functools import partial
 from typing import cast
 
 from outrider.core.config import EngineConfig
+from outrider.core.errors import ContractError
 from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import Drafter
 from outrider.drafters.beside import normed_target
@@ -25,7 +26,8 @@ from outrider.engine.parts import Parts
 def build_with_heads(config: EngineConfig, parts: Parts) -> Drafter:
     """The drafter of `parts.heads`. Raises CheckpointError for heads that do not fit the target,
     ConfigError for a target that shares nothing with heads."""
-    assert parts.heads is not None
+    if parts.heads is None:
+        raise ContractError("the target comes without heads")
     match parts.heads.kind:
         case "eagle":
             return _eagle(config, parts)
@@ -60,7 +62,8 @@ def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.hidden_chain import ChainLimits
     from outrider.drafters.tree_pass import head_trees
 
-    assert parts.heads is not None
+    if parts.heads is None:
+        raise ContractError("the target comes without heads")
     net = load_eagle(parts.heads, normed_target(parts.target))
     limits = ChainLimits(
         chunk=config.prefill_chunk,
@@ -87,7 +90,8 @@ def _medusa(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.medusa.drafter import MedusaDrafter
     from outrider.drafters.medusa.net import load_medusa
 
-    assert parts.heads is not None
+    if parts.heads is None:
+        raise ContractError("the target comes without heads")
     target = normed_target(parts.target)
     heads = read_medusa_config(parts.heads.folder, target.spec)
     net = load_medusa(parts.heads.folder, heads, target)
@@ -109,7 +113,8 @@ def _block(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.block.drafter import BlockDrafter
     from outrider.drafters.block.net import load_block
 
-    assert parts.heads is not None
+    if parts.heads is None:
+        raise ContractError("the target comes without heads")
     target = normed_target(parts.target)
     own = read_block_config(parts.heads.folder, target.spec)
     net = load_block(parts.heads.folder, own, target)
@@ -131,7 +136,8 @@ def places_of(config: EngineConfig, parts: Parts, whose: str) -> Places:
 def _mtp(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.mtp.drafter import mtp_drafter
 
-    assert parts.heads is not None
+    if parts.heads is None:
+        raise ContractError("the target comes without heads")
     growth = growth_of(config, parts, "the MTP block")
     return mtp_drafter(
         parts.heads,

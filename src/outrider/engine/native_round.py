@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TypeGuard
 
 from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.errors import ContractError
 from outrider.core.laws import MIN_TEMPERATURE
 from outrider.core.noise import ROOT, Pick
 from outrider.core.params import SamplingParams
@@ -126,8 +127,10 @@ class NativeRound:
         )
 
     def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> Feed:
-        assert self.draft is not None
-        assert self.drafter is not None
+        if self.draft is None:
+            raise ContractError("there is no draft")
+        if self.drafter is None:
+            raise ContractError("there is no drafter")
         most = self.drafter.share(batch_size)
         unread = self.drafter.begin(seq.seq_id, seq.tokens, most=most)
         return _feed(self.draft, seq.seq_id, unread, depth - 1)
@@ -171,9 +174,12 @@ class NativeRound:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""
         drafted = verdict.drafted
         if row.depth:
-            assert self.draft is not None
-            assert self.drafter is not None
-            assert row.draft is not None
+            if self.draft is None:
+                raise ContractError("there is no draft")
+            if self.drafter is None:
+                raise ContractError("there is no drafter")
+            if row.draft is None:
+                raise ContractError("there is no draft")
             fed = (*row.draft.unread, *drafted[:-1])
             self.draft.state.note_chain(seq.seq_id, fed)
             self.drafter.note(seq.seq_id, fed)
@@ -219,7 +225,8 @@ def _is_native(model: CausalLM) -> TypeGuard[LlamaModel]:
 
 def _model(model: LlamaModel) -> RoundModel:
     forward = model.forward()
-    assert isinstance(forward, NativeForward)
+    if not isinstance(forward, NativeForward):
+        raise ContractError("forward is no NativeForward")
     return RoundModel(forward, model.logits, model.state.page_size)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.engine.compaction import CompactingLM
@@ -37,7 +38,8 @@ class StepwiseLM:
 
     def compact(self, seq_id: int, keep: Keep) -> None:
         """If the model can."""
-        assert isinstance(self.model, CompactingLM)
+        if not isinstance(self.model, CompactingLM):
+            raise ContractError("model is no CompactingLM")
         self.model.compact(seq_id, keep)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
@@ -61,7 +63,8 @@ class StepwiseLM:
         self, parts: Sequence[tuple[int, StepRow]], logits: list[list[Tensor]], needs: DraftNeeds
     ) -> None:
         out = self.model.step([part for _, part in parts], needs)
-        assert out.hidden_NKD is None, "hidden states are to be kept in memory"
+        if out.hidden_NKD is not None:
+            raise ContractError("hidden states are to be kept in memory")
         wanted = [index for index, part in parts if part.num_logits]
         for index, row_V in zip(wanted, out.logits_MV.clone(), strict=True):
             logits[index].append(row_V)

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import TimerError
+from outrider.core.errors import ContractError, TimerError
 
 Device = torch.device | str | None
 
@@ -101,7 +101,8 @@ class DeviceTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._span is not None
+        if self._span is None:
+            raise ContractError("there is no span")
         self._span.stop()
         self._running = False
 

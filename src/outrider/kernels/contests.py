@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.kernels import huge_pages
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.kinds import ENDINGS, VECTORS, kind_by_rule, refused_kinds
@@ -129,9 +129,11 @@ def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
 def copied(packed: PackedLinear) -> PackedLinear:
     """The same weights in memory of their own, of the kind that weights are in."""
     data = huge_pages.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
-    assert packed.descriptor is not None
+    if packed.descriptor is None:
+        raise ContractError("there is no descriptor")
     descriptor: Any = type(packed.descriptor).from_buffer_copy(packed.descriptor)
-    assert descriptor.packed == packed.data.data_ptr()
+    if descriptor.packed != packed.data.data_ptr():
+        raise ContractError("the packed weight was moved")
     descriptor.packed = data.data_ptr()
     return replace(packed, data=data, pointer=ctypes.addressof(descriptor), descriptor=descriptor)
 

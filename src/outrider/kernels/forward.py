@@ -20,6 +20,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels.native import SUFFIXES, NativeOps, Pass
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
@@ -188,7 +189,8 @@ class NativeForward:
         layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers, parts.kv))
         self._layers = layers
         vocab_size, hidden_size = parts.embedding_VD.shape
-        assert parts.hidden_SKD.dtype == parts.embedding_VD.dtype
+        if parts.hidden_SKD.dtype != parts.embedding_VD.dtype:
+            raise ContractError("hidden states have another dtype than the weights")
         self._captured = (c_int32 * len(parts.hidden_layers))(*parts.hidden_layers)
         self._entrance = None if parts.entrance is None else _entrance(parts.entrance)
         self._decoder = _Decoder(

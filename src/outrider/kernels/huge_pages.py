@@ -15,6 +15,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
+
 PAGE_BYTES = 2 << 20
 # Regions that small tensors share, of whichever model; a full one is freed with the last of them.
 # What is left of one takes memory only in a page that the tensor before it reaches into.
@@ -79,7 +81,8 @@ def _taken(num_bytes: int) -> Tensor | None:
 
 def _region(num_bytes: int) -> Tensor | None:
     """From a boundary of a page; None if the system refuses. Freed with the last tensor in it."""
-    assert _ADVICE is not None
+    if _ADVICE is None:
+        raise ContractError("the system takes no advice on pages")
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

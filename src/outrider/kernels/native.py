@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels import huge_pages
 from outrider.kernels.accept.torch import agreed_prefix
 from outrider.kernels.kinds import DOTS, ENDINGS, TILES, VECTORS
@@ -93,7 +94,8 @@ def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., N
 def address(native: Callable[..., None]) -> int:
     """Where the machine code of `native` begins."""
     found = ctypes.cast(native, c_void_p).value  # pyright: ignore[reportArgumentType]
-    assert found is not None
+    if found is None:
+        raise ContractError("the library is not loaded")
     return found
 
 
@@ -129,7 +131,8 @@ class NativeOps:
     def __init__(
         self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, kind: str = VECTORS
     ) -> None:
-        assert kind == VECTORS or dtype == torch.bfloat16
+        if kind != VECTORS and dtype != torch.bfloat16:
+            raise ContractError("only bfloat16 has other kinds than vectors")
         suffix = f"_{SUFFIXES[dtype]}"
         self._dtype = dtype
         self.team = team(library, num_threads)
@@ -152,8 +155,10 @@ class NativeOps:
         self._pass_address = ctypes.addressof(self._pass)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
-        assert weight_OI.dtype == self._dtype
-        assert weight_OI.device.type == "cpu"
+        if weight_OI.dtype != self._dtype:
+            raise ContractError("the weight is of another dtype than the kernels")
+        if weight_OI.device.type != "cpu":
+            raise ContractError("native kernels read weights on the CPU")
         weight_OI = weight_OI.detach().contiguous()
         num_out, num_in = weight_OI.shape
         padded_out = -(-num_out // self._block) * self._block
@@ -174,7 +179,8 @@ class NativeOps:
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
         num_rows, num_in = x_NI.shape
-        assert num_in == packed.num_in
+        if num_in != packed.num_in:
+            raise ContractError("input and weight are of different widths")
         self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
 
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
@@ -233,7 +239,8 @@ class NativeOps:
         k_GSD: Tensor,
         v_GSD: Tensor,
     ) -> None:
-        assert qkv_NE.shape[0] == plan.num_tokens
+        if qkv_NE.shape[0] != plan.num_tokens:
+            raise ContractError("the plan is of another number of tokens")
         self.describe(plan, qkv_NE.shape[1], k_GSD)
         self._rope_append(
             self._pass_address,
@@ -253,7 +260,8 @@ class NativeOps:
         scale: float,
         out_NO: Tensor,
     ) -> None:
-        assert qkv_NE.shape[0] == plan.num_tokens
+        if qkv_NE.shape[0] != plan.num_tokens:
+            raise ContractError("the plan is of another number of tokens")
         self.describe(plan, qkv_NE.shape[1], k_GSD)
         self._attention(
             self._pass_address,
@@ -288,8 +296,10 @@ class NativeOps:
         """A pass of this shape over an arena like `k_GSD`, that packs no token yet."""
         num_kv_heads, _, head_dim = k_GSD.shape
         head_stride, slot_stride, inner = k_GSD.stride()
-        assert inner == 1
-        assert k_GSD.dtype == self._dtype
+        if inner != 1:
+            raise ContractError("elements of a row are not adjacent")
+        if k_GSD.dtype != self._dtype:
+            raise ContractError("keys are of another dtype than the kernels")
         return Pass(
             self.team,
             head_stride,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
+from outrider.core.errors import ContractError
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.attention.torch import TorchAttention
@@ -214,7 +215,8 @@ def _measured(
 
 def _described(kernels: Kernels, choices: tuple[Choice, ...], team: Choice) -> Kernels:
     make = kernels.twin
-    assert make is not None
+    if make is None:
+        raise ContractError("there is no maker of such kernels")
     return replace(
         kernels,
         choices=choices,
@@ -235,7 +237,8 @@ def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kern
     linear, *others = kernels.choices
     linear = replace(linear, name=f"{linear.name} {side.scheme}")
     make = kernels.twin
-    assert make is not None
+    if make is None:
+        raise ContractError("there is no maker of such kernels")
     return replace(
         kernels,
         pack=side.pack,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from outrider.core.errors import ContractError
 from outrider.kernels.round_memory import MAX_DEPTH, Feed, Lane, Round, RoundModel, Row
 
 RULES = {"token": 0, "block": 1, "match": 2}
@@ -138,7 +139,8 @@ class NativeRounds:
             if row.drafted:
                 self._drafts[index * most : index * most + depth] = row.drafted
             if row.draft is not None:
-                assert self._draft is not None
+                if self._draft is None:
+                    raise ContractError("there is no draft")
                 told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
                 at_draft = self._draft.read(index, row.draft, at_draft)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.nearest import did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -104,7 +104,8 @@ class AdapterModel:
 
         Raises ConfigError for a hidden layer that the model does not give.
         """
-        assert 0 < sum(len(row.tokens) for row in rows) <= self.room.max_rows
+        if not 0 < sum(len(row.tokens) for row in rows) <= self.room.max_rows:
+            raise ContractError("a step has 1 to max_rows tokens")
         self._check_layers(needs.hidden_layers)
         with torch.inference_mode(), self._by_row:
             plan = self._kv.plan(rows)

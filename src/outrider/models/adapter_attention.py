@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ContractError
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.state.paged_kv import PagedKV
@@ -113,8 +113,10 @@ class ArenaCache:
         k_GSD, v_GSD = self._arena_of(key_1GSD, value_1GSD)
         _, num_heads, num_rows, head_dim = query_1HND.shape
         plan = self._plan
-        assert plan is not None
-        assert num_rows == plan.num_tokens
+        if plan is None:
+            raise ContractError("there is no plan")
+        if num_rows != plan.num_tokens:
+            raise ContractError("the plan is of another number of tokens")
         qkv_NE = self._qkv_NE[:num_rows]
         q_NHD = qkv_NE[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
         q_NHD.copy_(query_1HND[0].transpose(0, 1))

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.state_room import StateRoom
@@ -145,13 +146,15 @@ class Passes:
 
     def view(self, num_rows: int) -> Scratch:
         """The first `num_rows` rows of the buffers, at most `max_rows` of them."""
-        assert num_rows <= self._room.max_rows
+        if num_rows > self._room.max_rows:
+            raise ContractError("more rows than there is room for")
         return self._view(num_rows)
 
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. The states of the room's layers are kept in the arena; those
         that `needs` names besides come with the output."""
-        assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
+        if not 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows:
+            raise ContractError("a step has 1 to max_rows tokens")
         kept = self._room.hidden_layers
         told = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
@@ -200,7 +203,8 @@ class Passes:
     def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Packed indices of the rows that want logits, int32, and the room for those."""
         wanted = wanted_tokens(rows)
-        assert len(wanted) <= self._room.max_logits
+        if len(wanted) > self._room.max_logits:
+            raise ContractError("more logits are wanted than there is room for")
         wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self.logits_MV.device)
         return wanted_M, self.logits_MV[: len(wanted)]
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.models.token_memory import TokenMemory
@@ -96,8 +97,10 @@ class ScriptedLM:
         return self._memory
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        assert not needs.hidden_layers
-        assert all(0 <= token < self.spec.vocab_size for row in rows for token in row.tokens)
+        if needs.hidden_layers:
+            raise ContractError("it has no hidden states")
+        if not all(0 <= token < self.spec.vocab_size for row in rows for token in row.tokens):
+            raise ContractError("a token lies outside the vocabulary")
         first = [self._memory.num_staged(row.seq_id) for row in rows]
         self._memory.stage(rows)
         self.num_steps += 1

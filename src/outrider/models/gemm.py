@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.nearest import did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -140,7 +140,8 @@ class GemmModel:
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens, of which no hidden states are kept."""
-        assert not needs.hidden_layers
+        if needs.hidden_layers:
+            raise ContractError("it has no hidden states")
         return self._passes.step(self, rows, needs)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:

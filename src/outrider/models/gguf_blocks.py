@@ -21,7 +21,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ContractError
 
 BLOCK = 32
 # Values that are converted at once, so that a large table needs little memory beside itself.
@@ -46,7 +46,8 @@ class Format:
 def encoded(tensor: Tensor, form: Format) -> Iterator[bytes]:
     """The bytes of a matrix, some rows at a time, or of a vector; whole blocks a row."""
     rows_OI = tensor if tensor.ndim == 2 else tensor[None]
-    assert rows_OI.shape[1] % form.block == 0
+    if rows_OI.shape[1] % form.block != 0:
+        raise ContractError("a row has no whole number of blocks")
     step = max(1, _MAX_VALUES // rows_OI.shape[1])
     for part_OI in torch.split(rows_OI, step):
         yield form.encode(part_OI.float().contiguous()).numpy().tobytes()

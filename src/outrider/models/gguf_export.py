@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError, ConfigError, MachineError
+from outrider.core.errors import CheckpointError, ConfigError, ContractError, MachineError
 from outrider.core.nearest import did_you_mean
 from outrider.models.gguf import TensorEntry, Value, head_of, padding
 from outrider.models.gguf_blocks import FORMATS, Format, encoded
@@ -121,7 +121,8 @@ def _write(
             f"{part.parent} cannot be written: {error.strerror or error}.",
             hint="name a file in a folder that you may write, on a disk with room",
         ) from error
-    assert done.num_bytes == total
+    if done.num_bytes != total:
+        raise ContractError("the file has another size than was reckoned")
 
 
 def _entry(tensor: Exportable, form: Format) -> TensorEntry:

@@ -14,6 +14,7 @@ from itertools import count, takewhile
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels.forward import LayerWeights
 from outrider.kernels.packed import PackedLinear
 from outrider.models.llama_config import LlamaConfig
@@ -107,7 +108,8 @@ def _qkv_order(config: LlamaConfig, share: Share) -> Tensor | None:
     heads = torch.arange(config.qkv_size).view(-1, config.head_dim)
     if order_H is not None:
         # Norms of heads would have to move as well; no family has both.
-        assert not config.qk_norm
+        if config.qk_norm:
+            raise ContractError("norms of heads cannot be turned")
         turned = heads[: -config.num_kv_heads]
         turned.copy_(turned[:, order_H])
     kinds = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads])

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.delta.torch import by_row
@@ -124,7 +125,8 @@ class QwenHybridModel:
 
         Texts whose state is not held at their length are read again first, which counts as passes.
         """
-        assert 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows
+        if not 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows:
+            raise ContractError("a step has 1 to max_rows tokens")
         kept = self._room.hidden_layers
         told = () if needs.hidden_layers == kept else needs.hidden_layers
         num_passes = 1
@@ -219,7 +221,8 @@ class QwenHybridModel:
     def _logits(self, scratch: _Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them, in a buffer that the next step overwrites."""
         wanted = wanted_tokens(rows)
-        assert len(wanted) <= self._room.max_logits
+        if len(wanted) > self._room.max_logits:
+            raise ContractError("more logits are wanted than there is room for")
         logits_MV = self._logits_MV[: len(wanted)]
         if wanted:
             x_MD = scratch.x_ND[torch.tensor(wanted, device=scratch.x_ND.device)]

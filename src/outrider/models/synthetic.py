@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.fan_out import PRIOR_CURVE, MissCurve
 from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -55,8 +56,10 @@ class Agreement:
     misses: MissCurve = PRIOR_CURVE
 
     def __post_init__(self) -> None:
-        assert self.rates
-        assert all(0 <= rate <= 1 for rate in self.rates)
+        if not self.rates:
+            raise ContractError("there is one rate or more")
+        if not all(0 <= rate <= 1 for rate in self.rates):
+            raise ContractError("rates lie between 0 and 1")
 
     def rate(self, place: int) -> float:
         """Of a place from 0."""
@@ -196,7 +199,8 @@ class SyntheticLM:
     """
 
     def __init__(self, inner: CausalLM, script: WordScript, *, device: torch.device = _CPU) -> None:
-        assert inner.spec.vocab_size == script.vocab_size
+        if inner.spec.vocab_size != script.vocab_size:
+            raise ContractError("model and script have different vocabularies")
         self.inner, self.script = inner, script
         self._device = device
         self._memory = SyntheticMemory(inner.state)

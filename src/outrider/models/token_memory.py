@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
 
@@ -29,15 +29,19 @@ class TokenMemory:
         self._sequences: dict[int, _Memory] = {}
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        assert seq_id not in self._sequences
-        assert all(token >= 0 for token in tokens)
+        if seq_id in self._sequences:
+            raise ContractError("the sequence is open already")
+        if not all(token >= 0 for token in tokens):
+            raise ContractError("ids are not negative")
         self._sequences[seq_id] = _Memory()
         return 0
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
-        assert new not in self._sequences
+        if new in self._sequences:
+            raise ContractError("the sequence is open already")
         committed = self._sequences[source].committed
-        assert length is None or 0 <= length <= len(committed)
+        if not (length is None or 0 <= length <= len(committed)):
+            raise ContractError("a fork is no longer than its source")
         self._sequences[new] = _Memory(committed[:length])
 
     def length(self, seq_id: int) -> int:
@@ -53,8 +57,10 @@ class TokenMemory:
     def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
         for seq_id, path in paths.items():
             memory = self._sequences[seq_id]
-            assert all(node >= 0 for node in path)
-            assert [memory.parents[node] for node in path] == [ROOT, *path][: len(path)]
+            if not all(node >= 0 for node in path):
+                raise ContractError("a path has no root in it")
+            if [memory.parents[node] for node in path] != [ROOT, *path][: len(path)]:
+                raise ContractError("a path goes from the root down")
             memory.committed += [memory.staged[node] for node in path]
             memory.staged, memory.parents = [], []
         return 0
@@ -74,7 +80,8 @@ class TokenMemory:
         for row in rows:
             memory = self._sequences[row.seq_id]
             first = len(memory.staged)
-            assert all(ROOT <= p < first + i for i, p in enumerate(row.parents))
+            if not all(ROOT <= p < first + i for i, p in enumerate(row.parents)):
+                raise ContractError("parents come before their children")
             memory.staged += row.tokens
             memory.parents += row.parents
 

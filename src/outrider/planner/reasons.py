@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.errors import ContractError
 from outrider.planner.candidates import Job, Option
 from outrider.planner.trees import Tree
 
@@ -124,7 +125,8 @@ def _engines(engines: Sequence[Option]) -> list[str]:
 
 def _ahead(option: Option) -> str:
     """What decides whether drafting ahead pays."""
-    assert option.p_hit is not None
+    if option.p_hit is None:
+        raise ContractError("there is no p hit")
     after = "with a new draft" if option.fallback == "jit" else "without a draft"
     told = f"Drafting ahead foresees {100 * option.p_hit:.0f} % of verdicts and goes on {after}"
     told += " after the others; "

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.core.errors import ContractError
 from outrider.core.expected import measured_speed_up, speed_up
 from outrider.core.round_law import PLAIN, RoundLaw
 
@@ -35,8 +36,10 @@ class Load:
     context: float = 0.0
 
     def __post_init__(self) -> None:
-        assert self.batch >= 1
-        assert self.context >= 0
+        if self.batch < 1:
+            raise ContractError("a batch has one sequence or more")
+        if not self.context >= 0:
+            raise ContractError("a context has no negative length")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from itertools import count
 
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.errors import ContractError
 from outrider.planner.simulate_chance import Chance
 from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
 from outrider.planner.simulate_lanes import SharedLanes
@@ -77,7 +78,8 @@ class _Simulation:
             self._admit()
             self._start_jobs()
             self._now = min(self._lanes.next_end, self._next_arrival)
-            assert self._now < math.inf, "sequences wait, and no lane does anything"
+            if not self._now < math.inf:
+                raise ContractError("sequences wait, and no lane does anything")
             for task in self._lanes.ended(self._now):
                 self._finish(task)
             self._arrive()

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from outrider.core.errors import ContractError
+
 T = TypeVar("T")
 # Ends that differ by rounding alone are one moment.
 _SAME = 1e-12
@@ -42,7 +44,8 @@ class SharedLanes(Generic[T]):
     _running: dict[str, _Running[T]] = field(default_factory=dict[str, _Running[T]])
 
     def __post_init__(self) -> None:
-        assert 0 <= self.contention <= 1
+        if not 0 <= self.contention <= 1:
+            raise ContractError("contention lies between 0 and 1")
 
     @property
     def busy(self) -> Mapping[str, object]:
@@ -56,7 +59,8 @@ class SharedLanes(Generic[T]):
 
     def start(self, lane: str, task: T, seconds: float, *, now: float) -> None:
         """`seconds` is what the job takes alone."""
-        assert lane not in self._running
+        if lane in self._running:
+            raise ContractError("the lane runs a job")
         self._running[lane] = _Running(task, seconds, now + seconds)
         self._share(now)
 

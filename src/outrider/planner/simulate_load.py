@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
+from outrider.core.errors import ContractError
 from outrider.planner.simulate_chance import Decides, uniform
 
 
@@ -65,7 +66,8 @@ def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[Request, ...]
 
 def poisson(requests: Iterable[Request], rate: float, *, seed: int) -> Load:
     """`rate` is requests a second."""
-    assert rate > 0
+    if not rate > 0:
+        raise ContractError("a rate is above 0")
     found = tuple(requests)
     gaps = (-math.log1p(-uniform(seed, Decides.GAP, i)) / rate for i in range(len(found)))
     return Load(

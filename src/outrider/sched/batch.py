@@ -20,6 +20,7 @@ from collections import OrderedDict
 from math import ceil
 
 from outrider.core.budget import RoundTrace
+from outrider.core.errors import ContractError
 
 NUM_PASSES = 32
 SHARE = 4
@@ -37,8 +38,10 @@ class BatchLimit:
     """From 1 to `highest` sequences, at first `start`. A pure function of what it observed."""
 
     def __init__(self, *, highest: int, target_ms: float, start: int = 1) -> None:
-        assert 1 <= start <= highest
-        assert target_ms > 0
+        if not 1 <= start <= highest:
+            raise ContractError("a start lies between 1 and the highest")
+        if not target_ms > 0:
+            raise ContractError("a target is above 0")
         self._highest, self._target_ms = highest, target_ms
         self._limit = start
         self._before: tuple[int, float] | None = None

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from outrider.core.budget import JobTrace
+from outrider.core.errors import ContractError
 
 FIRST = 16
 MARGIN = 0.97
@@ -126,7 +127,8 @@ class Contest:
                 self._begin(own, own.mean.seconds, guess)
             return
         own.tried.add(seconds, share)
-        assert own.mean is not None
+        if own.mean is None:
+            raise ContractError("there is no mean")
         hopeless = own.tried.seconds > HOPELESS * own.mean.seconds
         least = self._turns[1 - own.way]
         if own.tried.turns >= (max(least, LEAST_HOPELESS) if hopeless else least):

@@ -15,7 +15,7 @@ from math import ceil, isqrt
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.sched.jobs import LaneOrder, Pool
 from outrider.sched.works import DECODE, PREFILL, VERIFY
 
@@ -49,7 +49,8 @@ class DepthOrder:
     drafting first otherwise."""
 
     def __init__(self, margin: int = 2) -> None:
-        assert margin >= 0
+        if not margin >= 0:
+            raise ContractError("a margin is at least 0")
         self._margin = margin
 
     def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
@@ -76,7 +77,8 @@ class SloOrder:
     MOST_SEQUENCES = 1024
 
     def __init__(self, target_ms: float) -> None:
-        assert target_ms > 0
+        if not target_ms > 0:
+            raise ContractError("a target is above 0")
         self._target = target_ms / 1000
         self._left: OrderedDict[int, float] = OrderedDict()
         self._latencies: dict[str, deque[float]] = {}
@@ -129,7 +131,8 @@ class LearnedOrder:
     NEWEST = 0.25
 
     def __init__(self, orders: Sequence[LaneOrder]) -> None:
-        assert orders
+        if not orders:
+            raise ContractError("there is no order")
         self._orders = tuple(orders)
         self._scores: list[float | None] = [None] * len(self._orders)
         self._tried_at = [0] * len(self._orders)

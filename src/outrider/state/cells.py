@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Generic, TypeVar
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 
 Cell = TypeVar("Cell")
 
@@ -55,7 +55,8 @@ class CellPool(Generic[Cell]):
         """One more holder of each."""
         with self._lock:
             for number in numbers:
-                assert self._holders[number] > 0
+                if self._holders[number] <= 0:
+                    raise ContractError("a free cell is shared")
                 self._holders[number] += 1
 
     def release(self, numbers: Sequence[int]) -> None:
@@ -63,7 +64,8 @@ class CellPool(Generic[Cell]):
         with self._lock:
             for number in numbers:
                 self._holders[number] -= 1
-                assert self._holders[number] >= 0
+                if self._holders[number] < 0:
+                    raise ContractError("a cell was given back twice")
                 if self._holders[number] == 0:
                     self._free.append(number)
 
@@ -73,5 +75,7 @@ class CellPool(Generic[Cell]):
             counts = [0] * len(self.cells)
             for number in held:
                 counts[number] += 1
-            assert counts == self._holders
-            assert sorted(self._free) == [n for n, count in enumerate(counts) if not count]
+            if counts != self._holders:
+                raise ContractError("holders of cells are counted wrong")
+            if sorted(self._free) != [n for n, count in enumerate(counts) if not count]:
+                raise ContractError("cells that nobody holds are free")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.state_room import StateRoom
 from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
@@ -168,7 +168,8 @@ class HybridState:
         state after those positions is held."""
         seq = self._sequences[seq_id]
         origin = seq.origin_at(positions.start)
-        assert origin is not None
+        if origin is None:
+            raise ContractError("there is no origin")
         (cell,) = self._take_states(1)
         columns = Columns()
         columns.tokens += seq.text(positions.start, positions.stop)

@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
@@ -137,7 +138,8 @@ class PagedKV:
         self._lock = RLock()
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        assert seq_id not in self._sequences
+        if seq_id in self._sequences:
+            raise ContractError("the sequence is open already")
         with self._lock:
             pages = self._pool.find_prefix(tokens)
             for page in pages:
@@ -147,11 +149,14 @@ class PagedKV:
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
-        assert new not in self._sequences
+        if new in self._sequences:
+            raise ContractError("the sequence is open already")
         old = self._sequences[source]
-        assert length is None or 0 <= length <= len(old.tokens)
+        if not (length is None or 0 <= length <= len(old.tokens)):
+            raise ContractError("a fork is no longer than its source")
         tokens, num_dropped = old.tokens[:length], old.num_dropped
-        assert not num_dropped or len(tokens) == len(old.tokens), "some of its beginning is gone"
+        if not (not num_dropped or len(tokens) == len(old.tokens)):
+            raise ContractError("some of its beginning is gone")
         whole, rest = divmod(len(tokens) - num_dropped, self._page_size)
         with self._lock:
             self._pool.require(int(rest > 0))
@@ -210,8 +215,10 @@ class PagedKV:
         Nothing may be staged. Raises CapacityError, with nothing changed, where there is no room.
         """
         seq, num_rows = self._sequences[seq_id], rows_L2GMD.shape[3]
-        assert not seq.num_staged
-        assert num_rows <= seq.num_rows
+        if seq.num_staged:
+            raise ContractError("nodes are staged")
+        if num_rows > seq.num_rows:
+            raise ContractError("more rows than the sequence has")
         if rows_L2GMD.is_cuda:
             # They are still being read from pages that another stream may be given.
             torch.cuda.current_stream(self._device).synchronize()
@@ -223,8 +230,10 @@ class PagedKV:
 
     def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
         seq = self._sequences[seq_id]
-        assert 0 <= start <= stop <= len(seq.tokens)
-        assert not seq.num_dropped, "hidden states go with the rows of their tokens"
+        if not 0 <= start <= stop <= len(seq.tokens):
+            raise ContractError("states of tokens that are not there")
+        if seq.num_dropped:
+            raise ContractError("hidden states go with the rows of their tokens")
         slots = self._slots(seq, start, stop - start)
         return self.hidden_SKD[torch.tensor(slots, dtype=torch.int64, device=self._device)]
 
@@ -275,7 +284,8 @@ class PagedKV:
     def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """The same of a tree."""
         seq = self._sequences[seq_id]
-        assert not seq.num_staged
+        if seq.num_staged:
+            raise ContractError("nodes are staged")
         seq.stage(tokens, parents)
 
     def plan(self, rows: Sequence[StepRow]) -> PackedPlan:

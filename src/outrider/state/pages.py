@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 
 # A page is named by (number, generation); the generation says which filling of it is meant.
 _Name = tuple[int, int]
@@ -62,7 +62,8 @@ class PagePool:
         """Give up `pages` of one sequence; the last become free first, so beginnings live on."""
         for page in reversed(pages):
             self._holders[page] -= 1
-            assert self._holders[page] >= 0
+            if self._holders[page] < 0:
+                raise ContractError("a page was given back twice")
             if self._holders[page] == 0:
                 self._free[page] = None
 
@@ -104,8 +105,10 @@ class PagePool:
         for pages in held:
             for page in pages:
                 counts[page] += 1
-        assert counts == self._holders
-        assert all((page in self._free) == (count == 0) for page, count in enumerate(counts))
+        if counts != self._holders:
+            raise ContractError("holders of pages are counted wrong")
+        if not all((page in self._free) == (count == 0) for page, count in enumerate(counts)):
+            raise ContractError("pages that nobody holds are free")
 
     def _name(self, page: int) -> _Name:
         return page, self._generation[page]

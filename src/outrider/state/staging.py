@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
 from outrider.kernels.delta.plan import Run
 from outrider.kernels.plan import PackedPlan
@@ -46,7 +47,8 @@ class Staging:
         runs: list[Run] = []
         for nodes in seq.runs(row):
             origin = seq.origin(seq.parents[nodes.start])
-            assert origin is not None
+            if origin is None:
+                raise ContractError("there is no origin")
             source, replayed, fold = origin.source, origin.replayed, self.fold
             if runs and fold is not None and origin.num_kept:
                 source, replayed, fold = fold, replayed[origin.num_kept :], None

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Verdict
+from outrider.core.errors import ContractError
 from outrider.core.laws import draw
 from outrider.core.noise import ROOT
 from outrider.core.protocols import JudgeRow
@@ -91,7 +92,8 @@ class LossyRule:
     def _first(self, row: JudgeRow, node: int) -> int | None:
         """The first child of `node` that passes."""
         soft_NV = row.laws.probs_NV if row.soft_NV is None else row.soft_NV
-        assert soft_NV is not None, "a lossy rule needs soft laws"
+        if soft_NV is None:
+            raise ContractError("a lossy rule needs soft laws")
         for child in row.draft.children(node):
             offer = Offer(row.draft.tokens[child], row.laws.law(node + 1), soft_NV[node + 1])
             if offer.probability > 0 and self.passes(offer, self.leniency):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.fan_out import Misses, chances, optimal
 from outrider.core.host import host_ints
 from outrider.drafters.ahead.forecast import PRIOR_ALPHA
@@ -27,8 +28,10 @@ class Saguaro:
     has the last one's."""
 
     def __init__(self, weight: float, fan_out: Sequence[int]) -> None:
-        assert 0 <= weight < 1
-        assert fan_out
+        if not 0 <= weight < 1:
+            raise ContractError("a weight lies between 0 and 1")
+        if not fan_out:
+            raise ContractError("there is no fan-out")
         self._weight = weight
         self._fan_out = tuple(fan_out)
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.noise import ROOT, KeyedNoise, Role
 from outrider.core.protocols import DraftRow
 
@@ -46,13 +47,15 @@ class Foreseen:
 
     def find(self, row: DraftRow) -> Draft | None:
         """The branch of the verdict that came, within the depth that is asked for now."""
-        assert row.last is not None
+        if row.last is None:
+            raise ContractError("the sequence has had no round")
         branch = self.branches.get((row.last.num_accepted, row.tokens[-1]))
         return None if branch is None else _beginning(branch, row.budget.depth)
 
     def rank(self, row: DraftRow) -> int | None:
         """The place, from 0, of the target's own token among the likeliest; None: beyond them."""
-        assert row.last is not None
+        if row.last is None:
+            raise ContractError("the sequence has had no round")
         listed = self.likeliest[row.last.num_accepted]
         return listed.index(row.tokens[-1]) if row.tokens[-1] in listed else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.spec import ModelSpec
 from outrider.models.json_object import JsonObject
 
@@ -30,8 +30,10 @@ class BlockConfig:
     rms_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        assert self.num_places > 0
-        assert self.num_context > 0
+        if self.num_places <= 0:
+            raise ContractError("a block drafts one token or more")
+        if self.num_context <= 0:
+            raise ContractError("a block reads one token or more")
 
 
 def read_block_config(folder: Path, target: ModelSpec) -> BlockConfig:

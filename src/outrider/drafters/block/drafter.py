@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.host import host_floats
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.block.net import Context, Guess
@@ -67,7 +68,8 @@ class BlockDrafter:
         return min(row.budget.depth, self._net.num_places)
 
     def _context(self, row: DraftRow) -> Context:
-        assert row.hidden is not None
+        if row.hidden is None:
+            raise ContractError("the row has no hidden states")
         end = len(row.tokens) - 1
         start = max(end - self._net.num_context, 0)
         following = tuple(row.tokens[start + 1 : end + 1])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.beside import NormedTarget, own_kernels
 from outrider.drafters.growing import GrowingChain, Growth
@@ -80,7 +81,8 @@ class LiteDrafter:
 
 def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
     """States of the last two tokens that the target has read, each of shape [D]."""
-    assert row.hidden is not None
+    if row.hidden is None:
+        raise ContractError("the row has no hidden states")
     end = len(row.tokens) - 1
     before_D, now_D = row.hidden.read(end - 2, end)[:, 0].float()
     return before_D, now_D

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.places import Places
 
@@ -65,6 +66,7 @@ class MedusaDrafter:
 
 
 def _last_state(row: DraftRow) -> Tensor:
-    assert row.hidden is not None
+    if row.hidden is None:
+        raise ContractError("the row has no hidden states")
     end = len(row.tokens) - 1
     return row.hidden.read(end - 1, end)[0, 0]

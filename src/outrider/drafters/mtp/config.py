@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.spec import ModelSpec
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
@@ -111,8 +111,13 @@ def _beside_hybrid(raw: JsonObject) -> MtpConfig:
 def config_values(config: MtpConfig) -> dict[str, object]:
     """The `config.json` of a folder of its own, for a block whose positions are not stretched."""
     block = config.block
-    assert isinstance(block, LlamaConfig)
-    assert block.rope.kind == "default"
+    if not isinstance(block, LlamaConfig):
+        raise ContractError("block is no LlamaConfig")
+    if block.rope.kind != "default":
+        raise CheckpointError(
+            f"an MTP block of positions stretched by {block.rope.kind!r} cannot be a folder.",
+            hint="train it beside a target whose rope_scaling is the default",
+        )
     return {
         "model_type": MODEL_TYPE,
         "block_type": block.family,

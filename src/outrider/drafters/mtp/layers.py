@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels.delta.torch import by_row
 from outrider.kernels.forward import LayerWeights
 from outrider.kernels.plan import PackedPlan
@@ -112,7 +113,8 @@ class GatedLayer:
         kv: tuple[Tensor, Tensor],
     ) -> None:  # fmt: skip
         config, mixer, qkv_NE = self.config, self.weights.mixer, scratch.qkv_NE
-        assert isinstance(mixer, AttentionWeights)
+        if not isinstance(mixer, AttentionWeights):
+            raise ContractError("mixer is no AttentionWeights")
         gate_NA = torch.empty_like(scratch.attended_NA)
         kernels.linear(scratch.norm_ND, mixer.qkv, qkv_NE)
         kernels.linear(scratch.norm_ND, mixer.gate, gate_NA)

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.drafters.head_pass import EntranceRoom, HeadPass, head_pass
@@ -84,7 +85,8 @@ class MtpNet:
     def _by_operators(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         self._states_ND = hidden_ND
         out = self._passes.step(self, rows, _OWN_STATES)
-        assert out.hidden_NKD is not None
+        if out.hidden_NKD is None:
+            raise ContractError("the pass gave no hidden states")
         own_ND = out.hidden_NKD[:, 0].contiguous()
         if self._gives_normed:
             own_ND = self._normed(own_ND, self._weights.norm_D, self._config.rms_norm_eps)
@@ -106,7 +108,8 @@ class MtpNet:
     def layer(
         self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
-        assert depth == 0
+        if depth != 0:
+            raise ContractError("an MTP block has one layer")
         self._weights.layer.run(self._kernels, self._turns, plan, scratch, kv)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:

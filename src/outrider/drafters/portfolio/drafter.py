@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, Remembering
 from outrider.drafters.offers import NO_OFFER, Offerer
 from outrider.drafters.portfolio.neural import Neural, goodput
@@ -122,7 +123,8 @@ class PortfolioDrafter:
 def _joined(needs: Sequence[DraftNeeds]) -> DraftNeeds:
     """What all of them ask. Only one reads hidden states, in the order that it asked for them."""
     layers = [need.hidden_layers for need in needs if need.hidden_layers]
-    assert len(layers) <= 1
+    if len(layers) > 1:
+        raise ContractError("only one drafter of a portfolio reads hidden states")
     return DraftNeeds(
         hidden_layers=layers[0] if layers else (),
         num_likely=max((need.num_likely for need in needs), default=0),

@@ -26,6 +26,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.core.draft import Draft
+from outrider.core.errors import ContractError
 from outrider.core.noise import ROOT as DRAFT_ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.offers import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
@@ -59,7 +60,8 @@ class SuffixDrafter:
     needs = DraftNeeds()
 
     def __init__(self, *, num_tokens: int = 65536, corpus: Sequence[Sequence[int]] = ()) -> None:
-        assert num_tokens > 0
+        if num_tokens <= 0:
+            raise ContractError("one token or more is remembered")
         self._memory = Memory(num_tokens)
         self._readers: dict[int, Reader] = {}
         if corpus:
@@ -87,7 +89,8 @@ class SuffixDrafter:
 
     def forget(self) -> None:
         """What requests wrote; the corpus stays."""
-        assert not self._readers
+        if self._readers:
+            raise ContractError("requests are open")
         self._memory.forget()
 
     def _offer(self, row: DraftRow) -> Offer:

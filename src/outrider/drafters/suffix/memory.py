@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.core.errors import ContractError
 from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton
 from outrider.drafters.suffix.cursor import Cursor, Writer
 from outrider.drafters.suffix.trust import SharedTrust, Trust, bucket
@@ -116,7 +117,8 @@ class Reader:
         there; one that was missed, from the start."""
         memory = self._memory
         in_step = self._generation + 1 == memory.num_generations
-        assert memory.kept is not None
+        if memory.kept is None:
+            raise ContractError("the generation before is gone")
         before = Cursor.after(self._growing) if in_step else Cursor(memory.kept)
         corpus = [c for c in self._others if c.automaton is memory.corpus]
         self._others = [*corpus, before]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
+from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.captured.accept import RULES, GreedyLaws, TorchRoundLaws
@@ -48,7 +49,8 @@ def captured_round(
         refused = refused or _device_refusal(target, drafting)
     if refused is not None:
         return refused
-    assert target is not None
+    if target is None:
+        raise ContractError("there is no target")
     k = 0 if drafting is None else config.k
     sizes = RoundSizes(
         k=k,

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.captured.buffers import RoundBuffers
 from outrider.engine.captured.capture import Launcher, Mailbox, Ticket
@@ -66,7 +67,8 @@ class RoundTable:
     @property
     def buffers(self) -> RoundBuffers:
         """Those of the bucket that runs now."""
-        assert self._buffers is not None
+        if self._buffers is None:
+            raise ContractError("there is no buffers")
         return self._buffers
 
     def refusal(self, seq: LiveSequence) -> str | None:

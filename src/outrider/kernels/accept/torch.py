@@ -14,10 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
+
 
 def verify_prefix(logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
     """(accept_len_B, mask_BK): int64 lengths, and which draft tokens are accepted."""
-    assert logits_BKV.shape[:2] == draft_ids_BK.shape
+    if logits_BKV.shape[:2] != draft_ids_BK.shape:
+        raise ContractError("there is a row of logits for each draft id")
     return agreed_prefix(logits_BKV.argmax(-1), draft_ids_BK)
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels.packed import PackedLinear
 
 SCHEMES = ("int8", "int4")
@@ -80,7 +81,8 @@ def in_parts(weight_OI: Tensor, scheme: str, multiple: int) -> Iterator[tuple[in
     """(first output, values_OI as int8, scales) of so many outputs at a time; the inputs are padded
     to whole groups, the outputs to a multiple of `multiple`."""
     num_out, num_in = weight_OI.shape
-    assert 0 < num_in <= MAX_INPUTS
+    if not 0 < num_in <= MAX_INPUTS:
+        raise ContractError("too many inputs for sums of 32 bits")
     padded_in = num_groups(num_in) * GROUP
     step = max(1, _WEIGHTS_AT_ONCE // (padded_in * multiple)) * multiple
     for first in range(0, num_out, step):
@@ -108,7 +110,8 @@ class TorchQuantised:
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
-        assert packed.scales is not None
+        if packed.scales is None:
+            raise ContractError("a quantised weight has no scales")
         num_rows, num_in = x_NI.shape
         values_NI = x_NI.new_zeros(num_rows, packed.data.shape[1])
         values_NI[:, :num_in], row_scale_N = quantise_rows(x_NI)

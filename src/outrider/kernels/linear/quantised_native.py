@@ -20,6 +20,7 @@ from ctypes import Structure, c_int32, c_void_p
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.kernels import huge_pages
 from outrider.kernels.kinds import ENDINGS, TILES, VECTORS
 from outrider.kernels.linear.quantised import GROUP, in_parts, num_groups
@@ -54,7 +55,8 @@ class NativeQuantised:
         self._call = address(self._linear)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
-        assert weight_OI.device.type == "cpu"
+        if weight_OI.device.type != "cpu":
+            raise ContractError("native kernels read weights on the CPU")
         num_out, num_in = weight_OI.shape
         num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
         padded_in = -(-groups * GROUP // self._step) * self._step
@@ -73,7 +75,8 @@ class NativeQuantised:
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
         num_rows, num_in = x_NI.shape
-        assert num_in == packed.num_in
+        if num_in != packed.num_in:
+            raise ContractError("input and weight are of different widths")
         self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
 
 

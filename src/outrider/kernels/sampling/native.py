@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import NumericsError
+from outrider.core.errors import ContractError, NumericsError
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.trees.native import NativeTrees
 
@@ -107,8 +107,10 @@ def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
     if not _plain(probs_NV):
         return PLAIN.masses(probs_NV, tokens)
     start, row = probs_NV.data_ptr(), probs_NV.shape[-1]
-    assert len(tokens) <= probs_NV.shape[0]
-    assert not tokens or 0 <= min(tokens) <= max(tokens) < row
+    if len(tokens) > probs_NV.shape[0]:
+        raise ContractError("more tokens than rows")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < row:
+        raise ContractError("a token lies outside its row")
     places = [start + 4 * (node * row + token) for node, token in enumerate(tokens)]
     return [c_float.from_address(place).value for place in places]
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.core.tree_nodes import (
     SHARPNESS,
     ChosenNodes,
@@ -87,7 +88,8 @@ class NativeTrees:
         return _NativeNodes(self, limits) if fits(limits) else ChosenNodes(limits, self.rank)
 
     def grow(self, tree: Tree, logits_MV: Tensor) -> bool:
-        assert len(logits_MV) == tree.num_level
+        if len(logits_MV) != tree.num_level:
+            raise ContractError("there is a row of logits for each node of the level")
         address, size = logits_MV.data_ptr(), logits_MV.shape[1]
         return bool(self._grow(self._team, ctypes.addressof(tree), address, size))
 

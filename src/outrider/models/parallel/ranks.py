@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import IO
 
 from outrider.core.comm import RankError
+from outrider.core.errors import ContractError
 from outrider.models.parallel.link import PULSE_SECONDS, encode
 
 START_SECONDS = 120.0
@@ -116,7 +117,8 @@ class Ranks:
             return self._lost
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
-        assert process.stdin is not None
+        if process.stdin is None:
+            raise ContractError("there is no stdin")
         try:
             left = memoryview(data)
             while left:
@@ -174,7 +176,8 @@ def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        assert process.stdin is not None
+        if process.stdin is None:
+            raise ContractError("there is no stdin")
         with suppress(OSError):
             process.stdin.close()
     for process in processes:
@@ -199,7 +202,8 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str, str] | None:
     """The next answer; empty where the process ended, None where time did."""
     pipe: IO[bytes] | None = process.stdout
-    assert pipe is not None
+    if pipe is None:
+        raise ContractError("there is no pipe")
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -1,0 +1,70 @@
+"""Nothing that matters is checked by an assertion: `python -O` leaves them out.
+
+What a user, a file, a drafter, a mask or another process can cause is one of the errors of
+core/errors.py; what only our own code can is a ContractError. The table counts the assertions that
+are left, where nobody outside comes near them; a number in it may only fall.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import outrider
+
+PACKAGE = Path(outrider.__file__).parent
+# Whatever comes from outside passes through these.
+BOUNDARY = (
+    "api",
+    "cli",
+    "control",
+    "core",
+    "drafters",
+    "engine/guard.py",
+    "models",
+    "state",
+    "verify",
+)
+LEFT = {
+    "bench/calibrate/dial.py": 1,
+    "bench/drafters/figures.py": 3,
+    "bench/drafters/report.py": 2,
+    "bench/drafters/samples.py": 2,
+    "bench/load/drive.py": 1,
+    "bench/load/requests.py": 2,
+    "bench/peers/process.py": 4,
+    "bench/report/embed.py": 1,
+    "bench/report/sweep_part.py": 1,
+    "bench/sweep_attempt.py": 1,
+    "bench/sweeps/axes.py": 1,
+    "engine/lanes/threads.py": 1,
+    "kernels/triton/delta_ops.py": 3,
+    "kernels/triton/laws.py": 10,
+    "kernels/triton/ops.py": 6,
+    "kernels/triton/room.py": 1,
+    "sched/ledger.py": 2,
+    "train/draft_model.py": 1,
+}
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def num_asserts(path: str) -> int:
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    return sum(isinstance(node, ast.Assert) for node in ast.walk(tree))
+
+
+def test_assertions_only_become_fewer() -> None:
+    found = {path: count for path in FILES if (count := num_asserts(path))}
+    more = {path: count for path, count in found.items() if count > LEFT.get(path, 0)}
+    assert not more, "raise ContractError, or an error of the user's, instead"
+    fewer = {path: found.get(path, 0) for path in LEFT if found.get(path, 0) < LEFT[path]}
+    assert not fewer, "lower the numbers of the table"
+
+
+@pytest.mark.parametrize("place", BOUNDARY)
+def test_none_is_where_others_bring_something(place: str) -> None:
+    files = [path for path in FILES if path == place or path.startswith(f"{place}/")]
+    assert files
+    assert not [path for path in files if num_asserts(path)]
