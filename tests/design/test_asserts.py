@@ -28,24 +28,10 @@ BOUNDARY = (
     "verify",
 )
 LEFT = {
-    "bench/calibrate/dial.py": 1,
-    "bench/drafters/figures.py": 3,
-    "bench/drafters/report.py": 2,
-    "bench/drafters/samples.py": 2,
-    "bench/load/drive.py": 1,
-    "bench/load/requests.py": 2,
-    "bench/peers/process.py": 4,
-    "bench/report/embed.py": 1,
-    "bench/report/sweep_part.py": 1,
-    "bench/sweep_attempt.py": 1,
-    "bench/sweeps/axes.py": 1,
-    "engine/lanes/threads.py": 1,
     "kernels/triton/delta_ops.py": 3,
     "kernels/triton/laws.py": 10,
     "kernels/triton/ops.py": 6,
     "kernels/triton/room.py": 1,
-    "sched/ledger.py": 2,
-    "train/draft_model.py": 1,
 }
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 

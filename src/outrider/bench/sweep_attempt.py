@@ -21,6 +21,7 @@ from outrider.bench.load.drive import ClosedLoop, Server, drive
 from outrider.bench.load.requests import Request
 from outrider.bench.sweep_plan import Piece
 from outrider.bench.sweep_samples import Numbers
+from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.metrics.latency import percentile
 from outrider.metrics.summary import Stats
@@ -111,7 +112,8 @@ def attempt(subject: Subject, piece: Piece, params: SamplingParams) -> Attempt:
 def _in_loop(
     subject: Subject, piece: Piece, params: SamplingParams, num_prompt_tokens: int
 ) -> Attempt:
-    assert piece.level is not None
+    if piece.level is None:
+        raise ContractError("the piece has no level")
     requests = [
         Request(name=prompt.prompt_id, prompt=prompt.text, max_tokens=params.max_tokens)
         for prompt in piece.prompts

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
+from outrider.core.errors import ContractError
 from outrider.sched.jobs import Job, Pool, Stage, Work
 
 _STAGES = (Stage.PREFILL, Stage.DRAFT, Stage.VERIFY)
@@ -44,8 +45,10 @@ class Ledger:
 
     def add(self, seq_id: int, num_unread: int) -> None:
         """Take in a sequence with `num_unread` tokens (at least one) to feed."""
-        assert num_unread >= 1
-        assert seq_id not in self._unread
+        if num_unread < 1:
+            raise ContractError("its pending token is unread at least")
+        if seq_id in self._unread:
+            raise ContractError("the sequence is there already")
         self._unread[seq_id] = num_unread
         self._arrival[seq_id] = self._num_added
         self._num_added += 1

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from outrider.core.errors import ContractError
 from outrider.models.llama_config import LlamaConfig
 from outrider.train.exam import Exam, accepted_of_choices
 from outrider.train.laws import LawCache
@@ -117,7 +118,8 @@ class DraftRecipe:
         return top_laws(logits_BTV.flatten(0, 1), self.choices.num_kept)
 
     def _own_text(self, module: Llama, batch: Batch) -> Tensor:
-        assert self.writer is not None
+        if self.writer is None:
+            raise ContractError("nothing writes here")
         num_given = batch.ids_BT.shape[1] // 2
         num_written = batch.ids_BT.shape[1] - num_given
         given_BT = batch.ids_BT[:, :num_given]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.budget import Budget, RoundTrace
+from outrider.core.errors import ContractError
 
 
 class Dial:
@@ -18,7 +19,8 @@ class Dial:
 
     def set(self, ks: Sequence[float]) -> None:
         """From the next round on, `ks` in turns."""
-        assert ks
+        if not ks:
+            raise ContractError("there is no length")
         self._ks, self._turn = ks, 0
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:

@@ -10,6 +10,7 @@ from outrider.bench.drafters.cells import EVERYTHING, Cell
 from outrider.bench.drafters.table import OFF
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import THEMES, Theme, new_figure, readable_on, save, themed
+from outrider.core.errors import ContractError
 
 # Inches of a panel's head and foot, and of each drafter in it.
 _FRAME, _LINE = 0.7, 0.24
@@ -49,7 +50,8 @@ def speedup(found: Sequence[Cell], words: str, theme: Theme) -> Any:
         own = [cell for cell in found if cell.domain == domain and cell.speedup]
         axes.axvline(1, color=theme.muted, linewidth=1)
         for cell in own:
-            assert cell.speedup is not None
+            if cell.speedup is None:
+                raise ContractError("the cell has no speed-up")
             place = names.index(cell.contestant)
             color, (left, right) = colors.get(cell.verdict, none), _end(cell)
             axes.plot([left, right], [place, place], color=color, linewidth=2)
@@ -131,13 +133,15 @@ def _names(found: Sequence[Cell]) -> list[str]:
 
 def _end(cell: Cell) -> tuple[float, float]:
     """Where its interval begins and ends."""
-    assert cell.speedup is not None
+    if cell.speedup is None:
+        raise ContractError("the cell has no speed-up")
     value = cell.speedup.value
     return cell.speedup.low or value, cell.speedup.high or value
 
 
 def _told(cell: Cell) -> str:
-    assert cell.speedup is not None
+    if cell.speedup is None:
+        raise ContractError("the cell has no speed-up")
     parts = [f"{cell.speedup.value:.2f}×"]
     if cell.tokens_per_round is not None:
         parts.append(f"{cell.tokens_per_round:.2f} t/r")

@@ -11,6 +11,7 @@ from outrider.bench.engines.findings import spoken
 from outrider.bench.interval import MIN_PAIRS
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.quiet import said_of
+from outrider.core.errors import ContractError
 
 HEADER = (
     "domain",
@@ -102,7 +103,8 @@ def _best(cells: Sequence[Cell]) -> Iterator[str]:
             continue
         fastest = max(own, key=lambda cell: cell.speedup.value if cell.speedup else 0.0)
         longest = max(own, key=lambda cell: cell.tokens_per_round or 0.0)
-        assert fastest.speedup is not None
+        if fastest.speedup is None:
+            raise ContractError("the cell has no speed-up")
         yield (
             f"{_where(domain)}: {fastest.contestant} is the fastest at "
             f"{spoken(fastest.speedup)} plain decoding; {longest.contestant} writes most tokens "
@@ -117,7 +119,8 @@ def _losses(cells: Sequence[Cell]) -> Iterator[str]:
     for cell in found:
         if cell.domain == EVERYTHING and cell.contestant in somewhere:
             continue
-        assert cell.speedup is not None
+        if cell.speedup is None:
+            raise ContractError("the cell has no speed-up")
         yield (
             f"{_where(cell.domain)}: {cell.contestant} loses, at {spoken(cell.speedup)} plain "
             f"decoding: {percent(cell.acceptance)} % of its drafts are accepted and drafting takes "

@@ -17,6 +17,7 @@ from outrider.api.result import GenerationResult
 from outrider.bench.drafters.lineup import Runner
 from outrider.bench.quiet import Neighbours
 from outrider.core.budget import RoundTrace
+from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.metrics.acceptance import position_counts
 from outrider.metrics.summary import Stats, summarise
@@ -114,7 +115,8 @@ class Race:
 
     def _forget(self) -> None:
         for runner in self.runners:
-            assert runner.writer is not None
+            if runner.writer is None:
+                raise ContractError("nothing writes here")
             runner.writer.forget()
 
     def _visit(self, turn: int, piece: Piece, repeat: int) -> list[Sample]:
@@ -185,7 +187,8 @@ def _attempt(
     runner: Runner, prompts: Sequence[str], params: SamplingParams
 ) -> list[GenerationResult] | str:
     """What it wrote, or what it failed of."""
-    assert runner.writer is not None
+    if runner.writer is None:
+        raise ContractError("nothing writes here")
     try:
         return runner.writer.generate(prompts, params)
     except Exception as error:  # noqa: BLE001 - one contestant must not end the run of all

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from outrider.api.result import GenerationResult
 from outrider.bench.load.requests import Request
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import QueueFullError
+from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
 
 
@@ -138,7 +138,8 @@ class _Source:
         self.next: Request | None = next(requests, None)
 
     def take(self) -> Request:
-        assert self.next is not None
+        if self.next is None:
+            raise ContractError("no request is left")
         taken, self.next = self.next, next(self._requests, None)
         return taken
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from outrider.bench.records import RecordError, made, parse
 from outrider.bench.workloads import DOMAINS, MIXED, builtin_texts
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.files import Kind, read_text
 
 
@@ -49,8 +49,10 @@ def poisson_arrivals(
 ) -> tuple[float, ...]:
     """Seconds since the beginning, in order: `num` of them, or all before `duration` seconds, or
     whichever ends first. `rate` is requests a second."""
-    assert rate > 0
-    assert num is not None or duration is not None
+    if not rate > 0:
+        raise ContractError("a rate is above 0")
+    if num is None and duration is None:
+        raise ContractError("arrivals end by their number or by time")
     rng = np.random.default_rng(seed)
     found: list[float] = []
     now = 0.0

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from outrider.core.errors import ContractError
 from outrider.core.files import Kind, read_bytes, read_text
 
 # One request of a big model on a small machine.
@@ -64,8 +65,10 @@ class Peer:
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Raises PeerError if it refuses, ends, or takes longer than the limit."""
         stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
+        if stdin is None:
+            raise ContractError("the process has no pipes")
+        if stdout is None:
+            raise ContractError("the process has no pipes")
         watch = threading.Timer(self._limit_seconds, self._kill)
         watch.start()
         try:
@@ -86,8 +89,10 @@ class Peer:
 
     def close(self, *, hurry: bool = False) -> None:
         """Let it end by itself: its stdin is closed. With `hurry` it has little time for that."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        if self._process.stdin is None:
+            raise ContractError("the process has no pipes")
+        if self._process.stdout is None:
+            raise ContractError("the process has no pipes")
         try:
             self._process.stdin.close()
             self._process.wait(timeout=_HURRY_SECONDS if hurry else _CLOSE_SECONDS)

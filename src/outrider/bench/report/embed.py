@@ -23,6 +23,7 @@ from typing import Any
 
 from outrider.bench.figure_style import DARK, LIGHT, Theme, themed
 from outrider.bench.report.values import Figure
+from outrider.core.errors import ContractError
 
 _COLOR = re.compile(r"(#[0-9a-f]{6})\b")
 _NOISE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
@@ -76,7 +77,8 @@ class Canvas:
             self.glyphs.setdefault(match[1], _SPACE.sub(" ", match[0]))
         text = _EMPTY_DEFS.sub("", _GLYPH.sub("", text))
         opening = _OPENING.search(text)
-        assert opening is not None
+        if opening is None:
+            raise ContractError("the drawing has no beginning")
         body = text[opening.end() : text.rindex("</svg>")]
         body = _BLACK_TEXT.sub('<g style="fill: #000000" ', _renamed(body, prefix))
         body = _DECIMALS.sub(_rounded, body).replace("xlink:href", "href").replace("<g >", "<g>")

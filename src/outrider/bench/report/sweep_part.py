@@ -23,6 +23,7 @@ from outrider.bench.sweep_summary import Cell, Spread, cells, summary
 from outrider.bench.sweeps.report import sections
 from outrider.bench.sweeps.summary import axes_in, points
 from outrider.bench.sweeps.summary import summary as grid_summary
+from outrider.core.errors import ContractError
 
 _HEADER = (
     "domain",
@@ -139,7 +140,8 @@ def _findings(found: Sequence[Cell], record: Mapping[str, Any]) -> Iterator[str]
         own = [c for c in found if (c.pair, c.domain) == (pair, domain) and c.k and c.speedup]
         if own:
             best = max(own, key=lambda cell: cell.speedup.value if cell.speedup else 0.0)
-            assert best.speedup is not None
+            if best.speedup is None:
+                raise ContractError("the cell has no speed-up")
             yield f"{pair}, {domain}: K={best.k} is best, {spoken(best.speedup)} plain decoding."
     yield from record["verdicts"]
     for cell in found:

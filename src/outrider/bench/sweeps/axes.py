@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outrider.bench.config import Plain
 from outrider.bench.drafters.table import available
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ContractError
 from outrider.core.nearest import did_you_mean
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.pairs.catalog import get_pair
@@ -127,7 +127,8 @@ def _value(name: str, word: str) -> Plain:
         _check_drafter(word)
         return word
     value = typed(SETTINGS[name], Given(word, f"{FLAG} {name}"))
-    assert isinstance(value, bool | int | float | str)
+    if not isinstance(value, bool | int | float | str):
+        raise ContractError("value is no bool | int | float | str")
     return value
 
 

@@ -19,7 +19,7 @@ from threading import Thread
 from time import monotonic
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ordinary
+from outrider.core.errors import ContractError, ordinary
 from outrider.engine.lanes.streams import LaneStream
 from outrider.engine.lanes.task import Call, Done, Task, Work
 
@@ -54,7 +54,8 @@ class ThreadLanes:
         return self._busy
 
     def start(self, lane: str, task: Task) -> None:
-        assert lane not in self._busy
+        if lane in self._busy:
+            raise ContractError("the lane runs a task")
         if lane not in self._lanes:
             self._lanes[lane] = self._new(lane)
         self._busy[lane] = self._clock()

@@ -118,7 +118,7 @@ class Ranks:
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
         if process.stdin is None:
-            raise ContractError("there is no stdin")
+            raise ContractError("the process has no pipes")
         try:
             left = memoryview(data)
             while left:
@@ -177,7 +177,7 @@ def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.stdin is None:
-            raise ContractError("there is no stdin")
+            raise ContractError("the process has no pipes")
         with suppress(OSError):
             process.stdin.close()
     for process in processes:
