@@ -116,9 +116,9 @@ class Lock:
     locks. Raises OSError where `path` cannot be made.
     """
 
-    def __init__(self, path: Path, seconds: float = 0.0) -> None:
+    def __init__(self, path: Path, seconds: float = 0.0, *, mode: int = 0o666) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        number = os.open(path, flags, 0o666)
+        number = os.open(path, flags, mode)
         self.close = weakref.finalize(self, os.close, number)
         try:
             self.held = _lock(number, path, seconds)
@@ -129,8 +129,8 @@ class Lock:
 
 @contextmanager
 def locked(path: Path, seconds: float) -> Generator[bool]:
-    """As `Lock`, for as long as the block runs; gives `held`."""
-    lock = Lock(path, seconds)
+    """As `Lock` of a file of our own, for as long as the block runs; gives `held`."""
+    lock = Lock(path, seconds, mode=0o600)
     try:
         yield lock.held
     finally:
