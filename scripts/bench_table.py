@@ -25,8 +25,8 @@ NAME = re.compile(r"(?P<name>[a-z_]+)(-(?P<variant>(a|b|0\.4b)(-[a-z]+\d+)?))?-(
 SIDES = {"plain": "plain", "model": "draft model", "ngram": "n-gram", "best": "best of each"}
 PEERS = {"openvino": "OpenVINO GenAI"}
 
-# Benchmarks that run several requests at once, and when the schedules that arrange those last changed
-# (UTC, as a result's provenance has it). Older figures of them are marked.
+# Benchmarks that run several requests at once, and when schedules last changed (UTC, as a result's
+# provenance has it). Older figures of them are marked.
 SCHEDULED = ("batch", "vs_transformers")
 SCHEDULES_CHANGED = "2026-11-22T12:57:50"
 MARK = " †"
