@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_window_that_scatter_alone_decides_says_so(tmp_path: Path) -> None:
     assert not any("verification window are noise" in w for w in part_of_study(study(), tmp_path))
 
 
-def part_of_study(record: dict[str, object], folder: Path) -> list[str]:
+def part_of_study(record: dict[str, object], folder: Path) -> Sequence[str]:
     report_results.write(folder, "ssd", record)
     return build([folder]).parts[0].warnings
 
