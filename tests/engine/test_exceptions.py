@@ -243,7 +243,17 @@ def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseE
 
 
 def test_a_mask_that_is_no_mask_ends_its_request(llm: LLM, wanted: list[tuple[int, ...]]) -> None:
-    for mask in (lambda _: "all", lambda _: torch.zeros(3, dtype=torch.bool), lambda: None):
+    def words(_: Sequence[int]) -> Any:
+        return "all"
+
+    def few(_: Sequence[int]) -> torch.Tensor:
+        return torch.zeros(3, dtype=torch.bool)
+
+    def nothing_taken() -> None:
+        pass
+
+    masks: tuple[Any, ...] = (words, few, nothing_taken)
+    for mask in masks:
         tickets = run(llm, allowed=mask)
         for index, ticket in enumerate(tickets):
             if index != CULPRIT:

@@ -1,0 +1,69 @@
+"""A job reads as many prompt tokens as fit its time, and no fewer than a pass is worth."""
+
+from __future__ import annotations
+
+from outrider.core.budget import JobTrace
+from outrider.sched.jobs import Pool, Stage, Work
+from outrider.sched.pace import CHUNK_SECONDS, LEAST_CHUNK, NUM_ROUNDS, PromptPace
+from outrider.sched.single import SingleLane
+
+
+def job(*kinds: str, tokens: int, seconds: float, seqs: int = 1) -> JobTrace:
+    return JobTrace(
+        lane="main",
+        kinds=kinds,
+        seq_ids=tuple(range(seqs)),
+        num_tokens=tokens,
+        began=5.0,
+        ended=5.0 + seconds,
+        queues=(0, 0, 0),
+        num_waiting=0,
+        num_live=seqs,
+        num_free_tokens=99,
+    )
+
+
+def test_nothing_is_bounded_before_anything_is_known() -> None:
+    assert PromptPace().limit is None
+
+
+def test_a_guess_bounds_the_first_chunk() -> None:
+    assert PromptPace(seconds=0.002).limit == int(CHUNK_SECONDS / 0.002)
+
+
+def test_a_chunk_takes_its_time_by_the_fastest_of_the_last() -> None:
+    pace = PromptPace(seconds=1e-9)
+    pace.observe(job("prefill", tokens=100, seconds=1.0))
+    assert pace.limit == 20
+    pace.observe(job("prefill", tokens=50, seconds=0.25))
+    pace.observe(job("draft", "prefill", "verify", tokens=100, seconds=9.0))
+    assert pace.limit == 40
+
+
+def test_a_model_with_slow_passes_reads_for_as_long_as_a_few_of_them() -> None:
+    pace = PromptPace()
+    pace.observe(job("prefill", tokens=100, seconds=1.0))
+    pace.observe(job("draft", "verify", tokens=1, seconds=0.5))
+    assert pace.limit == int(NUM_ROUNDS * 0.5 / 0.01)
+
+
+def test_it_never_reads_fewer_than_a_pass_is_worth() -> None:
+    pace = PromptPace()
+    pace.observe(job("prefill", tokens=20, seconds=60.0))
+    assert pace.limit == LEAST_CHUNK
+
+
+def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
+    pace = PromptPace()
+    pace.observe(job("draft", tokens=500, seconds=9.0))
+    pace.observe(job("ahead", tokens=500, seconds=9.0))
+    pace.observe(job("draft", "verify", tokens=4, seconds=0.1, seqs=4))
+    assert pace.limit is None
+
+
+def test_a_schedule_keeps_within_it() -> None:
+    waiting = (Work(0, Stage.PREFILL, 1000), Work(1, Stage.PREFILL, 7))
+    pool = Pool(waiting, (), (), 9999, most_prompt_tokens=40)
+    job = SingleLane(256).next_job("main", pool, 2)
+    assert job is not None
+    assert sum(work.num_tokens for work in job.of(Stage.PREFILL) + job.of(Stage.VERIFY)) == 40
