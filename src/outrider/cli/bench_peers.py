@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from outrider.bench.engines.record import RESULTS, write_page
 from outrider.bench.pages import Page
@@ -31,6 +29,7 @@ from outrider.cli.engine_subjects import subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line
+from outrider.cli.paint import Bar, words
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import Kind, read_text
@@ -201,13 +200,13 @@ def _folder(call: Call[PeersOptions]) -> Path:
 
 def _progress() -> Progress:
     columns: list[Any] = [
-        TextColumn("{task.description}"),
+        words(),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("prompts, after"),
+        words("prompts, after"),
         TimeElapsedColumn(),
     ]
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    return Bar(*columns)
 
 
 def _watch(progress: Progress) -> Watch:

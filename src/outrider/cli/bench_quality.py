@@ -3,14 +3,12 @@ change of it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import load_wrapper
@@ -28,6 +26,7 @@ from outrider.cli.engine_subjects import Subject, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.paint import Bar, words
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import Kind, read_text
 from outrider.core.nearest import did_you_mean
@@ -136,9 +135,8 @@ def _file(path: Path) -> str:
 def _collect(title: str, total: int, rows: Iterable[T], into: list[T]) -> None:
     """Fill `into` row by row, so that an interrupt keeps those before it; with a bar on stderr,
     where that is a terminal."""
-    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    console, hidden = Console(stderr=True), not (total and sys.stderr.isatty())
-    with Progress(*columns, console=console, disable=hidden) as progress:
+    columns: list[Any] = [words(), BarColumn(), MofNCompleteColumn()]
+    with Bar(*columns, hidden=not total) as progress:
         task = progress.add_task(title, total=total)
         for row in rows:
             into.append(row)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from outrider.bench.engines.record import new_run_id, write_page
 from outrider.bench.gemm.pair import Make, pair_shape
@@ -27,6 +25,7 @@ from outrider.cli.call import Call
 from outrider.cli.engine_setup import print_page, say
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line
+from outrider.cli.paint import Bar, words
 from outrider.core.errors import ConfigError
 from outrider.models.gemm import Costs
 from outrider.models.loading import pick_device
@@ -110,14 +109,12 @@ def _measure(
     study: CostStudy, units: Sequence[Unit], left: Sequence[Unit], file: SamplesFile
 ) -> bool:
     """Whether all of it was measured; else an interrupt came."""
-    with Progress(
-        TextColumn("{task.description}"),
+    with Bar(
+        words(),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("turns, left:"),
+        words("turns, left:"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     ) as progress:
         task = progress.add_task("", total=len(units), completed=len(units) - len(left))
         try:

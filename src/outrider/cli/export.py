@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from outrider.cli.call import Call, needed
@@ -15,9 +14,9 @@ def export(call: Call[ExportOptions]) -> int:
     """Write the file, with a bar on a terminal, and say what it holds."""
     model, path = needed(call, "MODEL"), Path(needed(call, "FILE", position=1))
 
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, TimeElapsedColumn
 
+    from outrider.cli.paint import Bar, words
     from outrider.models.gguf_export import Exported, Wish
     from outrider.models.gguf_export import export as written
     from outrider.models.loading import resolve
@@ -27,7 +26,7 @@ def export(call: Call[ExportOptions]) -> int:
         form=options.gguf, pre_tokenizer=options.pre_tokenizer, name=model, force=options.force
     )
     done: Exported | None = None
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+    with Bar(words(), BarColumn(), TimeElapsedColumn(), transient=True) as progress:
         task = progress.add_task(f"exporting {model}", total=None)
         for done in written(resolve(model), path, wish):
             progress.update(task, total=done.num_tensors_in_all, completed=done.num_tensors)

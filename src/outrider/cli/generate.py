@@ -68,6 +68,7 @@ def _profile(
 
 def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | None) -> int:
     """`--n`: all completions at once, shown one after the other."""
+    from outrider.cli.paint import Painter
     from outrider.cli.session import run_record, tell_notes
 
     shown = call.options
@@ -75,9 +76,11 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | No
         raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
     results = llm.generate([text], call.resolved.sampling())
     if not shown.json:
+        painter = Painter(call.resolved.program().color, sys.stdout)
         for number, result in enumerate(results, start=1):
             heading = "" if shown.quiet else f"── {number} of {len(results)} · {result.summary()}\n"
-            print(f"{heading}{result.text}\n")
+            print(heading, end="")
+            painter.pieces([f"{result.text}\n\n"], ["plain"])
     tell_notes(results)
     record = {
         "completions": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from outrider.cli.call import Call, needed
@@ -17,10 +16,10 @@ def inflate(call: Call[InflateOptions]) -> int:
     say what it holds."""
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, TimeElapsedColumn
 
     from outrider.bench.drafters.heads import heads_beside
+    from outrider.cli.paint import Bar, words
     from outrider.models.inflate import shape_called
     from outrider.models.inflate_files import Written, write_inflated
     from outrider.models.inflate_heads import INFLATABLE, write_inflated_heads
@@ -31,7 +30,7 @@ def inflate(call: Call[InflateOptions]) -> int:
     done: Written | None = None
     heads: list[str] = []
     with new_folder(folder) as files:
-        with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        with Bar(words(), BarColumn(), TimeElapsedColumn(), transient=True) as progress:
             task = progress.add_task(f"inflating to {name}", total=None)
             for done in write_inflated(source, shape, folder, dtype):
                 progress.update(task, total=done.num_files_in_all, completed=done.num_files)

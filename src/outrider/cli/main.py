@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from outrider import __version__
+from outrider.cli.gate import gate, gated
 from outrider.cli.mistakes import bad_words, unknown_verb
 from outrider.cli.page import front_page, verb_page
 from outrider.cli.verb import Verb
@@ -35,11 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    # For good: what nobody caught is reported when `run` is over.
+    sys.stdout, sys.stderr = gated(sys.stdout), gated(sys.stderr)
     sys.exit(run(given))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code."""
+    with gate():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         code = _call(arguments)
         sys.stdout.flush()

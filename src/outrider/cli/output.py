@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from outrider.cli.gate import in_line
 from outrider.core.errors import MachineError
 from outrider.core.words import size as size
 
@@ -20,8 +21,8 @@ _WIDEST = 100
 
 
 def json_line(value: object) -> str:
-    """ASCII only, so that it survives any terminal and any pipe."""
-    return json.dumps(value, allow_nan=False)
+    """Printable ASCII only, so that it survives any terminal and any pipe."""
+    return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:
@@ -64,7 +65,7 @@ def _unwritable(path: Path, error: OSError) -> MachineError:
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> str:
     """Columns as wide as their content, never cut: readable, and easy to search."""
-    cells = [[str(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    cells = [[in_line(str(cell)) for cell in row] for row in ([header, *rows] if header else rows)]
     if not cells:
         return ""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -84,7 +85,7 @@ def screen_table(
     whole = table(rows, header=header)
     if limit is None or all(len(line) <= limit for line in whole.splitlines()):
         return whole
-    cells = [[str(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    cells = [[in_line(str(cell)) for cell in row] for row in ([header, *rows] if header else rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     num_keys = _num_keys(cells, widths, limit // 2)
     room = limit - sum(widths[:num_keys]) - 2 * num_keys

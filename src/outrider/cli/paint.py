@@ -1,19 +1,26 @@
-"""Text coloured by where each token came from.
+"""What is written behind the gate: text coloured by where each token came from, and bars.
 
 Colours are told apart by their lightness and by underline or bold as well, so that the legend
-serves readers who see few colours. Without a terminal, text passes unchanged, byte for byte.
+serves readers who see few colours. Without a terminal, a model's text passes unchanged, byte for
+byte; on one, it loses what a terminal would obey. Text in bars loses it too, and is no markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.color import ColorSystem
-from rich.console import COLOR_SYSTEMS, Console
+from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
+from rich.file_proxy import FileProxy
+from rich.progress import Progress, ProgressColumn, TextColumn
+from rich.segment import Segment
 from rich.style import Style
+
+from outrider.cli.gate import behind, gated, visible
 
 if TYPE_CHECKING:
     from outrider.core.draft import Origin
@@ -32,18 +39,55 @@ LABELS: Mapping[Origin, str] = {
 }
 QUIET = Style.parse("dim")
 
-# A model may write escape sequences; a terminal must not obey them.
-_VISIBLE = {
-    code: "\ufffd" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"
-}
+
+class GatedConsole(Console):
+    """A console behind the gate of `out`; what it draws is ours, what is written is not."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(file=behind(out), markup=False, emoji=False, highlight=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(visible(text), style)
+
+
+class Bar(Progress):
+    """A bar of progress on `out`, drawn where that is a terminal unless it is `hidden`."""
+
+    def __init__(
+        self,
+        *columns: ProgressColumn | str,
+        out: TextIO | None = None,
+        hidden: bool = False,
+        transient: bool = False,
+    ) -> None:
+        console = GatedConsole(sys.stderr if out is None else out)
+        drawn = console.is_terminal and not hidden
+        super().__init__(*columns, console=console, disable=not drawn, transient=transient)
+
+    def start(self) -> None:
+        super().start()
+        # What is printed meanwhile goes above the bar, by a stream that would read its colours.
+        if isinstance(sys.stdout, FileProxy):
+            sys.stdout = gated(cast("TextIO", sys.stdout))
+        if isinstance(sys.stderr, FileProxy):
+            sys.stderr = gated(cast("TextIO", sys.stderr))
+
+
+def words(text: str = "{task.description}") -> TextColumn:
+    """A column of text that is no markup."""
+    return TextColumn(text, markup=False)
 
 
 class Painter:
     """Writes pieces of text to `out`. `color` is auto, always or never."""
 
     def __init__(self, color: str, out: TextIO) -> None:
-        console = Console(file=out)
-        self._out = out
+        console = GatedConsole(out)
+        self._out = behind(out)
         self._is_terminal = console.is_terminal
         self._system: ColorSystem | None = None
         if color == "always":
@@ -63,13 +107,13 @@ class Painter:
         self._out.flush()
 
     def write(self, text: str, style: Style = QUIET) -> None:
-        if self._is_terminal:
-            text = text.translate(_VISIBLE)
+        if self._is_terminal or self.colored:
+            text = visible(text)
         self._out.write(style.render(text, color_system=self._system) if self.colored else text)
 
     def line(self, text: str) -> None:
         """A line of ours, beside the model's text."""
-        self.write(text)
+        self.write(visible(text))
         self._out.write("\n")
         self._out.flush()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 
 from outrider.bench.calibrate.session import (
     AUTO,
@@ -28,6 +27,7 @@ from outrider.cli.call import Call
 from outrider.cli.fit import read_spec
 from outrider.cli.logs import start_logging
 from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.paint import Bar, words
 from outrider.cli.plan_elsewhere import elsewhere, is_sheet
 from outrider.cli.plan_options import PlanOptions
 from outrider.cli.plan_page import Origin, page_of, record_of
@@ -189,13 +189,12 @@ class _Bar:
 
     def __init__(self) -> None:
         columns: list[Any] = [
-            TextColumn("{task.description:32}"),
+            words("{task.description:32}"),
             BarColumn(),
             TimeElapsedColumn(),
         ]
         self._hidden = not sys.stderr.isatty()
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, disable=self._hidden, transient=True)
+        self._progress = Bar(*columns, transient=True)
         self._task: TaskID | None = None
         self._said: set[str] = set()
 

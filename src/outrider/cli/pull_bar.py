@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -16,6 +15,7 @@ from rich.progress import (
 )
 
 from outrider.cli.output import size
+from outrider.cli.paint import Bar
 
 
 class PullBar:
@@ -41,14 +41,13 @@ class PullBar:
 @contextmanager
 def pull_bar(out: TextIO, total: int) -> Generator[PullBar]:
     """Drawn on `out`, as long as it is a terminal and there is something to fetch."""
-    console = Console(file=out)
-    with Progress(
+    with Bar(
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=console,
+        out=out,
         transient=True,
-        disable=not (console.is_terminal and total),
+        hidden=not total,
     ) as bar:
         yield PullBar(out, bar, total)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn
 
 from outrider.bench import figure_style
 from outrider.bench.report.build import build
@@ -17,6 +16,7 @@ from outrider.bench.report.summary import summarise
 from outrider.bench.report.values import Figure, Part, Report
 from outrider.cli.call import Call, needed
 from outrider.cli.output import check_writable, json_line, prose, write_whole
+from outrider.cli.paint import Bar, words
 from outrider.cli.report_verb import ReportOptions
 from outrider.core.errors import MachineError
 
@@ -43,9 +43,8 @@ def report(call: Call[ReportOptions]) -> int:
 
 def _rendered(found: Report) -> str:
     """With a progress bar on stderr, where that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(*columns, console=console, disable=hidden) as progress:
+    columns = (words(), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns) as progress:
         task = progress.add_task("figures", total=num_figures(found))
 
         def drawn(figure: Figure) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TimeElapsedColumn
 
+from outrider.cli.paint import Bar, words
 from outrider.core.clock import HOST_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -43,19 +43,17 @@ class TrainBar:
     """Use it in a `with` block."""
 
     def __init__(self, out: TextIO) -> None:
-        console = Console(file=out)
         self._out = out
-        self._is_terminal = console.is_terminal
         self._shown: dict[str, float] = {}
-        self._bar = Progress(
+        self._bar = Bar(
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[words]}"),
+            words("{task.fields[words]}"),
             TimeElapsedColumn(),
-            console=console,
+            out=out,
             transient=True,
-            disable=not self._is_terminal,
         )
+        self._is_terminal = self._bar.console.is_terminal
         self._task = self._bar.add_task("training", total=1.0, words="")
 
     def __enter__(self) -> TrainBar:

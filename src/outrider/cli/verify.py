@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
+from outrider.cli.gate import overwrite
 from outrider.cli.options import VerifyOptions
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.core.errors import ConfigError
@@ -101,12 +102,13 @@ class _Progress:
         if self._on:
             line = f"{perf_counter() - self._started:4.0f} s  {text}"
             room = shutil.get_terminal_size().columns - 1
-            print(f"\r{line[:room]:<{room}}", end="", file=sys.stderr, flush=True)
+            overwrite(f"{line[:room]:<{room}}", sys.stderr)
 
     def clear(self) -> None:
         if self._on:
             room = shutil.get_terminal_size().columns - 1
-            print(f"\r{'':<{room}}\r", end="", file=sys.stderr, flush=True)
+            overwrite(" " * room, sys.stderr)
+            overwrite("", sys.stderr)
 
 
 def _header(about: Mapping[str, Any]) -> str:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+from outrider.cli.paint import Bar, words
 
 T = TypeVar("T")
 
 
-def visits_bar() -> Progress:
+def visits_bar() -> Bar:
     """To be entered; its tasks are of so many visits."""
-    return Progress(
-        TextColumn("{task.description}"),
+    return Bar(
+        words(),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("visits, left:"),
+        words("visits, left:"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     )
 
 
