@@ -16,9 +16,11 @@ from outrider.kernels.trees.drafts import Grown, NativeTreeDrafts
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize("drafter", ["eagle", "mtp"])
+@pytest.mark.parametrize(
+    ("drafter", "dtype"), [("eagle", "auto"), ("mtp", "auto"), ("eagle", "float16")]
+)
 def test_small_trees_of_one_text_are_made_at_once(
-    drafter: str, monkeypatch: pytest.MonkeyPatch
+    drafter: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (refusal := built_kernels(env.compiler(), env.cache_folder()).refusal) is not None:
         pytest.skip(refusal)
@@ -34,7 +36,13 @@ def test_small_trees_of_one_text_are_made_at_once(
 
     monkeypatch.setattr(NativeTreeDrafts, "__call__", counted)
     config = EngineConfig(
-        drafter=drafter, k=4, tree_nodes=8, batch_size=1, watchdog="off", profile=True
+        drafter=drafter,
+        dtype=dtype,
+        k=4,
+        tree_nodes=8,
+        batch_size=1,
+        watchdog="off",
+        profile=True,
     )
     (result,) = LLM(config=config).generate("def add(a, b):", SamplingParams(max_tokens=8))
     drafted = [one for one in result.rounds if one.num_drafted]
