@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,3 @@ pytest.MonkeyPatch().setenv("HF_HUB_OFFLINE", "1")
 
 # Before anything imports Triton: its kernels are interpreted, since the suite needs no GPU.
 pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if sys.flags.optimize and item.get_closest_marker("asserts"):
-        pytest.skip("it expects an assertion of the program's, of which python -O has none")

@@ -195,7 +195,6 @@ def test_quantised_weights_are_refused() -> None:
         refuse_split(stored("llama2", 0), options, 2)
 
 
-@pytest.mark.asserts
 def test_a_model_alone_adds_nothing() -> None:
     alone, ones_3 = Alone(), torch.ones(3)
     alone.all_reduce_(ones_3)
