@@ -36,7 +36,7 @@ def test_every_way_is_listed_and_told() -> None:
 def test_a_helper_s_assertion_is_alive() -> None:
     """Also under `python -O`, where those of the program are not."""
     with pytest.raises(AssertionError):
-        check_shape(lambda chances, size: Shape((), (), 0.0))
+        check_shape(lambda chances, size: Shape((), (), ()))
 
 
 @pytest.mark.slow
