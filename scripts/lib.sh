@@ -33,13 +33,33 @@ find_python() {
 
 pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 
+torch_spec() { sed -n 's/^# \(torch==[^ ]*\)$/\1/p' requirements.lock; }
+
+has_torch() {
+    .venv/bin/python - "$(torch_spec)" >/dev/null 2>&1 <<'END'
+import sys
+from importlib.metadata import version
+sys.exit(version("torch").split("+")[0] != sys.argv[1].removeprefix("torch=="))
+END
+}
+
 # On Linux the default wheel of torch brings gigabytes of CUDA; without an NVIDIA driver, ask for
 # the CPU build first. Where that index is out of reach, pip goes on with the default one.
-install_torch() {
+install_cpu_torch() {
     if [ "$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null 2>&1; then return 0; fi
-    if .venv/bin/python -c 'import torch' >/dev/null 2>&1; then return 0; fi
-    spec=$(sed -n 's/^ *"\(torch[^"]*\)",$/\1/p' pyproject.toml)
-    say "installing $spec (CPU build)"
+    if has_torch; then return 0; fi
+    say "installing $(torch_spec) (CPU build)"
     pip_install --no-deps --retries 1 --timeout 20 \
-        --extra-index-url https://download.pytorch.org/whl/cpu "$spec" || true
+        --extra-index-url https://download.pytorch.org/whl/cpu "$(torch_spec)" || true
+}
+
+# What the lock has, for use or (`dev`) for work: every file with the hash that it has there.
+install_locked() {
+    wanted_lock=.venv/locked.txt
+    if [ "$1" = dev ]; then
+        cp requirements.lock "$wanted_lock"
+    else
+        sed '/^# For development$/,$d' requirements.lock > "$wanted_lock"
+    fi
+    pip_install --no-deps --require-hashes -r "$wanted_lock"
 }

@@ -10,5 +10,7 @@ from outrider.cli.options import NoOptions
 
 def completion(call: Call[NoOptions]) -> int:
     shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
-    print(completion_app().generate_completion(prog_name="outrider", shell=shell))
+    # The name of a shell; none is started.
+    script = completion_app().generate_completion(prog_name="outrider", shell=shell)  # nosec B604
+    print(script)
     return 0

@@ -77,7 +77,8 @@ def render(report: Report, *, drawn: Callable[[Figure], None] = lambda _: None) 
             parts=parts,
             skipped=report.skipped,
             style=_style(canvas),
-            letters=Markup(canvas.letters()),
+            # Letters of a font that comes with the package.
+            letters=Markup(canvas.letters()),  # nosec B704
         )
     )
     # Empty lines are what the template's own lines leave behind.
@@ -113,7 +114,8 @@ def _drawn(part: Part, canvas: Canvas, drawn: Callable[[Figure], None]) -> _Part
         warnings.append(f"This page has {reason}.")
     for figure in part.figures if reason is None else ():
         try:
-            shown.append(Shown(Markup(canvas.embed(figure)), figure.alt))
+            # Drawn here; what records say in it is escaped by whoever draws.
+            shown.append(Shown(Markup(canvas.embed(figure)), figure.alt))  # nosec B704
         except _UNDRAWABLE as error:
             warnings.append(f"{figure.title} cannot be drawn: {type(error).__name__}.")
         drawn(figure)
@@ -137,7 +139,8 @@ def _pictured(picture: Picture) -> Shown:
         f'src="data:image/svg+xml;base64,{b64encode(smaller(data)).decode("ascii")}">'
         for name, data in (("light", picture.light), ("dark", dark))
     ]
-    return Shown(Markup("".join(images)), picture.alt)
+    # Our tags around base64.
+    return Shown(Markup("".join(images)), picture.alt)  # nosec B704
 
 
 def _environment() -> Environment:
@@ -170,7 +173,8 @@ def _is_numeric(column: Sequence[str]) -> bool:
 
 def _style(canvas: Canvas) -> Markup:
     night = NIGHT.replace("DARK", canvas.styles(DARK))
-    return Markup(STYLE.replace("NIGHT", night).replace("LIGHT", canvas.styles(LIGHT)))
+    # Colours of this package.
+    return Markup(STYLE.replace("NIGHT", night).replace("LIGHT", canvas.styles(LIGHT)))  # nosec B704
 
 
 def _file_name(name: str) -> str:
