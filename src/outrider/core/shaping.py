@@ -99,7 +99,7 @@ class Shaper:
         shaped_NV -= params.presence_penalty * (text_NV > 0).to(text_NV.dtype)
 
     def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
-        mask_V = self._mask(text)
+        mask_V = self.mask(text)
         if mask_V is not None:
             shaped_V.masked_fill_(~self._checked(mask_V, shaped_V), _BANNED)
         banned = [word[-1] for word in self.bad_words if _ends_with(text, word[:-1])]
@@ -112,7 +112,8 @@ class Shaper:
         if bool((rest_V > _BANNED).any()):
             shaped_V.copy_(rest_V)
 
-    def _mask(self, text: Sequence[int]) -> Tensor | None:
+    def mask(self, text: Sequence[int]) -> Tensor | None:
+        """What may follow `text`, unchecked, as the callback says; None without one."""
         if self.allowed is None:
             return None
         began = self.clock()
@@ -130,6 +131,8 @@ class Shaper:
                 f"an allowed-token mask must be a tensor of {shaped_V.shape[0]} booleans, got "
                 f"{_described(given)}."
             )
+        if given.is_meta or given.layout is not torch.strided:
+            raise ConfigError("an allowed-token mask must hold its booleans: no meta, no sparse.")
         mask_V = given.to(shaped_V.device)
         if bool((mask_V & (shaped_V > _BANNED)).any()):
             return mask_V

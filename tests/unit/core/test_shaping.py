@@ -158,3 +158,20 @@ def test_a_shaper_knows_when_it_changes_nothing() -> None:
 def test_suffixes_follow_the_tree() -> None:
     assert suffixes_of((7, 8, 9, 5), (-1, 0, 0, -1)) == [(), (7,), (7, 8), (7, 9), (5,)]
     assert suffixes_of((), ()) == [()]
+
+
+@pytest.mark.parametrize(
+    "mask_V",
+    [
+        torch.ones(VOCAB, dtype=torch.bool, device="meta"),
+        torch.ones(VOCAB, dtype=torch.bool).to_sparse(),
+        "text",
+        1.5,
+        [True] * VOCAB,
+    ],
+    ids=["meta", "sparse", "text", "float", "list"],
+)
+def test_a_mask_that_holds_no_booleans_is_refused(mask_V: Tensor) -> None:
+    shaper = Shaper(SamplingParams(), 1, allowed=lambda text: mask_V)
+    with pytest.raises(ConfigError, match="an allowed-token mask must"):
+        shaper.shape(LOGITS, [0], [()])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
-from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.shaping import Shaper
 from outrider.drafters.offers import NO_OFFER, Offer
@@ -48,9 +47,7 @@ def _offer(row: DraftRow, shaper: Shaper) -> Offer:
 
 def _only(shaper: Shaper, text: Sequence[int]) -> int | None:
     """The one token that may follow `text`, if there is one alone."""
-    if shaper.allowed is None:
-        raise ContractError("the request has no mask")
-    mask_V = shaper.allowed(text)
+    mask_V = shaper.mask(text)
     if mask_V is None or int(mask_V.sum()) != 1:
         return None
     return int(mask_V.nonzero()[0, 0])
