@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
 
 import outrider.pairs as pairs
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
@@ -210,3 +210,43 @@ def test_a_broken_side_file_is_named(folder: Path, name: str, content: bytes) ->
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
         Tokenizer.load(folder)
+
+
+def llama_style(scheme: str, folder: Path, config: dict[str, object]) -> Tokenizer:
+    """A folder of the Llama class: `scheme` is of its Metaspace, or "prepend" for a normalizer."""
+    words = ["<unk>", "<s>", "</s>", "\u2581", *"helo", "he", "\u2581he", "lo", "llo"]
+    merges = [("h", "e"), ("\u2581", "he"), ("l", "o"), ("l", "lo")]
+    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    any_backend: Any = backend
+    if scheme == "prepend":
+        marks = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        any_backend.normalizer = normalizers.Sequence(marks)
+    else:
+        any_backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    special = [AddedToken(word, special=True, normalized=False) for word in words[:3]]
+    any_backend.add_special_tokens(special)
+    backend.save(str(folder / "tokenizer.json"))
+    told = json.dumps({"tokenizer_class": "LlamaTokenizer", **config})
+    (folder / "tokenizer_config.json").write_text(told, "utf-8")
+    return Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("config", [{}, {"legacy": True}, {"add_prefix_space": False}])
+@pytest.mark.parametrize(
+    ("scheme", "text", "tokens"),
+    [
+        ("prepend", "hello", "_he llo"),
+        ("prepend", " hello", "_ _he llo"),
+        ("prepend", "hello</s>hello", "_he llo </s> _he llo"),
+        ("first", "hello</s>hello", "_he llo </s> he llo"),
+        ("always", "hello</s>hello", "_he llo </s> _he llo"),
+        ("never", "hello", "he llo"),
+    ],
+)
+def test_a_llama_tokenizer_is_what_its_file_says(
+    scheme: str, text: str, tokens: str, config: dict[str, object], tmp_path: Path
+) -> None:
+    """As docs/models.md tells of the Llama class; tokenizer_config.json has no say."""
+    tokenizer = llama_style(scheme, tmp_path, config)
+    found = [tokenizer.vocabulary[i] for i in tokenizer.encode(text)]
+    assert found == tokens.replace("_", "\u2581").split()
