@@ -113,3 +113,10 @@ def test_the_tree_of_the_readme_marks_what_is_there() -> None:
     assert [path for path, mark in marks.items() if (ROOT / path).is_dir() == (mark == "-")] == []
     folders = {f"src/outrider/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= marks.keys()
+
+
+def test_what_runs_and_profilers_leave_is_not_committed() -> None:
+    """Traces and dumps of profilers take gigabytes."""
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    left = {"trace.json", "*.trace.json", "*.nsys-rep", "*.sqlite", "*.prof"}
+    assert left <= set(ignored)
