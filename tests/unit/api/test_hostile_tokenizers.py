@@ -37,7 +37,8 @@ LLADA = (
 
 
 def bpe(**more: Any) -> dict[str, Any]:
-    return {"type": "BPE", "dropout": None, "unk_token": None, "vocab": BYTES, "merges": []} | more
+    made: dict[str, Any] = {"type": "BPE", "dropout": None, "vocab": BYTES, "merges": []}
+    return made | {"unk_token": None} | more
 
 
 def pieces(**more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 import outrider
 from doubles.command_line import Command
 from doubles.json_server import Answer, serving
-from doubles.tiny_checkpoints import Variant, save_tensors, write_checkpoint
+from doubles.tiny_checkpoints import Variant, random_tensors, save_tensors, write_checkpoint
 from outrider.cli import main as program
 from outrider.cli.gate import Gate, behind, gate, gated, overwrite, visible
 from outrider.cli.output import json_line, table
@@ -93,8 +94,8 @@ PAYLOADS = [
     "\u2066a\u2067b\u2068c\u2069",
 ]
 MARKUP = ["[red]a[/red]", "[link=http://a.example]a[/link]", "[/]", "[@click=app.quit]a[/]", ":x:"]
-OBEYED = {*map(chr, [*range(32), *range(127, 160)])} - set("\n\t")
-OBEYED |= {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
+CONTROLS = {*map(chr, [*range(32), *range(127, 160)])} - set("\n\t")
+OBEYED = CONTROLS | set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 FOREIGN = [*PAYLOADS, *MARKUP]
 ALL = " ".join(FOREIGN)
 SEVERAL = [" ".join(FOREIGN[start : start + 12]) for start in range(0, len(FOREIGN), 12)]
@@ -146,7 +147,7 @@ def checkpoint(tmp_path: Path) -> Path:
     vocabulary = {token: i for i, token in enumerate(["[UNK]", *PAYLOADS, *MARKUP])}
     vocabulary |= {f"{CLIPBOARD}{i}": i for i in range(len(vocabulary), 96)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
-    tokenizer = {"version": "1.0", "added_tokens": [], "model": model}
+    tokenizer: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
@@ -214,7 +215,8 @@ def test_texts_on_a_terminal_obey_nobody(color: str, terminal: Terminal) -> None
 def test_a_pipe_has_the_text_as_it_is_and_our_lines_without_sequences() -> None:
     pipe = StringIO()
     painter = Painter("auto", gated(pipe))
-    painter.pieces(PAYLOADS, ["plain"] * len(PAYLOADS))
+    for payload in PAYLOADS:
+        painter.pieces([payload], ["plain"])
     assert pipe.getvalue() == "".join(PAYLOADS)
     painter.line(ALL)
     check(pipe.getvalue().removeprefix("".join(PAYLOADS)), some=MARKUP[0])
@@ -303,11 +305,13 @@ def test_a_stranger_s_model_is_told_without_sequences(outrider: Command, checkpo
 
 
 def test_names_of_tensors_are_told_without_sequences(outrider: Command, checkpoint: Path) -> None:
+    tensors = random_tensors(json.loads((checkpoint / "config.json").read_text()), seed=1)
     for payload in SEVERAL:
-        save_tensors(checkpoint / "model.safetensors", {payload: torch.zeros(2)})
+        stranger = {f"~{payload}": torch.zeros(2)}
+        save_tensors(checkpoint / "model.safetensors", {**tensors, **stranger})
         told = outrider("models", "load", str(checkpoint))
         assert told.code == 3
-        check(told.err, some="tensor")
+        check(told.err, some=f"~{visible(payload)} has no place in this model")
 
 
 def test_reasons_of_a_template_are_told_without_sequences(
