@@ -19,6 +19,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
 
+_NAMED_ONLY = [name for name, item in SETTINGS.items() if item.meta.harmless is not None]
+GUARDED = ", ".join(f"`{name}`" for name in _NAMED_ONLY)
+
 INTRO = f"""\
 # Settings
 
@@ -27,6 +30,11 @@ INTRO = f"""\
 Every setting has a flag, a variable and a key in a file. The strongest layer that names it wins:
 command line, then environment, then file, then default. The file is `{DEFAULT_FILE}` in the
 working directory, or the TOML or YAML file given with `--config`; it holds `key = value` lines.
+A line on stderr says when the first was read. What chooses models, files, processes or a lossy rule
+counts only with `--config`, for who wrote a folder need not be who works in it:
+{GUARDED}.
+Of YAML no anchors, aliases or tags are read, and a scalar without quotes is the text that was
+written: `no`, `1:30` and `010` are never turned into something else.
 `outrider config` prints every value and where it comes from. An unknown key or `OUTRIDER_` variable
 is an error that names the nearest valid one, and a value that cannot be names where it was written.
 A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,

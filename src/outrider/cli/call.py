@@ -8,6 +8,7 @@ with the same words.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -118,8 +119,16 @@ def _resolve(verb: Verb, given: Mapping[str, object]) -> Resolved:
     return settings.resolve(
         settings.command_line({name: given[name] for name in given if name in offered}),
         settings.environment(outrider_variables()),
-        settings.default_file(Path()) if config is None else settings.file(Path(str(config))),
+        _default_file() if config is None else settings.file(Path(str(config))),
     )
+
+
+def _default_file() -> settings.Layer:
+    """A file that nobody named never decides without a word."""
+    layer = settings.default_file(Path())
+    if layer:
+        print(f"settings from ./{settings.DEFAULT_FILE}", file=sys.stderr)
+    return layer
 
 
 def _positional(item: Argument) -> inspect.Parameter:

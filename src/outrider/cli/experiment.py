@@ -8,18 +8,15 @@ list, or `name: values` lines below it: `over:` with `k: [2, 4]`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import yaml
-
 from outrider.cli.bench_sweep_options import SweepOptions
 from outrider.cli.options import KSweepOptions
 from outrider.core.errors import ConfigError
-from outrider.core.fields import default_of
-from outrider.core.files import Kind, read_text
+from outrider.core.fields import default_of, shown
 from outrider.core.foreign import hint_for
 from outrider.core.nearest import nearest
 from outrider.core.settings import (
@@ -32,6 +29,7 @@ from outrider.core.settings import (
     describe,
     typed,
 )
+from outrider.core.settings_file import read_settings
 
 _NOT_IN_A_FILE = ("experiment", "json", "presets")
 Options = TypeVar("Options", KSweepOptions, SweepOptions)
@@ -45,7 +43,7 @@ def with_experiment(
     if options.experiment is None:
         return options, resolved
     path = Path(options.experiment)
-    data = _read(path)
+    data = read_settings(path)
     own = {
         name: item
         for name, item in describe(type(options), group="").items()
@@ -55,8 +53,8 @@ def with_experiment(
     for name in data:
         if name not in known:
             every = "`outrider bench --help` lists options and settings."
-            hint = hint_for(name) or nearest(name, known, every)
-            raise ConfigError(f"{path}: unknown key {name!r}.", hint=hint)
+            hint = hint_for(name) or nearest(name[:64], known, every)
+            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
     given = {
         name: Given(_as_given(own[name], value) if name in own else value, f"{path}:{name}")
         for name, value in data.items()
@@ -78,19 +76,6 @@ def _is_default(options: KSweepOptions | SweepOptions, item: Any) -> bool:
 def _weaker(origin: str) -> bool:
     """Defaults and files of settings, whose origins have the form FILE:NAME."""
     return origin == DEFAULT or ":" in origin
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    try:
-        data: Any = yaml.safe_load(read_text(path, Kind.SETTINGS))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}.") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected `name: value` lines.")
-    entries = cast("dict[object, object]", data)
-    return {str(name): value for name, value in entries.items()}
 
 
 def _as_given(option: Setting, value: object) -> object:

@@ -26,7 +26,8 @@ _MOST_SHOWN = 100
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
-    a list or mapping has, `each` the bytes of an entry."""
+    a list or mapping has, `each` the bytes of an entry. `harmless` are the values that a file may
+    say which nobody named; None is all of them."""
 
     help: str
     minimum: float | None = None
@@ -34,6 +35,7 @@ class Meta:
     choices: tuple[str, ...] = ()
     count: Limit | None = None
     each: Limit | None = None
+    harmless: tuple[object, ...] | None = None
 
 
 def setting(
@@ -50,6 +52,13 @@ def setting(
     count, each = (*limits, None, None)[:2]
     meta = Meta(text, minimum, maximum, tuple(choices), count, each)
     return field(default=default, metadata={"meta": meta})
+
+
+def guarded(item: Any, *harmless: object) -> Any:
+    """`item`, made by `setting`, as one that names models or files, starts processes or changes the
+    law of the text, save with the values that are `harmless`."""
+    meta = replace(meta_of(item), harmless=harmless)
+    return field(default=item.default, metadata={"meta": meta})
 
 
 def meta_of(item: Field[Any]) -> Meta:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
@@ -23,16 +23,17 @@ from outrider.core.fields import (
     check_mapping,
     check_value,
     default_of,
+    guarded,
     meta_of,
     setting,
     shown,
 )
-from outrider.core.files import Kind, read_text
 from outrider.core.foreign import hint_for
 from outrider.core.kinds import KINDS, Value
 from outrider.core.limits import WHOLE
 from outrider.core.nearest import nearest
 from outrider.core.params import SamplingParams
+from outrider.core.settings_file import read_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -44,18 +45,28 @@ DEFAULT_FILE = "outrider.toml"
 COLORS = ("auto", "always", "never")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
+# Of a name that means nothing, so much is compared with those that do.
+_MOST_COMPARED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramConfig:
     """What the command line decides besides the engine and the sampling."""
 
-    target: str = setting(
-        "outrider/embedded", "Model whose text you get: a folder or a hub id, or the embedded one."
+    target: str = guarded(
+        setting(
+            "outrider/embedded",
+            "Model whose text you get: a folder or a hub id, or the embedded one.",
+        ),
+        "outrider/embedded",
     )
-    draft: str = setting(
+    draft: str = guarded(
+        setting(
+            "auto",
+            "Model or heads that propose: auto is the target's known partner, none does without.",
+        ),
         "auto",
-        "Model or heads that propose: auto is the target's known partner, none does without.",
+        "none",
     )
     color: str = setting(
         "auto", "Colour tokens by origin; auto does so on a terminal.", choices=COLORS
@@ -183,64 +194,44 @@ def command_line(values: Mapping[str, object]) -> Layer:
 def environment(variables: Mapping[str, str]) -> Layer:
     """Raises ConfigError for an OUTRIDER_ variable that names no setting."""
     by_variable = {item.variable: item.name for item in SETTINGS.values()}
-    _refuse_unknown(variables, by_variable, "unknown variable {}.")
+    _refuse_unknown(variables, by_variable, "unknown variable")
     return {by_variable[name]: Given(value, name) for name, value in variables.items()}
 
 
 def file(path: Path) -> Layer:
     """A TOML or YAML file of settings. Raises ConfigError if it cannot be read or understood."""
-    data = _read_mapping(path)
-    _refuse_unknown(data, SETTINGS, f"{path}: unknown key {{}}.")
+    data = read_settings(path)
+    _refuse_unknown(data, SETTINGS, f"{path}: unknown key")
     return {name: Given(value, f"{path}:{name}") for name, value in data.items()}
 
 
 def default_file(folder: Path) -> Layer:
-    """`outrider.toml` in `folder`, if it is there."""
+    """`outrider.toml` in `folder`, if it is there. Whoever wrote it need not be who runs here, so
+    ConfigError is raised for what only a file that the user named may say."""
     path = folder / DEFAULT_FILE
-    return file(Path(DEFAULT_FILE) if folder == Path() else path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    layer = file(Path(DEFAULT_FILE) if folder == Path() else path)
+    for name, given in layer.items():
+        item = SETTINGS[name]
+        harmless = item.meta.harmless
+        if harmless is not None and typed(item, given) not in harmless:
+            raise ConfigError(
+                f"{given.origin} = {shown(given.value)} counts only in a file that you name: it "
+                "chooses models, files, processes or a lossy rule.",
+                hint=f"--config {path} if you wrote that, {item.flag} on the command line, or take "
+                "the line out",
+            )
+    return layer
 
 
-def _read_mapping(path: Path) -> dict[str, object]:
-    readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
-    if path.suffix not in readers:
-        raise ConfigError(f"{path}: a settings file ends in .toml, .yaml or .yml.")
-    try:
-        data = readers[path.suffix](read_text(path, Kind.SETTINGS))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text.") from None
-    except ValueError as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f"{path}: {first_line}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected `setting: value` lines.")
-    return {str(key): value for key, value in cast("dict[object, object]", data).items()}
-
-
-def _read_toml(text: str) -> object:
-    import tomllib
-
-    return tomllib.loads(text)
-
-
-def _read_yaml(text: str) -> object:
-    import yaml
-
-    try:
-        data: object = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    return {} if data is None else data
-
-
-def _refuse_unknown(names: Iterable[str], known: Iterable[str], message: str) -> None:
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], problem: str) -> None:
     known_names = list(known)
     for name in names:
         if name not in known_names:
             every = "`outrider config` lists every setting."
-            hint = hint_for(name) or nearest(name, known_names, every)
-            raise ConfigError(message.format(repr(name)), hint=hint)
+            hint = hint_for(name) or nearest(name[:_MOST_COMPARED], known_names, every)
+            raise ConfigError(f"{problem} {shown(name)}.", hint=hint)
 
 
 def _bound(value: float | None) -> str:

@@ -15,18 +15,16 @@ A user's own sheet is a JSON or YAML file with the same names.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from outrider.core.errors import ConfigError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import Kind, read_json
 from outrider.core.nearest import did_you_mean
+from outrider.core.settings_file import read_settings
 
 DTYPES = ("float32", "bfloat16", "int8")
 _FILE_KINDS = (".json", ".yaml", ".yml")
@@ -150,11 +148,12 @@ def device_sheet(name: str) -> DeviceSheet:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = read_text(path, Kind.SHEET)
-        record = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+        if path.suffix.lower() != ".json":
+            return read_settings(path)
+        record = read_json(path, Kind.SHEET)
     except OSError as error:
         raise ConfigError(f"cannot read the device sheet {path}: {error}.", hint=_SHOW) from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no device sheet: {error}.", hint=_SHOW) from error
     if not isinstance(record, dict):
         raise ConfigError(f"{path} is no device sheet: it has no names with values.", hint=_SHOW)

@@ -85,8 +85,22 @@ def test_bad_files_exit_with_3(
 
 @pytest.mark.weights
 def test_a_flag_may_set_aside_a_draft_that_a_file_names(outrider: Command) -> None:
-    Path("outrider.toml").write_text('draft = "outrider/embedded-draft"\n')
-    assert outrider("generate", "x", "--drafter", "ngram", "--max-tokens", "1").code == 0
+    Path("own.toml").write_text('draft = "outrider/embedded-draft"\n')
+    flags = ("--config", "own.toml", "--drafter", "ngram", "--max-tokens", "1")
+    assert outrider("generate", "x", *flags).code == 0
+
+
+def test_a_file_in_the_folder_is_named_and_chooses_no_model(outrider: Command) -> None:
+    Path("outrider.toml").write_text("k = 2\n")
+    assert outrider("config").err == "settings from ./outrider.toml\n"
+    assert outrider("config", "--config", "outrider.toml").err == ""
+    Path("outrider.toml").write_text('sampler = "typical"\n')
+    refused = outrider("generate", "x")
+    assert (refused.code, refused.out) == (2, "")
+    assert "outrider.toml:sampler = 'typical' counts only in a file that you name" in refused.err
+    assert "try: --config outrider.toml" in refused.err
+    Path("outrider.toml").unlink()
+    assert outrider("config").err == ""
 
 
 @pytest.mark.weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from outrider.core.errors import ConfigError
 from outrider.core.kinds import KINDS
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, SETTINGS, Layer, Setting, resolve
+
+# A mistake is a line or two, however long what was written; generous for a busy machine.
+MOST_MESSAGE, MOST_SECONDS = 2500, 30
 
 
 def test_every_field_is_a_setting_with_flag_variable_and_help() -> None:
@@ -87,6 +92,170 @@ def test_an_empty_yaml_file_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("# nothing yet\n")
     assert settings.file(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (
+            "stop: [1:30, 2026-01-01, no, 010, 1e3, .inf]",
+            "stop",
+            ("1:30", "2026-01-01", "no", "010", "1e3", ".inf"),
+        ),
+        ("seed: 010", "seed", 10),
+        ("profile: off", "profile", False),
+        ("temperature: 1e-1", "temperature", 0.1),
+        ('stop: "\\n"', "stop", ("\n",)),
+        ("logit_bias: {3: 1.5, 4: -2}", "logit_bias", {3: 1.5, 4: -2.0}),
+        ("draft: none", "draft", "none"),
+    ],
+)
+def test_yaml_means_what_was_written(tmp_path: Path, line: str, name: str, value: object) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(line + "\n")
+    assert resolve(settings.file(path)).chosen[name].value == value
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi")
+)
+HOSTILE = [
+    ("run.yaml", BOMB, "anchors and aliases"),
+    ("run.yaml", "stop: &x [a]\nbad_words: *x\n", "anchors and aliases"),
+    ("run.yaml", "k: !!int 3\n", "tags are not read"),
+    ("run.yaml", "k: !!python/object/apply:os.system [ls]\n", "tags are not read"),
+    ("run.yaml", "k: 1:30\n", "must be an integer, got '1:30'"),
+    ("run.yaml", "k:\n", "must be an integer, got None"),
+    ("run.yaml", "k: 1\nk: 2\n", "line 2: a key that is no text, or is there twice"),
+    ("run.yaml", "? [k]\n: 2\n", "a key that is no text"),
+    ("run.yaml", "<<: {k: 2}\n", "unknown key '<<'"),
+    ("run.yaml", "---\nk: 1\n---\nk: 2\n", "several documents"),
+    ("run.yaml", "k: " + "[" * 100_000, "nested too deeply"),
+    ("run.yaml", "k: " + "{a: " * 5_000, "nested too deeply"),
+    ("run.yaml", "- " * 100_000, "nested too deeply"),
+    ("run.yaml", "stop: [" + "a," * 100_000 + "]", "more than 20000 entries"),
+    ("run.yaml", "k: 1 " * 100_000, "too many for settings"),
+    ("run.yaml", 'stop: "\\UFFFFFFFF"', "run.yaml: "),
+    ("run.yaml", 'stop: "\\uD800"', "run.yaml"),
+    ("run.yaml", "x" * 100_000 + ": 1\n", "run.yaml"),
+    ("run.yaml", "drafter: " + "x" * 100_000, "unknown value"),
+    ("run.toml", "k = " + "[" * 20_000, "nested too deeply"),
+    ("run.toml", "k = " + "{a = " * 20_000, "nested too deeply"),
+    ("run.toml", "a." * 20_000 + "a = 1", "a key has more than 256 parts"),
+    ("run.toml", "k = {" + "a." * 20_000 + "a = 1}", "a key has more than 256 parts"),
+    ("run.toml", "[" + "a." * 20_000 + "a]", "a key has more than 256 parts"),
+    ("run.toml", "k = 0x" + "f" * 100_000, "must be between 0 and 64"),
+    ("run.toml", "temperature = 0x" + "f" * 100_000, "must be a number"),
+    ("run.toml", f"k = {'9' * 100_000}", "run.toml"),
+    ("run.toml", f"{'x' * 100_000} = 1", "unknown key"),
+    ("run.toml", "seed = 2026-01-01", "must be an integer"),
+    ("{x}.toml", "nonsense = 1", "unknown key 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), HOSTILE)
+def test_a_hostile_file_is_a_short_mistake(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    start = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings.file(path))
+    assert problem in str(caught.value)
+    assert len(str(caught.value)) + len(caught.value.hint or "") < MOST_MESSAGE + len(str(path))
+    assert time.monotonic() - start < MOST_SECONDS
+
+
+def test_a_deep_variable_is_a_short_mistake() -> None:
+    for text in ("[" * 100_000, '["' + "x" * 100_000):
+        with pytest.raises(ConfigError, match="OUTRIDER_STOP") as caught:
+            resolve(settings.environment({"OUTRIDER_STOP": text}))
+        assert len(str(caught.value)) < MOST_MESSAGE
+    with pytest.raises(ConfigError, match="unknown variable") as caught:
+        settings.environment({"OUTRIDER_" + "X" * 100_000: "1"})
+    assert len(str(caught.value)) < MOST_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('sampler = "typical"', "sampler"),
+        ('target = "./model"', "target"),
+        ('target = "somebody/model"', "target"),
+        ('draft = "heads"', "draft"),
+        ('suffix_corpus = "/etc"', "suffix_corpus"),
+        ('drafter_home = "process"', "drafter_home"),
+        ("tensor_parallel = 2", "tensor_parallel"),
+    ],
+)
+def test_a_file_that_nobody_named_chooses_no_models_files_or_lossy_rules(
+    tmp_path: Path, line: str, name: str
+) -> None:
+    path = tmp_path / "outrider.toml"
+    path.write_text(f"k = 2\n{line}\n")
+    with pytest.raises(ConfigError, match=f"{name} = .* counts only in a file that you name") as no:
+        settings.default_file(tmp_path)
+    assert f"--config {path}" in str(no.value.hint)
+    assert resolve(settings.file(path)).chosen[name].origin.endswith(name)
+
+
+def test_a_file_that_nobody_named_may_say_what_changes_no_law(tmp_path: Path) -> None:
+    path = tmp_path / "outrider.toml"
+    path.write_text('sampler = "coupled"\ndraft = "none"\ntarget = "outrider/embedded"\nk = 3\n')
+    assert resolve(settings.default_file(tmp_path)).engine().sampler == "coupled"
+
+
+def test_every_setting_that_names_something_is_guarded() -> None:
+    """Texts without choices are names, but for these, which name nothing."""
+    names = {item.name for item in SETTINGS.values() if item.kind is str and not item.meta.choices}
+    guarded = {item.name for item in SETTINGS.values() if item.meta.harmless is not None}
+    assert names - guarded == {"skip_layers", "prediction"}
+    assert {"sampler", "drafter_home", "tensor_parallel"} <= guarded
+    for name in guarded:
+        assert SETTINGS[name].default in (SETTINGS[name].meta.harmless or ())
+
+
+def bounded(tmp: Path, text: str) -> None:
+    """`text` as a file of either kind is settings or one short mistake, in bounded time."""
+    for name in ("fuzz.yaml", "fuzz.toml"):
+        path = tmp / name
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        start = time.monotonic()
+        told = ""
+        try:
+            resolve(settings.file(path))
+        except ConfigError as error:
+            told = f"{error} {error.hint}"
+        assert len(told) < MOST_MESSAGE + len(str(path))
+        assert time.monotonic() - start < MOST_SECONDS
+
+
+@examples(200)
+@given(text=st.text(max_size=300))
+def test_any_text_is_settings_or_a_mistake(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    bounded(tmp_path_factory.getbasetemp(), text)
+
+
+PIECES = st.sampled_from(
+    [
+        *SETTINGS,
+        *"[]{}&*!|>'\"%@`,:?-#=.~\n\t \\",
+        *("<<", "&a ", "*a", "!!int ", ": ", " = ", "---\n", "...\n", "null", "no", "1:30", "0x1F"),
+        *("-1", "1e999", "2026-01-01", "\\UFFFFFFFF", "\u2028", "\ufeff", "\x00", "'" * 3, '"' * 3),
+        *("9" * 5000, "[" * 300, "a." * 300),
+    ]
+)
+
+
+@examples(300)
+@given(text=st.lists(PIECES, max_size=40).map("".join))
+def test_any_pieces_of_the_grammar_are_settings_or_a_mistake(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    bounded(tmp_path_factory.getbasetemp(), text)
 
 
 def test_the_default_file_is_optional(tmp_path: Path) -> None:
