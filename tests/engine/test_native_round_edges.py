@@ -40,7 +40,7 @@ MIX = (
     SamplingParams(max_tokens=9, temperature=1e-30),
     SamplingParams(max_tokens=13, temperature=100.0),
     SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=2**63 - 1),
-    SamplingParams(max_tokens=12, temperature=1.0, top_k=2**64 + 1),
+    SamplingParams(max_tokens=12, temperature=1.0, top_k=2**31 - 1),
     SamplingParams(max_tokens=10, temperature=1.2, top_p=0.0),
     SamplingParams(max_tokens=9, temperature=1.2, min_p=1.0),
     SamplingParams(max_tokens=2),
