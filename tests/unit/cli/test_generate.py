@@ -65,6 +65,8 @@ def test_json_has_the_promised_shape(outrider: Command) -> None:
         "num_emitted",
         "seconds",
         "acceptance_histogram",
+        "num_hits",
+        "num_misses",
     ]
     assert list(stats["seconds"]) == ["prefill", "draft", "verify", "accept", "total"]
     assert (stats["drafter"], stats["k"]) == ("model", 3)
