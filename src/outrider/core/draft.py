@@ -43,7 +43,8 @@ class Draft:
         """Raises DrafterError for what is no tree: a drafter may be anybody's code."""
         if len(self.tokens) != len(self.parents):
             raise DrafterError(f"{len(self.tokens)} tokens with {len(self.parents)} parents.")
-        if not all(map(_comes_before, self.parents, range(len(self.parents)))):
+        is_chain = self.parents == tuple(range(ROOT, len(self.parents) - 1))
+        if not is_chain and not all(map(_comes_before, self.parents, range(len(self.parents)))):
             raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
         if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
             raise DrafterError(f"{self.probs_NV.shape[0]} laws for {len(self.tokens)} tokens.")

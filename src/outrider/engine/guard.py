@@ -129,13 +129,14 @@ def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> Non
 
 def _check_tree(name: str, draft: Draft) -> None:
     """Of whole numbers alone: 1.0, True and what numpy calls an int are none."""
-    for what, ids in ("tokens", draft.tokens), ("parents", draft.parents):
-        if type(ids) is not tuple:
-            raise DrafterError(f"drafter {name!r} gave {_a(ids)} where a tuple of {what} was due.")
-        strange = {*map(type, ids)} - {int}
-        if strange:
-            kinds = ", ".join(sorted(kind.__name__ for kind in strange))
-            raise DrafterError(f"drafter {name!r} gave {what} of type {kinds}, not int.")
+    tokens, parents = draft.tokens, draft.parents
+    if type(tokens) is not tuple or type(parents) is not tuple:
+        lists = f"{_a(tokens)} and {_a(parents)}"
+        raise DrafterError(f"drafter {name!r} gave {lists} where tuples of ids were due.")
+    strange = {*map(type, tokens), *map(type, parents)} - {int}
+    if strange:
+        kinds = ", ".join(sorted(kind.__name__ for kind in strange))
+        raise DrafterError(f"drafter {name!r} gave ids of type {kinds}, not int.")
     if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
         raise DrafterError(f"drafter {name!r} told of a draft's origin in no words.")
     draft.check()
