@@ -204,8 +204,9 @@ def _measured(
         kernels = _quantised(_native(native, library), quantised)
     linear, *others = kernels.choices
     refused = refused_kinds(library, dtype, quantise)
-    ruled = RULE if quantise == "none" and dtype == torch.bfloat16 else ""
-    wish = "as OUTRIDER_LINEARS says" if env.linears() == kind else ""
+    wished, by_rule = env.linears(), quantise == "none" and dtype == torch.bfloat16
+    wish = "as OUTRIDER_LINEARS says" if wished == kind else ""
+    ruled = RULE if by_rule and wished is None else ""
     told = wish or answer.why or ruled
     reasons = [told, *(f"{name}: {why}" for name, why in refused.items())]
     why = "; ".join(filter(None, reasons))
