@@ -16,26 +16,25 @@ CHUNK_SECONDS = 0.2
 NUM_ROUNDS = 3
 # Fewer tokens would leave the weights that a pass reads without use.
 LEAST_CHUNK = 16
+_MANY = 2**31
 # The fastest of so many counts: another process may have slowed the others down.
 _NUM_REMEMBERED = 3
 
 
 class PromptPace:
-    """Learns from the jobs of an engine; `seconds` a prompt token are expected before the first."""
+    """Learns from the jobs of an engine; `seconds` a prompt token are expected at first."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self._expected = seconds
-        self._reads: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+        self._reads: deque[float] = deque([seconds] if seconds else [], maxlen=_NUM_REMEMBERED)
         self._rounds: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
     @property
     def limit(self) -> int | None:
         """Prompt tokens of a job at most; None while nothing says that any number is too many."""
-        seconds = min(self._reads, default=self._expected)
-        if seconds <= 0:
+        if not self._reads:
             return None
         most = max(CHUNK_SECONDS, NUM_ROUNDS * min(self._rounds, default=0.0))
-        return max(int(most / seconds), LEAST_CHUNK)
+        return max(int(min(most / min(self._reads), _MANY)), LEAST_CHUNK)
 
     def observe(self, trace: JobTrace) -> None:
         """A job ended. Those in which few tokens were read are rounds."""
