@@ -33,12 +33,14 @@ class FaultError(Exception):
 
 @dataclass(slots=True)
 class Fault:
-    """Raises in calls of `place` that the culprit takes part in, before or after their work:
-    always, or `once`, and then where others take part as well. `seq_id` is set when it is known."""
+    """Raises a `kind` in calls of `place` that the culprit takes part in, before or after their
+    work: always, or `once`, and then where others take part as well. `seq_id` is set when it is
+    known."""
 
     place: str
     before: bool
     once: bool
+    kind: type[BaseException] = FaultError
     seq_id: int = -1
     num_raised: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,10 +49,10 @@ class Fault:
         def called(*args: Any, **named: Any) -> Any:
             fails = self._fails(who(*args))
             if fails and self.before:
-                raise FaultError(self.place)
+                raise self.kind(self.place)
             result = call(*args, **named)
             if fails:
-                raise FaultError(self.place)
+                raise self.kind(self.place)
             return result
 
         return called

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from checks import faults
 from checks.faults import finish
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.ticket import Ticket
@@ -58,7 +59,7 @@ def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
         fused_round=fused,
         hybrid_threshold=0,
         k=3,
-        batch_size=len(PROMPTS),
+        batch_size=len(faults.PROMPTS),
         prefill_chunk=32,
         device="cpu",
     )
@@ -125,6 +126,27 @@ def test_what_a_mask_raises_ends_its_request(
 ) -> None:
     check_one_failed(run(llm, allowed=raising(kind, after)), wanted, kind)
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
+
+
+@pytest.mark.parametrize("kind", [PanicError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["pass", "draft pass", "propose", "rule", "commit"])
+def test_what_a_stage_raises_ends_one_request_or_its_drafts(
+    llm: LLM, place: str, kind: type[BaseException]
+) -> None:
+    """As faults of an ordinary kind do (test_faults.py); a Ctrl-C never comes within a stage."""
+    if llm.config.fused_round and place != "commit":
+        pytest.skip("the round is one call")
+    undisturbed = faults.written(faults.run(llm))
+    fault = faults.Fault(place, before=True, once=False, kind=kind)
+    seqs = faults.run(llm, fault)
+    assert fault.num_raised
+    for index, (seq, got) in enumerate(zip(seqs, faults.written(seqs), strict=True)):
+        if index != faults.CULPRIT or "pro" in place or "draft" in place:
+            assert seq.error is None
+            assert got == undisturbed[index]
+        else:
+            assert isinstance(seq.error, CallbackError)
+    assert faults.written(faults.run(llm)) == undisturbed
 
 
 @pytest.mark.parametrize("kind", KINDS)
