@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,9 +132,26 @@ CALLED_BACK: dict[str, Callable[[LLM], object]] = {
 }
 
 
+def within(seconds: float, call: Callable[[], object]) -> list[BaseException]:
+    """What a thread of its own raised in `call`, which must not hang."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    return raised
+
+
 @pytest.mark.parametrize("call", CALLED_BACK)
-def test_a_callback_may_not_call_back(call: str) -> None:
-    llm = LLM()
+def test_a_callback_may_not_call_back(llm: LLM, call: str) -> None:
+    """In whatever thread it runs: that of a lane, too."""
     free, wanted = llm.free_tokens, generated(llm, PROMPTS[0])
     told: list[str] = []
 
@@ -142,13 +160,16 @@ def test_a_callback_may_not_call_back(call: str) -> None:
             CALLED_BACK[call](llm)
         told.append(str(caught.value))
 
-    assert llm.generate(PROMPTS[0], PARAMS, allowed=mask)[0].text == wanted
+    def work() -> None:
+        assert llm.generate(PROMPTS[0], PARAMS, allowed=mask)[0].text == wanted
+
+    assert not within(60, work)
     assert told
+    settle(llm)
     assert llm.free_tokens == free
 
 
-def test_a_callback_may_cancel_and_the_job_goes_on() -> None:
-    llm = LLM(config=EngineConfig(batch_size=2))
+def test_a_callback_may_cancel_and_the_job_goes_on(llm: LLM) -> None:
     free, wanted = llm.free_tokens, generated(llm, PROMPTS[0])
     tickets: list[Any] = []
 
@@ -156,14 +177,96 @@ def test_a_callback_may_cancel_and_the_job_goes_on() -> None:
         if len(text) > 3:
             llm.cancel(tickets[0])
 
-    tickets.append(llm.submit(PROMPTS[1], SamplingParams(max_tokens=64), allowed=mask))
-    tickets.append(llm.submit(PROMPTS[0], PARAMS))
-    while not all(ticket.done for ticket in tickets):
-        llm.advance()
+    def work() -> None:
+        tickets.append(llm.submit(PROMPTS[1], SamplingParams(max_tokens=64), allowed=mask))
+        tickets.append(llm.submit(PROMPTS[0], PARAMS))
+        while not all(ticket.done for ticket in tickets):
+            llm.advance()
+
+    assert not within(60, work)
     assert "cancelled before its end" in tickets[0].result().notes
     assert len(tickets[0].result().token_ids) < 64
     assert tickets[1].result().text == wanted
+    settle(llm)
     assert llm.free_tokens == free
+
+
+def test_a_finalizer_gets_no_turn_in_a_lane() -> None:
+    """The collector may run there between two turns; it would wait for the job that it is in."""
+    turns = Turns(is_lane=lambda: True)
+    with turns.turn(now=True) as given:
+        assert not given
+
+
+def test_two_threads_may_read_one_stream(llm: LLM) -> None:
+    """Each event is told once, to one of them."""
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    wanted = "".join(event.text for event in llm.stream(PROMPTS[0], params))
+    stream, begun = llm.stream(PROMPTS[0], params), threading.Barrier(2)
+    told: list[str] = []
+
+    def read(_: int) -> None:
+        begun.wait(30)
+        for event in stream:
+            told.append(event.text)  # noqa: PERF401 - the other one appends too
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(read, range(2)))
+    assert sorted("".join(told)) == sorted(wanted)
+
+
+def test_a_stream_may_be_closed_by_another_thread_than_its_reader(llm: LLM) -> None:
+    free = llm.free_tokens
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True))
+    begun = threading.Event()
+    told: list[str] = []
+
+    def read() -> None:
+        for event in stream:
+            told.append(event.text)
+            begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        assert begun.wait(30)
+        stream.close()
+        reading.result(30)
+    assert len(told) < 1000
+    settle(llm)
+    assert llm.free_tokens == free
+
+
+def test_a_handler_may_cancel_while_its_thread_waits_for_a_turn() -> None:
+    """It is told of the signal in the midst of the wait."""
+    turns, told = Turns(), list[str]()
+
+    def handle(*_: object) -> None:
+        assert turns.in_turn
+        with pytest.raises(ConfigError), turns.call():
+            pass
+        told.append("handled")
+
+    before = signal.signal(signal.SIGINT, handle)
+    release, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns.call(), turns.turn():
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(30)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.5, release.set).start()
+        with turns.call(), turns.turn():
+            told.append("given")
+    finally:
+        release.set()
+        signal.signal(signal.SIGINT, before)
+        thread.join()
+    assert told == ["handled", "given"]
 
 
 def _use(call: Any, told: Any) -> None:

@@ -23,7 +23,7 @@ class Desk:
     memory: MemoryWatch
     engine: Engine | None = None
     _readers: dict[int, Reader] = field(default_factory=dict[int, Reader])
-    _dropped: list[Reader] = field(default_factory=list[Reader])
+    _dropped: deque[Reader] = field(default_factory=deque[Reader])
 
     def submit(self, reader: Reader) -> None:
         """Raises what the engine refuses a request for."""
@@ -39,29 +39,28 @@ class Desk:
 
     def advance(self) -> list[Reader]:
         """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
-        while self._dropped:
-            self.retire(self._dropped.pop())
-        ended = self._tell(self._engine.step())
-        # Failures come without an outcome.
-        failed = [self._readers.get(seq.seq_id) for seq in self._engine.given_up()]
-        ended += [reader for reader in failed if reader is not None]
-        for reader in ended:
-            self._end(reader)
-        return ended
+        self.sweep()
+        return self._hear(self._engine.step())
 
     def retire(self, reader: Reader) -> None:
         """End a request, if it has not ended, and free its memory. What others were told meanwhile
         is not lost."""
         if reader.seq.seq_id in self._readers:
             self._engine.cancel(reader.seq.seq_id)
-            for ended in self._tell(self._engine.delivered()):
-                self._end(ended)
+            self._hear(self._engine.delivered())
         self._end(reader)
 
     def drop(self, reader: Reader) -> None:
         """Retire it at the next `advance`: for callers that may not be in the engine now."""
         if not reader.has_ended:
             self._dropped.append(reader)
+
+    def sweep(self) -> None:
+        """Retire what was dropped."""
+        while self._dropped:
+            # First retired, or an interrupt would lose it; others may be dropped meanwhile.
+            self.retire(self._dropped[0])
+            self._dropped.popleft()
 
     def record(self, trace: RoundTrace) -> None:
         reader = self._readers.get(trace.seq_id)
@@ -74,6 +73,16 @@ class Desk:
         if self.engine is None:
             raise ContractError("the desk has no engine yet")
         return self.engine
+
+    def _hear(self, outcomes: Sequence[Outcome]) -> list[Reader]:
+        """Pass on what came of jobs that ended; the readers that these ended."""
+        ended = self._tell(outcomes)
+        # Failures come without an outcome.
+        failed = [self._readers.get(seq.seq_id) for seq in self._engine.given_up()]
+        ended += [reader for reader in failed if reader is not None]
+        for reader in ended:
+            self._end(reader)
+        return ended
 
     def _tell(self, outcomes: Sequence[Outcome]) -> list[Reader]:
         """Pass outcomes on; the readers that heard their last."""

@@ -47,13 +47,15 @@ Message = Mapping[str, str]
 class TextStream(Generator[TextEvent, None, None]):
     """The events of a request, an event a round. Whoever asks for the next one drives the engine.
 
-    `close`, or letting go of it, cancels the request and frees its memory.
+    `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
+    stream take turns: each event is told once.
     """
 
     def __init__(
         self, turns: Turns, reader: Reader, events: Generator[TextEvent, None, None]
     ) -> None:
         self._turns, self._reader, self._events = turns, reader, events
+        self._askers = Turns()
 
     def send(self, value: None, /) -> TextEvent:
         try:
@@ -73,9 +75,10 @@ class TextStream(Generator[TextEvent, None, None]):
         tb: TracebackType | None = None,
         /,
     ) -> TextEvent:
-        del val, tb
+        del tb
+        given = val if isinstance(val, BaseException) else typ
         with self._asking():
-            return self._events.throw(typ if isinstance(typ, BaseException) else typ())
+            return self._events.throw(given if isinstance(given, BaseException) else given())
 
     def close(self) -> None:
         with self._asking():
@@ -83,7 +86,7 @@ class TextStream(Generator[TextEvent, None, None]):
 
     @contextmanager
     def _asking(self) -> Generator[None]:
-        with self._turns.call():
+        with self._turns.call(), self._askers.call(), self._askers.turn():
             self._reader.is_asked = True
             try:
                 yield
@@ -143,7 +146,7 @@ class LLM:
             controller=controller,
         )
         self._desk.engine = self._engine
-        self._turns = Turns()
+        self._turns = Turns(self._engine.executor.is_here)
         self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
 
@@ -332,6 +335,7 @@ class LLM:
         """Let the drafter forget what it learnt from requests so far, so that runs which repeat
         prompts can be compared. Raises ConfigError while requests run."""
         with self._turns.call(), self._turns.turn():
+            self._desk.sweep()
             if self._engine.has_work:
                 raise ConfigError("requests are running.", hint="forget after they have ended")
             self._engine.residents.drafting.forget()

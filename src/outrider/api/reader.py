@@ -12,6 +12,7 @@ from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
+from outrider.core.errors import foreign
 from outrider.core.logprobs import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.metrics.profile import MemoryTrace
@@ -92,8 +93,9 @@ class Reader:
     ) -> GenerationResult:
         token_ids = tuple(self.seq.tokens[self.seq.prompt_length :])
         if not self.live:
-            self.text.push(token_ids)
-            self._pieces = [*self.text.take(), self.text.finish()]
+            with foreign():
+                self.text.push(token_ids)
+                self._pieces = [*self.text.take(), self.text.finish()]
         total = self._arrivals[-1] if self._arrivals else 0.0
         held = MemoryTrace(memory.load_bytes, tuple(self.pass_bytes))
         return GenerationResult(
@@ -117,7 +119,7 @@ class Reader:
             found.append(f"speculation was turned off: {seq.no_drafts}")
         if seq.rested:
             found.append(f"speculation rested: {seq.rested}")
-        if self.was_cancelled:
+        if self.was_cancelled and seq.finish is None:
             found.append("cancelled before its end")
         if seq.num_preempted:
             found.append(f"pre-empted {seq.num_preempted} times for want of memory")

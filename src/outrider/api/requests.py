@@ -1,4 +1,7 @@
-"""From a prompt and parameters to a sequence that an engine can run, or the reason why not."""
+"""From a prompt and parameters to a sequence that an engine can run, or the reason why not.
+
+A tokenizer may be anybody's: what it raises is an Exception, whatever it was.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from outrider.api.loading import LoadedPair
 from outrider.api.reader import Reader
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, foreign
+from outrider.core.interrupts import breakable
 from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
@@ -28,6 +32,8 @@ class RequestMaker:
     def tokenizer(self) -> Tokenizer:
         return self._pair.tokenizer
 
+    @foreign()
+    @breakable()
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Raises ConfigError for an empty prompt, for text that no window could hold,
         and for ids that do not exist."""
@@ -36,6 +42,8 @@ class RequestMaker:
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
+    @foreign()
+    @breakable()
     def ids_of_all(self, prompts: Iterable[str | Sequence[int]]) -> list[list[int]]:
         """`ids` of every prompt, texts together."""
         given = list(prompts)
@@ -45,6 +53,8 @@ class RequestMaker:
         encoded = iter(self.tokenizer.encode_batch(texts))
         return [self.checked(next(encoded) if isinstance(p, str) else p) for p in given]
 
+    @foreign()
+    @breakable()
     def ids_of_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Of a conversation, through the chat template. Raises ConfigError for one that is too long
         and CheckpointError where there is no template."""
@@ -95,6 +105,8 @@ class RequestMaker:
             )
         return min(params.max_tokens, window - num_prompt)
 
+    @foreign()
+    @breakable()
     def reader(
         self,
         ids: Sequence[int],

@@ -5,15 +5,16 @@ it at once. Turns are given in the order in which they are asked for, and each o
 requests of everybody: threads that generate at the same time share passes, as requests of one batch
 do.
 
-A callback that calls back into the engine that runs it is refused, and so is a forked child: the
-engine's threads did not come along, so it would wait for them for ever.
+A callback that calls back into the engine that runs it is refused, in whatever thread it runs, and
+so is a handler of signals while its thread waits for a turn; a forked child too: the engine's
+threads did not come along. Each of them would wait for ever.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from threading import Condition, Lock, get_ident
 
@@ -25,14 +26,16 @@ _LOOK_SECONDS = 0.1
 
 
 class Turns:
-    """The order of the callers of one engine, which belongs to the process that made it."""
+    """The order of the callers of one engine, which belongs to the process that made it. `is_lane`
+    says whether the calling thread runs jobs of that engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_lane: Callable[[], bool] = lambda: False) -> None:
         self._process = os.getpid()
+        self._is_lane = is_lane
         self._changed = Condition(Lock())
         # The first has the turn.
         self._callers: deque[object] = deque()
-        self._owner: int | None = None
+        self._threads: set[int] = set()
 
     @contextmanager
     def call(self) -> Generator[None]:
@@ -50,7 +53,8 @@ class Turns:
         if self.in_turn:
             raise ConfigError(
                 "a callback called the LLM that runs it, which is in the midst of a job.",
-                hint="let masks and observers return, and call the LLM between its own calls",
+                hint="let masks, observers and handlers of signals return, and call the LLM "
+                "between its own calls",
             )
         with deferred():
             yield
@@ -62,8 +66,9 @@ class Turns:
 
     @property
     def in_turn(self) -> bool:
-        """Whether the calling thread has the turn."""
-        return self._owner == get_ident()
+        """Whether the calling thread has the turn, waits for it, or runs a job for whoever has
+        it."""
+        return get_ident() in self._threads or self._is_lane()
 
     @contextmanager
     def turn(self, *, now: bool = False) -> Generator[bool]:
@@ -73,32 +78,42 @@ class Turns:
         thread, at any time and in a forked child, must not wait.
         """
         with deferred() if now else nullcontext():
-            given = self._try() if now else self._wait()
-            if given:
-                self._owner = get_ident()
+            if now and not self._try():
+                yield False
+                return
+            me = get_ident()
+            self._threads.add(me)
             try:
-                yield given
-            finally:
-                if given:
+                if not now:
+                    self._wait()
+                try:
+                    yield True
+                finally:
                     self._pass_on()
+            finally:
+                self._threads.discard(me)
 
-    def _wait(self) -> bool:
+    def _wait(self) -> None:
         me = object()
         with self._changed:
             self._callers.append(me)
-            try:
-                while self._callers[0] is not me:
-                    self._changed.wait(_LOOK_SECONDS)
-                    deliver()
-            except BaseException:
+        try:
+            while not self._is_first(me):
+                # Nobody else waits for what a handler does.
+                deliver()
+        except BaseException:
+            with self._changed:
                 self._callers.remove(me)
                 self._changed.notify_all()
-                raise
-        return True
+            raise
+
+    def _is_first(self, caller: object) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._callers[0] is caller, _LOOK_SECONDS)
 
     def _try(self) -> bool:
-        # This very thread may hold the lock, if the collector runs in the midst of `_wait`.
-        if not self.at_home or not self._changed.acquire(blocking=False):
+        # The collector may run in the midst of `_wait`, or in a lane, which would wait for itself.
+        if not self.at_home or self.in_turn or not self._changed.acquire(blocking=False):
             return False
         try:
             if self._callers:
@@ -109,7 +124,6 @@ class Turns:
             self._changed.release()
 
     def _pass_on(self) -> None:
-        self._owner = None
         with self._changed:
             self._callers.popleft()
             self._changed.notify_all()

@@ -56,7 +56,7 @@ def out_of_memory(
     it."""
     if error is None or isinstance(error, OutriderError) or not _says_no_memory(error):
         return None
-    lines = str(error).strip().splitlines()
+    lines = _text_of(error).strip().splitlines()
     told = f" ({lines[0][:200]})" if lines else ""
     planned = f" Planned were:\n{parts}" if parts else ""
     return CapacityError(f"memory ended while {doing}{told}.{planned}", hint=_LESS_MEMORY)
@@ -79,7 +79,8 @@ def _says_no_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, Exception) and any(words in str(error) for words in _NO_MEMORY)
+    text = _text_of(error) if isinstance(error, Exception) else ""
+    return any(words in text for words in _NO_MEMORY)
 
 
 class QueueFullError(CapacityError):
@@ -131,11 +132,14 @@ MOST_WORDS = 300
 
 def words_of(error: BaseException) -> str:
     """What an error of anybody's code says, or what kind it is where it says nothing."""
+    return _text_of(error)[:MOST_WORDS] or type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
     try:
-        text = str(error)
+        return str(error)
     except Exception:  # noqa: BLE001 - nor need its errors be in order
-        text = ""
-    return text[:MOST_WORDS] or type(error).__name__
+        return ""
 
 
 class CallbackError(OutriderError):

@@ -5,8 +5,8 @@ change of memory and the note of it. Within `deferred` the signal is only noted,
 where it may be told; the end of the outermost `deferred` tells it at the latest. The handler that
 was there before is the one that is told, so a program's own handler keeps its meaning.
 
-A second Ctrl-C is told at once if a first one has waited for `PATIENCE_SECONDS`: code of a caller
-or a drafter may hang. Callers then undo what they can.
+Within `breakable`, around code of a caller or a drafter that may hang, a second Ctrl-C is told at
+once if a first one has waited for `PATIENCE_SECONDS`; what it breaks off is then undone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class _Deferral:
     the first signal came that was not told, `forced` what one raised that was told at once."""
 
     depth: int = 0
+    num_breakable: int = 0
     before: _Handler | None = None
     first: float | None = None
     frame: FrameType | None = None
@@ -40,7 +41,7 @@ class _Deferral:
         del number
         if self.first is None:
             self.first, self.frame = monotonic(), frame
-        elif monotonic() - self.first >= PATIENCE_SECONDS:
+        elif self.num_breakable and monotonic() - self.first >= PATIENCE_SECONDS:
             try:
                 self.tell()
             except BaseException as error:
@@ -61,7 +62,8 @@ _deferral = _Deferral()
 @contextmanager
 def deferred() -> Generator[None]:
     """Interrupts within are told by `deliver`, or at the end; in other threads than the main one,
-    and where SIGINT is not Python's to handle, this does nothing."""
+    and where SIGINT is not Python's to handle, this does nothing. Where it is ignored there are
+    none."""
     if not _is_ours():
         yield
         return
@@ -73,21 +75,38 @@ def deferred() -> Generator[None]:
             _deferral.depth -= 1
         return
     before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
+    if before is None:
         yield
         return
-    note = _deferral.note
-    _deferral.before, _deferral.first, _deferral.forced = before, None, None
-    signal.signal(signal.SIGINT, note)
+    note, handler = _deferral.note, before if callable(before) else None
+    _deferral.before, _deferral.first, _deferral.forced = handler, None, None
+    _deferral.num_breakable = 0
+    if handler is not None:
+        signal.signal(signal.SIGINT, note)
     # From here on nothing can come between, and the handler is put back whatever happens.
     try:
         _deferral.depth = 1
         yield
     finally:
         _deferral.depth = 0
+        # It holds the frames that it went through, and all that they hold.
+        _deferral.forced = None
         if signal.getsignal(signal.SIGINT) == note:
             signal.signal(signal.SIGINT, before)
         _deferral.tell()
+
+
+@contextmanager
+def breakable() -> Generator[None]:
+    """Code that may hang, after whose sudden end all that it began can be undone."""
+    if not _is_ours():
+        yield
+        return
+    _deferral.num_breakable += 1
+    try:
+        yield
+    finally:
+        _deferral.num_breakable -= 1
 
 
 def deliver() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.clock import HOST_CLOCK, Clock, patience
 from outrider.core.errors import foreign, words_of
-from outrider.core.interrupts import is_interrupt
+from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import AheadRow, Drafter, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
@@ -47,7 +47,8 @@ class Drafting:
             self._late.discard(seq.seq_id)
             return
         try:
-            self.drafter.open(seq.seq_id, seq.tokens)
+            with breakable():
+                self.drafter.open(seq.seq_id, seq.tokens)
         except BaseException as error:
             if is_interrupt(error):
                 raise

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from outrider.core.budget import JobTrace
 from outrider.core.draft import Outcome
 from outrider.core.errors import foreign
-from outrider.core.interrupts import is_interrupt
+from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.failures import Failures
@@ -240,7 +240,7 @@ class Engine:
     def _report(self, trace: JobTrace) -> None:
         if self.jobs is not None:
             try:
-                with foreign():
+                with foreign(), breakable():
                     self.jobs(trace)
             except Exception:  # noqa: BLE001 - an observer may be anybody's code
                 self.jobs = None

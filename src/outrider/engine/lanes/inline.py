@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ordinary
-from outrider.core.interrupts import is_interrupt
+from outrider.core.interrupts import breakable, is_interrupt
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.lanes.task import Done, Task, Work
 from outrider.engine.round import Round
@@ -25,11 +25,15 @@ class InlineLanes:
     def busy(self) -> Mapping[str, float]:
         return {done.lane: done.began for done in self._done}
 
+    def is_here(self) -> bool:
+        return False
+
     def start(self, lane: str, task: Task) -> None:
         began = self.clock()
         work, error = Work(), None
         try:
-            work = self.runners[lane](task)
+            with breakable():
+                work = self.runners[lane](task)
         except BaseException as caught:  # noqa: BLE001
             # An interrupt as well: the engine first undoes the job.
             error = caught if is_interrupt(caught) else ordinary(caught)

@@ -95,6 +95,10 @@ class Executor(Protocol):
         """Lanes with a task that `wait` has not yet given back, and when they got it."""
         ...
 
+    def is_here(self) -> bool:
+        """Whether the calling thread is one that runs lanes and nothing else."""
+        ...
+
     def start(self, lane: str, task: Task) -> None: ...
     def wait(self, seconds: float | None = None) -> list[Done]:
         """Tasks that ended, at least one; none only if `seconds` went by."""

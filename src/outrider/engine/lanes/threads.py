@@ -15,11 +15,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, get_ident
 from time import monotonic
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, ordinary
+from outrider.core.interrupts import breakable
 from outrider.engine.lanes.streams import LaneStream
 from outrider.engine.lanes.task import Call, Done, Task, Work
 
@@ -47,11 +48,15 @@ class ThreadLanes:
         self._lanes: dict[str, _Lane] = {}
         self._numbers = {lane: number for number, lane in enumerate(calls)}
         self._kept: list[Done] = []
+        self._threads: set[int] = set()
         self._close = weakref.finalize(self, _end_all, self._lanes)
 
     @property
     def busy(self) -> Mapping[str, float]:
         return self._busy
+
+    def is_here(self) -> bool:
+        return get_ident() in self._threads
 
     def start(self, lane: str, task: Task) -> None:
         if lane in self._busy:
@@ -65,7 +70,8 @@ class ThreadLanes:
         # An interrupt may lose a signal, but not what it was about.
         while not (found := self._collected()):
             try:
-                self._signals.get(timeout=seconds)
+                with breakable():
+                    self._signals.get(timeout=seconds)
             except Empty:
                 return self._collected()
         return found
@@ -78,7 +84,8 @@ class ThreadLanes:
         """End the threads when their tasks do. Those that run are waited for, and kept for `wait`;
         the next task starts new threads."""
         while any(self._lanes[name].done is None for name in self._busy):
-            self._signals.get()
+            with breakable():
+                self._signals.get()
         self._kept += self._collected()
         self._close()
         self._close = weakref.finalize(self, _end_all, self._lanes)
@@ -96,7 +103,9 @@ class ThreadLanes:
     def _new(self, name: str) -> _Lane:
         # Nothing here refers to the engine: a thread must not keep alive whoever would end it.
         call, number, stream = self._calls[name], self._numbers[name], self._streams.get(name)
-        lane = _Lane(name, number, call, self._setup, stream, self._signals, self._clock)
+        lane = _Lane(
+            name, number, call, self._setup, stream, self._signals, self._threads, self._clock
+        )
         thread = Thread(target=lane.serve, name=f"outrider-{name}", daemon=True)
         thread.start()
         _serving[thread] = lane.tasks
@@ -116,17 +125,21 @@ class _Lane:
     setup: Setup
     stream: LaneStream | None
     signals: SimpleQueue[None]
+    threads: set[int]
     clock: Clock
     done: Done | None = None
     is_ready: bool = False
     tasks: SimpleQueue[Task | None] = field(default_factory=SimpleQueue[Task | None])
 
     def serve(self) -> None:
+        self.threads.add(get_ident())
         while (task := self.tasks.get()) is not None:
             self.done = self._run(task)
             self.signals.put(None)
             # While it waits for the next one it must not keep these sequences alive.
             del task
+        # The number may be another thread's soon.
+        self.threads.discard(get_ident())
 
     def _run(self, task: Task) -> Done:
         began = self.clock()
