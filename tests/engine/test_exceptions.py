@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from checks import faults
 from checks.faults import finish
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.stream import StopMatcher
 from outrider.api.ticket import Ticket
+from outrider.api.tokenizer import Tokenizer
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.errors import CallbackError
 
@@ -261,6 +264,36 @@ def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseE
             use()
         assert not llm.has_work
         assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == wanted
+        assert llm.free_tokens == free
+
+
+def test_what_is_raised_where_ctrl_c_is_ignored_is_none(
+    llm: LLM, wanted: list[tuple[int, ...]]
+) -> None:
+    """As of a program that a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        check_one_failed(run(llm, allowed=raising(KeyboardInterrupt, 2)), wanted, KeyboardInterrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", [PanicError, SystemExit])
+def test_what_a_tokenizer_raises_outside_of_jobs_is_told_as_an_error(
+    llm: LLM, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where prompts are encoded, and where a text is made at the end."""
+    free = llm.free_tokens
+    for place, name in (
+        (Tokenizer, "encode"),
+        (Tokenizer, "encode_batch"),
+        (StopMatcher, "push"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, raising(kind))
+            with pytest.raises(CallbackError, match="planted"):
+                llm.submit("x") if name == "encode" else llm.generate(["x"], PARAMS)
+        assert not llm.has_work
         assert llm.free_tokens == free
 
 

@@ -38,9 +38,10 @@ STRIDE = 13
 @dataclass
 class Tracer:
     """Counts the lines that the main thread passes for the first time, and raises the signal at
-    number `at`."""
+    number `at`, `presses` times."""
 
     at: int = -1
+    presses: int = 1
     seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     where: tuple[str, int] | None = None
 
@@ -55,7 +56,8 @@ class Tracer:
             self.seen.add(place)
             if len(self.seen) == self.at:
                 self.where = place
-                signal.raise_signal(signal.SIGINT)
+                for _ in range(self.presses):
+                    signal.raise_signal(signal.SIGINT)
         return self.line
 
 
@@ -128,14 +130,14 @@ def settle(llm: LLM) -> None:
         llm.advance()
 
 
-def sweep(llm: LLM, run: Callable[[LLM], None], stride: int) -> tuple[int, int]:
+def sweep(llm: LLM, run: Callable[[LLM], None], stride: int, presses: int = 1) -> tuple[int, int]:
     """How many points were tried, and how many interrupts were told."""
     canary = llm.generate(PROMPTS[0], PARAMS)[0].text
     settle(llm)
     free, tried, told, at = llm.free_tokens, 0, 0, 1
     handler = signal.getsignal(signal.SIGINT)
     while True:
-        tracer = Tracer(at)
+        tracer = Tracer(at, presses)
         try:
             with traced(tracer):
                 run(llm)
@@ -159,6 +161,17 @@ def test_an_interrupt_anywhere_leaves_the_llm_as_it_was(
     llm: LLM, run: Callable[[LLM], None]
 ) -> None:
     tried, told = sweep(llm, run, STRIDE)
+    assert tried > 10
+    assert told == tried
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_a_second_interrupt_anywhere_leaves_it_so_too(
+    llm: LLM, run: Callable[[LLM], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told in the midst of what may hang, and nowhere else."""
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    tried, told = sweep(llm, run, STRIDE, presses=2)
     assert tried > 10
     assert told == tried
 
