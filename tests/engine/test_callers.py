@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -113,10 +114,11 @@ def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
     with turns.call(), turns.turn():
         threads: list[threading.Thread] = []
         for number in range(5):
-            threads.append(threading.Thread(target=work, args=(number,)))
+            threads.append(threading.Thread(target=work, args=(number,), daemon=True))
             threads[-1].start()
+            latest = monotonic() + 30
             while len(turns._callers) < number + 2:  # pyright: ignore[reportPrivateUsage]
-                pass
+                assert monotonic() < latest, "one of them did not wait"
     for thread in threads:
         thread.join(30)
     assert order == list(range(5))

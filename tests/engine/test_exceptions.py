@@ -125,9 +125,15 @@ def check_one_failed(
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_mask_raises_ends_its_request(
-    llm: LLM, wanted: list[tuple[int, ...]], kind: type[BaseException], after: int
+    llm: LLM,
+    wanted: list[tuple[int, ...]],
+    kind: type[BaseException],
+    after: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     check_one_failed(run(llm, allowed=raising(kind, after)), wanted, kind)
+    # Its own request is blamed at once: nobody is tried again alone.
+    assert "A job failed" not in caplog.text
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
