@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import random
 import signal
@@ -26,6 +27,7 @@ from types import FrameType
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.ticket import Ticket
+from outrider.bench.provenance import provenance, write_json
 from outrider.core.errors import OutriderError
 
 SCHEDULES = ("single", "pd", "pdv", "ssd")
@@ -274,12 +276,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
-    runs = [soak(name, chosen.requests // len(SCHEDULES), chosen.seed) for name in SCHEDULES]
-    told = [asdict(run) | {"growth_mib_per_10k": round(run.growth_mib, 3)} for run in runs]
-    for run in told:
-        sys.stdout.write(json.dumps(run) + "\n")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps({"runs": told}, indent=1) + "\n")
+    logging.getLogger("outrider").setLevel(logging.ERROR)
+    runs: list[Soak] = []
+    told: list[dict[str, object]] = []
+    for name in SCHEDULES:
+        run = soak(name, chosen.requests // len(SCHEDULES), chosen.seed)
+        runs.append(run)
+        told.append(asdict(run) | {"growth_mib_per_10k": round(run.growth_mib, 3)})
+        sys.stdout.write(json.dumps(told[-1]) + "\n")
+        sys.stdout.flush()
+        if chosen.json is not None:
+            write_json(chosen.json, {"provenance": provenance(), "runs": told})
     return int(any(run.wrong or run.lost_pages or run.growth_mib > 1 for run in runs))
 
 

@@ -124,7 +124,10 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
 
 def _sha256(path: Path) -> str:
     with open_regular(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while piece := stream.read(2**20):
+            digest.update(piece)
+        return digest.hexdigest()
 
 
 class _Hidden(hub_bar):

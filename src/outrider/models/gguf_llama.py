@@ -22,8 +22,7 @@ from outrider.models.gguf import Value
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.rope import frequencies
-from outrider.models.weight_reader import HEAD
-from outrider.models.weights import Weights
+from outrider.models.weights import HEAD, Weights
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _PAIRS_NEIGHBOURS = ("llama",)

@@ -30,8 +30,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.nearest import did_you_mean
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import EMBEDDING
-from outrider.models.weight_reader import HEAD
-from outrider.models.weights import Weights
+from outrider.models.weights import HEAD, Weights
 
 NORM = "model.norm.weight"
 # The spread of the numbers that meet only zeros; what trained weights of such sizes have.

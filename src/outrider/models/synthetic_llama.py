@@ -18,8 +18,7 @@ from outrider.models.gemm_shape import GemmShape
 from outrider.models.inflate import NORM, meaningless
 from outrider.models.inflate_files import write_json
 from outrider.models.llama_weights import EMBEDDING
-from outrider.models.weight_reader import HEAD
-from outrider.models.weights import INDEX
+from outrider.models.weights import HEAD, INDEX
 
 
 def write_random(folder: Path, shape: GemmShape, dtype: torch.dtype, *, max_tokens: int) -> None:

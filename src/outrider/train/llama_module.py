@@ -22,8 +22,7 @@ from outrider.core.errors import CheckpointError
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.rope import rope_tables
-from outrider.models.weight_reader import HEAD
-from outrider.models.weights import Weights
+from outrider.models.weights import HEAD, Weights
 
 # As Llama's own checkpoints began.
 _INITIAL_STD = 0.02
