@@ -77,7 +77,7 @@ class Turns:
         With `now` it is given only if nobody has or wants it: a finalizer, which may run in any
         thread, at any time and in a forked child, must not wait.
         """
-        with deferred() if now else nullcontext():
+        with deferred(told=False) if now else nullcontext():
             if now and not self._try():
                 yield False
                 return

@@ -60,10 +60,11 @@ _deferral = _Deferral()
 
 
 @contextmanager
-def deferred() -> Generator[None]:
+def deferred(*, told: bool = True) -> Generator[None]:
     """Interrupts within are told by `deliver`, or at the end; in other threads than the main one,
     and where SIGINT is not Python's to handle, this does nothing. Where it is ignored there are
-    none."""
+    none. Without `told` those within are told by the next call that defers any: of a finalizer
+    Python would only print what it raises."""
     if not _is_ours():
         yield
         return
@@ -79,8 +80,7 @@ def deferred() -> Generator[None]:
         yield
         return
     note, handler = _deferral.note, before if callable(before) else None
-    _deferral.before, _deferral.first, _deferral.forced = handler, None, None
-    _deferral.num_breakable = 0
+    _deferral.before, _deferral.forced, _deferral.num_breakable = handler, None, 0
     if handler is not None:
         signal.signal(signal.SIGINT, note)
     # From here on nothing can come between, and the handler is put back whatever happens.
@@ -93,7 +93,8 @@ def deferred() -> Generator[None]:
         _deferral.forced = None
         if signal.getsignal(signal.SIGINT) == note:
             signal.signal(signal.SIGINT, before)
-        _deferral.tell()
+        if told:
+            _deferral.tell()
 
 
 @contextmanager
