@@ -282,7 +282,7 @@ def main() -> int:
     for name in SCHEDULES:
         run = soak(name, chosen.requests // len(SCHEDULES), chosen.seed)
         runs.append(run)
-        told.append(asdict(run) | {"growth_mib_per_10k": round(run.growth_mib, 3)})
+        told.append({**asdict(run), "growth_mib_per_10k": round(run.growth_mib, 3)})
         sys.stdout.write(json.dumps(told[-1]) + "\n")
         sys.stdout.flush()
         if chosen.json is not None:
