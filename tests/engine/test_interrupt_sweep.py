@@ -261,11 +261,11 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
     desk: Any = llm._desk  # pyright: ignore[reportPrivateUsage]
     retire = desk.retire
 
-    def interrupted(reader: object) -> None:
+    def interrupted(_: object, reader: object) -> None:
         signal.raise_signal(signal.SIGINT)
         retire(reader)
 
-    monkeypatch.setattr(type(desk), "retire", lambda _, reader: interrupted(reader))
+    monkeypatch.setattr(type(desk), "retire", interrupted)
     del stream
     monkeypatch.undo()
     with pytest.raises(KeyboardInterrupt):
