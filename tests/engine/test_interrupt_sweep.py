@@ -22,6 +22,8 @@ import pytest
 
 import outrider
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.desk import Desk
+from outrider.api.reader import Reader
 from outrider.api.ticket import Ticket
 from outrider.core import interrupts
 
@@ -258,14 +260,13 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
     free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
     stream = llm.stream(PROMPTS[1], PARAMS)
     next(stream)
-    desk: Any = llm._desk  # pyright: ignore[reportPrivateUsage]
-    retire = desk.retire
+    retire = Desk.retire
 
-    def interrupted(_: object, reader: object) -> None:
+    def interrupted(desk: Desk, reader: Reader) -> None:
         signal.raise_signal(signal.SIGINT)
-        retire(reader)
+        retire(desk, reader)
 
-    monkeypatch.setattr(type(desk), "retire", interrupted)
+    monkeypatch.setattr(Desk, "retire", interrupted)
     del stream
     monkeypatch.undo()
     with pytest.raises(KeyboardInterrupt):
