@@ -49,6 +49,7 @@ PARAMS = (
 CANCELLED, LET_GO, RAISING, INTERRUPTED = 0.1, 0.05, 0.05, 0.05
 # Until caches, pools and the interpreter's own memory have their size.
 WARM_UP = 0.2
+FEWEST = 400
 _MIB = 2**20
 
 
@@ -276,6 +277,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
+    if chosen.requests < FEWEST:
+        parser.error(f"--requests {chosen.requests}: fewer than {FEWEST} show nothing")
     logging.getLogger("outrider").setLevel(logging.ERROR)
     runs: list[Soak] = []
     told: list[dict[str, object]] = []
