@@ -289,7 +289,10 @@ def main() -> int:
         sys.stdout.write(json.dumps(told[-1]) + "\n")
         sys.stdout.flush()
         if chosen.json is not None:
-            write_json(chosen.json, {"provenance": provenance(), "runs": told})
+            write_json(
+                chosen.json,
+                {"benchmark": "careless", "provenance": provenance(), "cells": told},
+            )
     return int(any(run.wrong or run.lost_pages or run.growth_mib > 1 for run in runs))
 
 

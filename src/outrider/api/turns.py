@@ -97,6 +97,8 @@ class Turns:
         me = object()
         with self._changed:
             self._callers.append(me)
+            if self._callers[0] is me:
+                return
         try:
             while not self._is_first(me):
                 # Nobody else waits for what a handler does.
@@ -126,4 +128,5 @@ class Turns:
     def _pass_on(self) -> None:
         with self._changed:
             self._callers.popleft()
-            self._changed.notify_all()
+            if self._callers:
+                self._changed.notify_all()

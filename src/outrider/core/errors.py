@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 
 from outrider.core.interrupts import is_interrupt
 
@@ -160,16 +160,18 @@ def ordinary(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else CallbackError(error)
 
 
-@contextmanager
-def foreign() -> Generator[None]:
+class foreign(ContextDecorator):  # noqa: N801 - every round enters several: no generator
     """Around code that is not ours: what is raised within is an Exception, but for the user's
     Ctrl-C."""
-    try:
-        yield
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        raise ordinary(error) from error.__cause__
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is not None and not isinstance(error, Exception) and not is_interrupt(error):
+            raise CallbackError(error) from error
 
 
 class ContractError(RuntimeError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
@@ -97,17 +97,14 @@ def deferred(*, told: bool = True) -> Generator[None]:
             _deferral.tell()
 
 
-@contextmanager
-def breakable() -> Generator[None]:
+class breakable(ContextDecorator):  # noqa: N801 - every round enters several: no generator
     """Code that may hang, after whose sudden end all that it began can be undone."""
-    if not _is_ours():
-        yield
-        return
-    _deferral.num_breakable += 1
-    try:
-        yield
-    finally:
-        _deferral.num_breakable -= 1
+
+    def __enter__(self) -> None:
+        _deferral.num_breakable += _is_ours()
+
+    def __exit__(self, *raised: object) -> None:
+        _deferral.num_breakable -= _is_ours()
 
 
 def deliver() -> None:

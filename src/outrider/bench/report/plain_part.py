@@ -21,7 +21,12 @@ from outrider.bench.report.values import Part
 TITLES: Mapping[str, tuple[str, str]] = {
     "accept_cost": ("Acceptance", "Microseconds of judging a draft, native against PyTorch."),
     "batch": ("Batches", "Plain decoding of several sequences at once."),
+    "careless": (
+        "Careless callers",
+        "Requests cancelled, let go, raising, interrupted.",
+    ),
     "drafter_cost": ("Drafting", "Microseconds of a draft, beside the bare passes in it."),
+    "interrupts": ("Interrupts", "Ctrl-C at every line of a short run: what it broke."),
     "limits": ("Limits", "Passes and rounds against a bare read of the weights."),
     "overhead": ("Overhead", "What a round takes beyond drafting and verifying."),
     "quantise_error": ("Quantised weights", "What fewer bits do to the target's law."),

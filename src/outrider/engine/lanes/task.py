@@ -15,6 +15,7 @@ from outrider.engine.round import Chunk
 from outrider.sched.jobs import Job, Stage
 
 _NOTHING = Proposals({}, {})
+_KINDS = {stage: stage.name.lower() for stage in Stage}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,9 @@ class Done:
         task, job = self.task, self.task.job
         return JobTrace(
             lane=self.lane,
-            kinds=tuple(stage.name.lower() for stage in task.stages),
+            kinds=tuple([_KINDS[stage] for stage in task.stages]),
             seq_ids=job.seq_ids,
-            num_tokens=sum(w.num_tokens for w in job.works if w.stage is not Stage.DRAFT),
+            num_tokens=sum([w.num_tokens for w in job.works if w.stage is not Stage.DRAFT]),
             began=self.began,
             ended=self.ended,
             queues=task.queues,
