@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from outrider.core.budget import JobTrace
-from outrider.sched.jobs import Job, Pool, Schedule, Stage
+from outrider.sched.jobs import Job, JobObserver, Pool, Schedule, Stage
 from outrider.sched.ledger import Ledger
 
 MANY = 20_000
@@ -137,7 +137,8 @@ class Lanes:
         del self._busy[lane]
         given_up = self.fault(job)
         self.ran.append(Ran(lane, job, began, self._now, pool, given_up is not None))
-        self.schedule.observe(self._trace(lane, job, began, len(given_up or ())))
+        if isinstance(self.schedule, JobObserver):
+            self.schedule.observe(self._trace(lane, job, began, len(given_up or ())))
         if given_up is None:
             self._advance(job)
         else:

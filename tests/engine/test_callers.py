@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.reader import Reader
+from outrider.api.result import GenerationResult
 from outrider.api.turns import Turns
 from outrider.core.errors import ConfigError, MachineError
 
@@ -67,6 +69,31 @@ def settle(llm: LLM) -> None:
     llm.advance()
     while llm._engine.executor.busy:  # pyright: ignore[reportPrivateUsage]
         llm.advance()
+
+
+def test_an_interrupt_while_a_finished_stream_is_let_go_comes_with_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM()
+    wanted = generated(llm, PROMPTS[0])
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=1))
+    next(stream)
+    result = llm._result  # pyright: ignore[reportPrivateUsage]
+
+    def interrupted(reader: Reader) -> GenerationResult:
+        signal.raise_signal(signal.SIGINT)
+        return result(reader)
+
+    lost: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lost.append)
+    monkeypatch.setattr(llm, "_result", interrupted)
+    del stream
+    gc.collect()
+    monkeypatch.undo()
+    assert not lost
+    with pytest.raises(KeyboardInterrupt):
+        generated(llm, PROMPTS[0])
+    assert generated(llm, PROMPTS[0]) == wanted
 
 
 def test_threads_get_the_texts_of_one_thread_and_lose_no_page(llm: LLM) -> None:

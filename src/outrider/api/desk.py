@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from outrider.api.memory import MemoryWatch
 from outrider.api.reader import Reader
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Outcome
-from outrider.core.errors import ContractError, foreign
+from outrider.core.errors import ContractError, ordinary
+from outrider.core.interrupts import is_interrupt
 from outrider.engine.engine import Engine
 
 
@@ -39,7 +39,8 @@ class Desk:
 
     def advance(self) -> list[Reader]:
         """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
-        self.sweep()
+        if self._dropped:
+            self.sweep()
         return self._hear(self._engine.step())
 
     def retire(self, reader: Reader) -> None:
@@ -90,18 +91,19 @@ class Desk:
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
             if reader is not None:
-                self._guarded(reader, partial(reader.take, outcome))
+                self._guarded(reader, reader.take, outcome)
                 told.append(reader)
         holds = self._engine.holds
         return [r for r in told if r.seq.finish is not None and not holds(r.seq.seq_id)]
 
-    def _guarded(self, reader: Reader, call: Callable[[], None]) -> None:
+    def _guarded(self, reader: Reader, call: Callable[..., None], *given: Outcome) -> None:
         """What a tokenizer raises is the request's failure, and nobody else's."""
         try:
-            with foreign():
-                call()
-        except Exception as error:  # noqa: BLE001 - a tokenizer may be anybody's code
-            reader.seq.error = error
+            call(*given)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            reader.seq.error = ordinary(error)
 
     def _end(self, reader: Reader) -> None:
         self._readers.pop(reader.seq.seq_id, None)

@@ -28,7 +28,7 @@ from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.interrupts import deliver
+from outrider.core.interrupts import deferred, deliver
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.shaping import AllowedTokens
@@ -374,15 +374,16 @@ class LLM:
     def _leave(self, reader: Reader) -> None:
         """End the request of a stream that ended, was closed or was let go. The collector, which
         cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
-        if reader.has_ended:
-            self._result(reader)
-            return
-        with self._turns.turn(now=not reader.is_asked) as given:
-            if given:
-                self._desk.retire(reader)
+        with deferred(told=False):
+            if reader.has_ended:
                 self._result(reader)
-            else:
-                self._desk.drop(reader)
+                return
+            with self._turns.turn(now=not reader.is_asked) as given:
+                if given:
+                    self._desk.retire(reader)
+                    self._result(reader)
+                else:
+                    self._desk.drop(reader)
 
     def _result(self, reader: Reader) -> GenerationResult:
         self._last = reader.result(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from threading import Condition, Lock, get_ident
 
 from outrider.core.errors import ConfigError, MachineError
@@ -32,7 +32,8 @@ class Turns:
     def __init__(self, is_lane: Callable[[], bool] = lambda: False) -> None:
         self._process = os.getpid()
         self._is_lane = is_lane
-        self._changed = Condition(Lock())
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         # The first has the turn.
         self._callers: deque[object] = deque()
         self._threads: set[int] = set()
@@ -70,34 +71,40 @@ class Turns:
         it."""
         return get_ident() in self._threads or self._is_lane()
 
-    @contextmanager
-    def turn(self, *, now: bool = False) -> Generator[bool]:
+    def turn(self, *, now: bool = False) -> AbstractContextManager[bool]:
         """Keep others out of the engine, once nobody else is in it; whether that was given.
 
         With `now` it is given only if nobody has or wants it: a finalizer, which may run in any
         thread, at any time and in a forked child, must not wait.
         """
-        with deferred(told=False) if now else nullcontext():
-            if now and not self._try():
+        return self._turn_now() if now else _Turn(self)
+
+    @contextmanager
+    def _turn_now(self) -> Generator[bool]:
+        with deferred(told=False):
+            if not self._try():
                 yield False
                 return
-            me = get_ident()
-            self._threads.add(me)
+            self._threads.add(get_ident())
             try:
-                if not now:
-                    self._wait()
-                try:
-                    yield True
-                finally:
-                    self._pass_on()
+                yield True
             finally:
-                self._threads.discard(me)
+                self.pass_on()
+
+    def take(self) -> None:
+        """Wait for a turn, and have it until `pass_on`."""
+        self._threads.add(get_ident())
+        try:
+            self._wait()
+        except BaseException:
+            self._threads.discard(get_ident())
+            raise
 
     def _wait(self) -> None:
         me = object()
-        with self._changed:
+        with self._lock:
             self._callers.append(me)
-            if self._callers[0] is me:
+            if len(self._callers) == 1:
                 return
         try:
             while not self._is_first(me):
@@ -125,8 +132,26 @@ class Turns:
         finally:
             self._changed.release()
 
-    def _pass_on(self) -> None:
-        with self._changed:
+    def pass_on(self) -> None:
+        """Give the turn to who waits for it longest."""
+        self._threads.discard(get_ident())
+        with self._lock:
             self._callers.popleft()
             if self._callers:
                 self._changed.notify_all()
+
+
+class _Turn(AbstractContextManager[bool]):
+    """One turn of the calling thread. Every job has one, so this is no generator."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> bool:
+        self._turns.take()
+        return True
+
+    def __exit__(self, *raised: object) -> None:
+        self._turns.pass_on()

@@ -11,11 +11,13 @@ once if a first one has waited for `PATIENCE_SECONDS`; what it breaks off is the
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from time import monotonic
 from types import FrameType
 
@@ -110,7 +112,7 @@ class breakable(ContextDecorator):  # noqa: N801 - every round enters several: n
 def deliver() -> None:
     """Tell an interrupt that was noted, if this is the outermost call that defers any: raises what
     the program's own handler raises, which is KeyboardInterrupt if it has none."""
-    if _deferral.depth == 1 and _is_ours():
+    if _deferral.first is not None and _deferral.depth == 1 and _is_ours():
         _deferral.tell()
 
 
@@ -126,4 +128,13 @@ def is_interrupt(error: BaseException) -> bool:
 
 def _is_ours() -> bool:
     """Signals come to the main thread alone."""
-    return threading.current_thread() is threading.main_thread()
+    return get_ident() == _main
+
+
+def _see_main_thread() -> None:
+    global _main  # noqa: PLW0603 - a fork's main thread is the one that forked
+    _main = get_ident()
+
+
+_main = threading.main_thread().ident
+os.register_at_fork(after_in_child=_see_main_thread)

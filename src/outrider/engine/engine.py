@@ -20,9 +20,9 @@ from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.failures import Failures
 from outrider.engine.lanes.task import Done, Executor, Task, Work
-from outrider.engine.residents import Residents
+from outrider.engine.residents import SLOW_MASK, Residents
 from outrider.engine.round import Chunk
-from outrider.sched.jobs import Job, LaneOrder, Schedule, Stage
+from outrider.sched.jobs import Job, JobObserver, LaneOrder, Schedule, Stage
 from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
@@ -42,12 +42,15 @@ class Engine:
     jobs: Callable[[JobTrace], None] | None = None
     pace: PromptPace | None = None
     failures: Failures = field(init=False)
+    _observers: Sequence[JobObserver] = field(init=False)
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _ended: deque[Done] = field(default_factory=deque[Done])
     _running: dict[str, Task] = field(default_factory=dict[str, Task])
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.residents)
+        learners = (self.order, self.schedule)
+        self._observers = [one for one in learners if isinstance(one, JobObserver)]
 
     @property
     def drafter(self) -> Drafter:
@@ -72,7 +75,8 @@ class Engine:
         that were kept back are told first: nothing of their sequences runs meanwhile."""
         if not self._undelivered:
             self._undo_lost()
-            self._end_overdue()
+            if self.residents.timed:
+                self._end_overdue()
             self.residents.admit()
             self._start_jobs()
             self._wait()
@@ -148,8 +152,9 @@ class Engine:
 
     def _start(self, lane: str, *, patient: bool) -> bool:
         residents = self.residents
-        most = None if self.pace is None else self.pace.limit
-        busy = bool(self.executor.busy)
+        reads = residents.ledger.has_prompts
+        most = self.pace.limit if reads and self.pace is not None else None
+        busy = bool(self._running)
         pool = residents.pool(patient=patient, busy=busy, most_prompt_tokens=most)
         job = again = self.failures.next_alone(lane)
         if again is None:
@@ -196,8 +201,8 @@ class Engine:
         busy, drafting = self.executor.busy, self.residents.drafting
         if busy and not self._ended:
             drafts = {
-                lane: busy[lane] + drafting.allowance(self._running[lane].num_new_to_drafter)
-                for lane in busy
+                lane: began + drafting.allowance(self._running[lane].num_new_to_drafter)
+                for lane, began in busy.items()
                 if self._running[lane].only_drafts
             }
             self._ended += self.executor.wait(drafting.patience(drafts))
@@ -227,17 +232,22 @@ class Engine:
             num_failed = self.failures.end(done, done.error)
             self._undelivered += self.failures.saved
             self.failures.saved.clear()
-        self.failures.num_emitted += sum(len(o.tokens) for o in done.work.outcomes)
+        self.failures.num_emitted += sum([len(o.tokens) for o in done.work.outcomes])
         if done.task.stages == (Stage.AHEAD,):
             self.residents.drafting.released(done.task.job.seq_ids)
         # What others do with records must not cost anybody a token.
         if self.deliver is not None:
             self.deliver()
-        self._report(done.trace(num_failed))
+        self._report(done, num_failed)
         if done.error is not None and is_interrupt(done.error):
             raise done.error
 
-    def _report(self, trace: JobTrace) -> None:
+    def _report(self, done: Done, num_failed: int) -> None:
+        if self.pace is not None:
+            self.pace.observe(done.task.job, done.ended - done.began)
+        if self.jobs is None and not self._observers:
+            return
+        trace = done.trace(num_failed)
         if self.jobs is not None:
             try:
                 with foreign(), breakable():
@@ -247,11 +257,8 @@ class Engine:
                 _log.warning(
                     "An observer of jobs failed, and hears of none any more.", exc_info=True
                 )
-        if self.order is not None:
-            self.order.observe(trace)
-        if self.pace is not None:
-            self.pace.observe(trace)
-        self.schedule.observe(trace)
+        for observer in self._observers:
+            observer.observe(trace)
 
     def _settle(self, done: Done) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch
@@ -262,7 +269,8 @@ class Engine:
                 residents.live[seq_id].no_drafts = reason
         residents.ledger.finish(job, lambda seq_id: residents.live[seq_id].finish is not None)
         for seq in batch:
-            residents.rest(seq)
+            if seq.mask_seconds > SLOW_MASK:
+                residents.rest(seq)
             if seq.finish is not None:
                 residents.counts.completed += 1
                 residents.close(seq.seq_id)

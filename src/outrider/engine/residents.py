@@ -45,7 +45,7 @@ SLOW_MASK = 0.02
 @dataclass(slots=True)
 class Residents:
     """`limits` say what may be in flight, and `batch_limit` how many of that for now. Opens and
-    closes sequences in all memories at once."""
+    closes sequences in all memories at once. `timed`: those whose time ends."""
 
     target: CausalLM
     drafting: Drafting
@@ -58,7 +58,7 @@ class Residents:
     waiting: deque[LiveSequence] = field(default_factory=deque[LiveSequence])
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _resting: dict[int, float] = field(default_factory=dict[int, float])
-    _timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+    timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
 
     def submit(self, seq: LiveSequence) -> None:
         """Queue a request. Raises CapacityError if the whole arena could not hold it, and
@@ -80,17 +80,14 @@ class Residents:
         self._watch(seq)
 
     def overdue(self) -> list[LiveSequence]:
-        """Those whose time is up, waiting or live. Nothing is looked at where none has a limit."""
-        if not self._timed:
-            return []
+        """Those whose time is up, waiting or live."""
         now = self.clock()
-        return [seq for seq in self._timed.values() if now >= seq.deadline]
+        return [seq for seq in self.timed.values() if now >= seq.deadline]
 
     def rest(self, seq: LiveSequence) -> None:
-        """Let others have as much time as the mask of `seq` took in the round that has ended: one
-        thread runs them all, and this one's share is then at most half of it."""
-        if seq.mask_seconds > SLOW_MASK:
-            self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
+        """Let others have as much time as the slow mask of `seq` took in the round that has ended:
+        one thread runs them all, and this one's share is then at most half of it."""
+        self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
 
     def pool(
         self, *, patient: bool = True, busy: bool = False, most_prompt_tokens: int | None = None
@@ -139,7 +136,7 @@ class Residents:
         found = len(kept) < len(self.waiting)
         self.waiting = kept
         if found:
-            self._timed.pop(seq_id, None)
+            self.timed.pop(seq_id, None)
         return found
 
     def drop(self, seq_id: int) -> None:
@@ -150,7 +147,7 @@ class Residents:
     def close(self, seq_id: int) -> None:
         """Give back the memory of a sequence that the ledger has let go."""
         del self.live[seq_id]
-        self._timed.pop(seq_id, None)
+        self.timed.pop(seq_id, None)
         self.target.state.close(seq_id)
         self.drafting.close(seq_id, in_use=self.ledger.is_running(seq_id))
 
@@ -202,4 +199,4 @@ class Residents:
 
     def _watch(self, seq: LiveSequence) -> None:
         if seq.deadline < math.inf:
-            self._timed[seq.seq_id] = seq
+            self.timed[seq.seq_id] = seq

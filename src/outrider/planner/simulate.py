@@ -26,7 +26,7 @@ from outrider.planner.simulate_lanes import SharedLanes
 from outrider.planner.simulate_load import Load
 from outrider.planner.simulate_records import Pass, Running, Served, Simulated, Task
 from outrider.sched.admission import Limits, num_admissible
-from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.jobs import Job, JobObserver, Pool, Stage, Work
 from outrider.sched.ledger import Ledger
 from outrider.sched.orders import order_named
 from outrider.sched.table import schedule_for
@@ -60,6 +60,8 @@ class _Simulation:
         self._order = order_named(
             config.lane_order, margin=config.verify_margin, target_ms=config.target_ms
         )
+        learners = (self._order, self._schedule)
+        self._observers = [one for one in learners if isinstance(one, JobObserver)]
         self._ahead = config.schedule == "ssd"
         self._ledger = Ledger(drafts_ahead=self._ahead)
         self._limits = Limits(config.batch_size, sys.maxsize)
@@ -193,8 +195,8 @@ class _Simulation:
     def _finish(self, task: Task) -> None:
         trace = task.trace(self._now)
         self._jobs.append(trace)
-        self._order.observe(trace)
-        self._schedule.observe(trace)
+        for observer in self._observers:
+            observer.observe(trace)
         self._note_passes(task)
         for work in task.job.of(Stage.AHEAD):
             if work.seq_id in self._live:

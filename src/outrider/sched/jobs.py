@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.core.budget import JobTrace
 
@@ -41,18 +41,18 @@ class Job:
     works: tuple[Work, ...]
 
     def of(self, stage: Stage) -> tuple[Work, ...]:
-        return tuple(work for work in self.works if work.stage is stage)
+        return tuple([work for work in self.works if work.stage is stage])
 
     @property
     def seq_ids(self) -> tuple[int, ...]:
         """Each sequence once, in the order of the works."""
-        return tuple(dict.fromkeys(work.seq_id for work in self.works))
+        return tuple(dict.fromkeys([work.seq_id for work in self.works]))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that it has works of, in the order in which they run."""
         present = {work.stage for work in self.works}
-        return tuple(stage for stage in _ORDER if stage in present)
+        return tuple([stage for stage in _ORDER if stage in present])
 
     def alone(self, seq_id: int) -> Job:
         """The part of it that is about one sequence."""
@@ -101,7 +101,7 @@ class Pool:
 
 class Schedule(Protocol):
     """Which job each idle lane takes next. All state that jobs change is in the pool; what a
-    schedule knows besides is what jobs took."""
+    schedule knows besides is what jobs took, if it is a JobObserver."""
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -109,15 +109,18 @@ class Schedule(Protocol):
         ...
 
     def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None: ...
-    def observe(self, trace: JobTrace) -> None:
-        """A job of some lane ended."""
-        ...
 
 
 class LaneOrder(Protocol):
     """In which order idle lanes are asked for their next job (sched/orders.py)."""
 
     def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class JobObserver(Protocol):
+    """A schedule or an order of lanes that learns from what jobs took."""
+
     def observe(self, trace: JobTrace) -> None:
         """A job of some lane ended."""
         ...

@@ -67,6 +67,11 @@ class Ledger:
         """Whether a job of it has started and not ended, AHEAD included."""
         return seq_id in self._running or seq_id in self._looking
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt waits to be read."""
+        return bool(self._waiting[Stage.PREFILL])
+
     def pool(
         self,
         num_free_tokens: int,
@@ -74,26 +79,25 @@ class Ledger:
         patient: bool = True,
         most_prompt_tokens: int | None = None,
     ) -> Pool:
-        prefill, draft, verify = (
-            tuple([Work(seq_id, stage, self._unread[seq_id]) for seq_id in self._waiting[stage]])
-            for stage in _STAGES
-        )
-        ahead = tuple([Work(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead])
-        drafting, verifying = (
-            tuple([seq_id for seq_id, own in self._running.items() if own is stage])
-            for stage in (Stage.DRAFT, Stage.VERIFY)
-        )
         return Pool(
-            prefill,
-            draft,
-            verify,
+            self._works(Stage.PREFILL),
+            self._works(Stage.DRAFT),
+            self._works(Stage.VERIFY),
             num_free_tokens,
-            ahead,
-            drafting,
-            verifying,
+            tuple([Work(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead]),
+            self._those_in(Stage.DRAFT),
+            self._those_in(Stage.VERIFY),
             patient,
             most_prompt_tokens,
         )
+
+    def _works(self, stage: Stage) -> tuple[Work, ...]:
+        unread = self._unread
+        return tuple([Work(seq_id, stage, unread[seq_id]) for seq_id in self._waiting[stage]])
+
+    def _those_in(self, stage: Stage) -> tuple[int, ...]:
+        """Sequences with a job of `stage` that runs."""
+        return tuple([seq_id for seq_id, own in self._running.items() if own is stage])
 
     def start(self, job: Job) -> None:
         for seq_id, stages in _stages_of(job).items():

@@ -16,7 +16,7 @@ from math import ceil, isqrt
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
-from outrider.sched.jobs import LaneOrder, Pool
+from outrider.sched.jobs import JobObserver, LaneOrder, Pool
 from outrider.sched.works import DECODE, PREFILL, VERIFY
 
 DRAFTS_FIRST = (DECODE, VERIFY)
@@ -40,9 +40,6 @@ class FixedOrder:
         del pool
         return arranged(lanes, self._first)
 
-    def observe(self, trace: JobTrace) -> None:
-        del trace
-
 
 class DepthOrder:
     """Verifying first when more than `margin` drafts more wait for it than sequences for a draft,
@@ -56,9 +53,6 @@ class DepthOrder:
     def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
         backed_up = len(pool.verify) > len(pool.draft) + self._margin
         return arranged(lanes, VERDICTS_FIRST if backed_up else DRAFTS_FIRST)
-
-    def observe(self, trace: JobTrace) -> None:
-        del trace
 
 
 class SloOrder:
@@ -134,6 +128,7 @@ class LearnedOrder:
         if not orders:
             raise ContractError("there is no order")
         self._orders = tuple(orders)
+        self._learners = [order for order in orders if isinstance(order, JobObserver)]
         self._scores: list[float | None] = [None] * len(self._orders)
         self._tried_at = [0] * len(self._orders)
         self._current = 0
@@ -149,7 +144,7 @@ class LearnedOrder:
         return self._orders[self._current].arrange(lanes, pool)
 
     def observe(self, trace: JobTrace) -> None:
-        for order in self._orders:
+        for order in self._learners:
             order.observe(trace)
         self._jobs.append(trace)
         if len(self._jobs) == self.JOBS:

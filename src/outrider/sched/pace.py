@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from outrider.core.budget import JobTrace
+from outrider.sched.jobs import Job, Stage
 
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three are about four of those.
@@ -17,6 +17,7 @@ NUM_ROUNDS = 3
 # Fewer tokens would leave the weights that a pass reads without use.
 LEAST_CHUNK = 16
 _MANY = 2**31
+_PASS = (Stage.PREFILL, Stage.VERIFY)
 # The fastest of so many counts: another process may have slowed the others down.
 _NUM_REMEMBERED = 3
 
@@ -36,11 +37,11 @@ class PromptPace:
         most = max(CHUNK_SECONDS, NUM_ROUNDS * min(self._rounds, default=0.0))
         return max(int(min(most / min(self._reads), _MANY)), LEAST_CHUNK)
 
-    def observe(self, trace: JobTrace) -> None:
+    def observe(self, job: Job, seconds: float) -> None:
         """A job ended. Those in which few tokens were read are rounds."""
-        if "verify" not in trace.kinds and "prefill" not in trace.kinds:
-            return
-        if trace.num_tokens >= LEAST_CHUNK + len(trace.seq_ids):
-            self._reads.append(trace.seconds / trace.num_tokens)
-        elif "verify" in trace.kinds and trace.num_tokens == len(trace.seq_ids):
-            self._rounds.append(trace.seconds)
+        read = [work.num_tokens for work in job.works if work.stage in _PASS]
+        num_tokens = sum(read)
+        if num_tokens >= LEAST_CHUNK + len(read):
+            self._reads.append(seconds / num_tokens)
+        elif read and num_tokens == len(read) and job.works[-1].stage is Stage.VERIFY:
+            self._rounds.append(seconds)

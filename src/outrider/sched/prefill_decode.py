@@ -5,7 +5,6 @@ A long prompt holds nobody up, and the two share the machine instead of a pass.
 
 from __future__ import annotations
 
-from outrider.core.budget import JobTrace
 from outrider.sched.jobs import Job, Pool
 from outrider.sched.works import DECODE, PREFILL, chunks, job_of, rounds
 
@@ -24,6 +23,3 @@ class PrefillDecode:
         if lane == PREFILL:
             return job_of(chunks(pool, self._chunk, self._prefill_batch))
         return job_of(rounds(pool.draft[: self._batch]))
-
-    def observe(self, trace: JobTrace) -> None:
-        del trace

@@ -7,7 +7,6 @@ pass of its first round.
 
 from __future__ import annotations
 
-from outrider.core.budget import JobTrace
 from outrider.sched.jobs import Job, Pool, Stage, Work
 from outrider.sched.works import job_of, rounds, shares
 
@@ -33,6 +32,3 @@ class SingleLane:
             else:  # without a round, the pending token is not read
                 reads.append(Work(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
         return job_of([*rounds(decoding), *reads])
-
-    def observe(self, trace: JobTrace) -> None:
-        del trace

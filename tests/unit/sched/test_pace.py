@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.budget import JobTrace
 from outrider.sched import pace as module
-from outrider.sched.jobs import Pool, Stage, Work
+from outrider.sched.jobs import Job, Pool, Stage, Work
 from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, PromptPace
 from outrider.sched.single import SingleLane
 
@@ -18,19 +17,10 @@ def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_SECONDS", CHUNK_SECONDS)
 
 
-def job(*kinds: str, tokens: int, seconds: float, seqs: int = 1) -> JobTrace:
-    return JobTrace(
-        lane="main",
-        kinds=kinds,
-        seq_ids=tuple(range(seqs)),
-        num_tokens=tokens,
-        began=5.0,
-        ended=5.0 + seconds,
-        queues=(0, 0, 0),
-        num_waiting=0,
-        num_live=seqs,
-        num_free_tokens=99,
-    )
+def job(*stages: Stage, tokens: int, seqs: int = 1) -> Job:
+    """One that feeds so many `tokens` of `seqs` sequences in each of its stages."""
+    shares = [tokens // seqs] * (seqs - 1) + [tokens - tokens // seqs * (seqs - 1)]
+    return Job(tuple(Work(i, stage, n) for stage in stages for i, n in enumerate(shares)))
 
 
 def test_nothing_is_bounded_before_anything_is_known() -> None:
@@ -43,34 +33,34 @@ def test_a_guess_bounds_the_first_chunk() -> None:
 
 def test_a_chunk_takes_its_time_by_the_fastest_of_the_last() -> None:
     pace = PromptPace(seconds=0.001)
-    pace.observe(job("prefill", tokens=100, seconds=1.0))
+    pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     assert pace.limit == 200  # still as expected: one job may have been held up
-    pace.observe(job("prefill", tokens=100, seconds=1.0))
-    pace.observe(job("prefill", tokens=100, seconds=1.0))
+    pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
+    pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
     assert pace.limit == 20
-    pace.observe(job("prefill", tokens=50, seconds=0.25))
-    pace.observe(job("draft", "prefill", "verify", tokens=100, seconds=9.0))
+    pace.observe(job(Stage.PREFILL, tokens=50), 0.25)
+    pace.observe(job(Stage.DRAFT, Stage.PREFILL, Stage.VERIFY, tokens=100), 9.0)
     assert pace.limit == 40
 
 
 def test_a_model_with_slow_passes_reads_for_as_long_as_a_few_of_them() -> None:
     pace = PromptPace()
-    pace.observe(job("prefill", tokens=100, seconds=1.0))
-    pace.observe(job("draft", "verify", tokens=1, seconds=0.5))
+    pace.observe(job(Stage.PREFILL, tokens=100), 1.0)
+    pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=1), 0.5)
     assert pace.limit == int(NUM_ROUNDS * 0.5 / 0.01)
 
 
 def test_it_never_reads_fewer_than_a_pass_is_worth() -> None:
     pace = PromptPace()
-    pace.observe(job("prefill", tokens=20, seconds=60.0))
+    pace.observe(job(Stage.PREFILL, tokens=20), 60.0)
     assert pace.limit == LEAST_CHUNK
 
 
 def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
     pace = PromptPace()
-    pace.observe(job("draft", tokens=500, seconds=9.0))
-    pace.observe(job("ahead", tokens=500, seconds=9.0))
-    pace.observe(job("draft", "verify", tokens=4, seconds=0.1, seqs=4))
+    pace.observe(job(Stage.DRAFT, tokens=500), 9.0)
+    pace.observe(job(Stage.AHEAD, tokens=500), 9.0)
+    pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=4, seqs=4), 0.1)
     assert pace.limit is None
 
 
