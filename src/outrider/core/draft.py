@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from outrider.core.errors import DrafterError
-from outrider.core.host import host_ints
 from outrider.core.logprobs import TokenLogprobs
 from outrider.core.noise import ROOT
 
@@ -80,36 +78,6 @@ def _comes_before(parent: int, node: int) -> bool:
 
 
 _EMPTY = Draft((), ())
-
-
-@dataclass(frozen=True, slots=True)
-class PackedDraft:
-    """The drafts of a batch in the flat form that packed kernels take; `unpack` is loss-free.
-
-    `offsets[b]:offsets[b + 1]` are sequence b's nodes; parents count within the sequence.
-    """
-
-    tokens_N: Tensor
-    parents_N: Tensor
-    offsets: tuple[int, ...]
-    probs: tuple[Tensor | None, ...]
-
-    @classmethod
-    def pack(cls, drafts: Sequence[Draft]) -> PackedDraft:
-        offsets = [0]
-        for draft in drafts:
-            offsets.append(offsets[-1] + len(draft))
-        return cls(
-            torch.tensor([t for d in drafts for t in d.tokens], dtype=torch.int64),
-            torch.tensor([p for d in drafts for p in d.parents], dtype=torch.int64),
-            tuple(offsets),
-            tuple(d.probs_NV for d in drafts),
-        )
-
-    def unpack(self) -> list[Draft]:
-        tokens, parents = host_ints(self.tokens_N), host_ints(self.parents_N)
-        ends = zip(self.offsets, self.offsets[1:], self.probs, strict=False)
-        return [Draft(tuple(tokens[a:b]), tuple(parents[a:b]), probs) for a, b, probs in ends]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from outrider.core.draft import Draft, Origin, Outcome, PackedDraft, Verdict
+from outrider.core.draft import Draft, Origin, Outcome, Verdict
 from outrider.core.errors import DrafterError
 from outrider.core.noise import ROOT
 
 TREE = Draft((5, 6, 7, 8, 9), (ROOT, ROOT, 0, 0, 2))
-
-
-@st.composite
-def drafts(draw: st.DrawFn) -> Draft:
-    parents = [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, 6)))]
-    tokens = [draw(st.integers(0, 99)) for _ in parents]
-    probs_NV = torch.rand(len(parents), 3) if draw(st.booleans()) else None
-    return Draft(tuple(tokens), tuple(parents), probs_NV)
 
 
 def test_children_come_in_drawing_order() -> None:
@@ -50,15 +40,6 @@ def test_parents_come_before_children(parents: tuple[int, ...]) -> None:
 def test_every_node_has_a_law_or_none_has() -> None:
     with pytest.raises(DrafterError):
         Draft.chain([1, 2], torch.ones(1, 3))
-
-
-@given(batch=st.lists(drafts(), max_size=4))
-def test_packing_loses_nothing(batch: list[Draft]) -> None:
-    packed = PackedDraft.pack(batch)
-    assert packed.tokens_N.shape == packed.parents_N.shape == (sum(map(len, batch)),)
-    for draft, copy in zip(batch, packed.unpack(), strict=True):
-        assert (draft.tokens, draft.parents) == (copy.tokens, copy.parents)
-        assert copy.probs_NV is draft.probs_NV
 
 
 def test_an_outcome_emits_its_path_and_one_more() -> None:
