@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from doubles.clocks import FakeClock
 from outrider.api.result import GenerationResult
 from outrider.bench.drafters.lineup import Runner
 from outrider.core.budget import RoundTrace
-from outrider.core.clock import FakeClock
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from doubles.clocks import FakeClock
 from doubles.engine_runs import evidence_of, field, measured, plan
 from doubles.fake_writer import FakeWriter
 from doubles.study_results import PROVENANCE, Record, head, plain, study
@@ -22,7 +23,6 @@ from outrider.bench.interval import Ratio
 from outrider.bench.quality.formats import FormatRow
 from outrider.bench.quality.report import Quality, to_record
 from outrider.bench.quality.rules import RuleRow
-from outrider.core.clock import FakeClock
 from outrider.core.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12)

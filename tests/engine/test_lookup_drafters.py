@@ -20,6 +20,7 @@ from checks.engine_law import PROMPT as LAW_PROMPT
 from checks.engine_law import VOCAB as LAW_VOCAB
 from checks.law import assert_same_law
 from checks.state import VOCAB
+from doubles.clocks import FakeClock
 from doubles.every_branch import EveryBranch, Tokens, law
 from doubles.guessing import Guessing
 from doubles.rig import Request, Rig, model_drafter, walking
@@ -27,7 +28,6 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
-from outrider.core.clock import FakeClock
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.core.shaping import Shaper

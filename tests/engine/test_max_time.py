@@ -8,13 +8,13 @@ import pytest
 
 from checks.engine import PROMPT, greedy
 from checks.state import VOCAB
+from doubles.clocks import FakeClock
 from doubles.drafters import random_trees
 from doubles.rig import Request, Rig
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import TextEvent
-from outrider.core.clock import FakeClock
 from outrider.engine.engine import Engine
 
 TEXT = "def f(x):"

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from checks.engine import PROMPT, greedy
 from checks.state import VOCAB
+from doubles.clocks import FakeClock
 from doubles.drafters import REPEATS_LAST
 from doubles.rig import Request, Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import RoundTrace
-from outrider.core.clock import FakeClock
 from outrider.core.shaping import AllowedTokens, Shaper
 from outrider.metrics.profile import profile
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
-
-from outrider.core.errors import ContractError
 
 
 class Clock(Protocol):
@@ -23,18 +20,3 @@ READ_PER_TIMEOUT = 128
 def patience(timeout: float, num_new: int) -> float:
     """Seconds that an answer may take before which `num_new` tokens of text are read."""
     return timeout * (1 + num_new / READ_PER_TIMEOUT)
-
-
-@dataclass(slots=True)
-class FakeClock:
-    """Stands still until it is told to go on."""
-
-    seconds: float = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def advance(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ContractError("a clock never goes back")
-        self.seconds += seconds

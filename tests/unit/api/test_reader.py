@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.clocks import FakeClock
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.memory import MemoryWatch
 from outrider.api.reader import Reader
@@ -16,7 +17,6 @@ from outrider.api.result import GenerationResult
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
 from outrider.core import interrupts
-from outrider.core.clock import FakeClock
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams as Params
 from outrider.core.sequence import FinishReason, LiveSequence

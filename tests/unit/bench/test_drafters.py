@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from doubles.clocks import FakeClock
 from doubles.fake_writer import FakeWriter
 from outrider.bench import figure_style
 from outrider.bench.drafters import lineup as lineup_of_bench
@@ -26,7 +27,6 @@ from outrider.bench.drafters.table import (
 )
 from outrider.bench.engines.record import csv_text
 from outrider.bench.pages import Page, markdown
-from outrider.core.clock import FakeClock
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams

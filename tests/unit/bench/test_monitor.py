@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from doubles.clocks import FakeClock
 from outrider.bench.monitor import Gauges, Monitor, Reading, Usage, machine_gauges, resident_bytes
-from outrider.core.clock import FakeClock
 
 FIELDS = ["seconds", "cpu_percent", "rss_bytes", "free_tokens", "gpu_percent", "gpu_memory_bytes"]
 

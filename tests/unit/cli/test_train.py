@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from doubles.clocks import FakeClock
 from doubles.command_line import Command
 from outrider.api.llm import LLM
 from outrider.cli.train_bar import Preparation
-from outrider.core.clock import FakeClock
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.train import session

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.clock import HOST_CLOCK, Clock, FakeClock
+from doubles.clocks import FakeClock
+from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError
 
 

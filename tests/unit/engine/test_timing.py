@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.clock import FakeClock
+from doubles.clocks import FakeClock
 from outrider.core.errors import OutriderError, TimerError
 from outrider.engine.timing import DeviceTimer, DeviceTimers, synced_seconds
 

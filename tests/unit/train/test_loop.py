@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from outrider.core.clock import FakeClock
+from doubles.clocks import FakeClock
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.train.checkpoint import load
 from outrider.train.loop import Batch, Export, Job, Plan, Progress, Trainer

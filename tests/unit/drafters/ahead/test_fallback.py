@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks.drafters import row
 from checks.effort import examples
-from outrider.core.clock import FakeClock
+from doubles.clocks import FakeClock
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.ahead.fallback import Fallback, Mean, crossover

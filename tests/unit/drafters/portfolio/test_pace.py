@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.clock import FakeClock
+from doubles.clocks import FakeClock
 from outrider.core.cost_meter import ASSUMED_DRAFT
 from outrider.drafters.portfolio.pace import ROW_COST, Pace
 

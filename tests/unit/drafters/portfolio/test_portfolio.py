@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checks.drafters import row
+from doubles.clocks import FakeClock
 from outrider.core.budget import Budget
-from outrider.core.clock import FakeClock
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
