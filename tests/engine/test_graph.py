@@ -172,8 +172,6 @@ def test_logits_that_are_no_numbers_cost_one_request() -> None:
 class Refusing:
     """A device that captures nothing."""
 
-    is_captured = True
-
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         del program
         prepare()

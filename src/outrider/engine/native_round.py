@@ -81,9 +81,6 @@ class NativeRound:
                     return self._settle(batch, rows, decided, started, drafting, num_waiting)
         return self.stages.verify(batch, chunks, num_waiting=num_waiting)
 
-    def why_not(self) -> str | None:
-        return None
-
     def _takes(self, batch: Sequence[LiveSequence]) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
         if self.stages.drops_keys(batch):

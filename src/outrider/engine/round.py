@@ -38,7 +38,3 @@ class Round(Protocol):
     ) -> list[Outcome]:
         """The same, with the drafts that the sequences already have."""
         ...
-
-    def why_not(self) -> str | None:
-        """Why this implementation cannot run on this machine and model; None when it can."""
-        ...

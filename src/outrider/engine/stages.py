@@ -68,9 +68,6 @@ class Stages:
             self.draft(batch)
         return self.verify(batch, chunks, num_waiting=num_waiting)
 
-    def why_not(self) -> str | None:
-        return None
-
     def allot(self, batch: Sequence[LiveSequence]) -> None:
         """Give each sequence the budget of its next draft."""
         budgets = self.controller.budgets([seq.seq_id for seq in batch])

@@ -24,8 +24,6 @@ class Launcher(Protocol):
     """Makes launches of programs. `prepare` puts the memory that a program reads and moves on into
     the state that its next run is to find; it may be called several times."""
 
-    @property
-    def is_captured(self) -> bool: ...
     def make(
         self, program: Callable[[], None], prepare: Callable[[], None]
     ) -> Callable[[], None]: ...
@@ -34,8 +32,6 @@ class Launcher(Protocol):
 class EagerLauncher:
     """Runs a program operator by operator, on any device."""
 
-    is_captured = False
-
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         prepare()
         return program
@@ -43,8 +39,6 @@ class EagerLauncher:
 
 class GraphLauncher:
     """One CUDA graph a program. All graphs share a pool of memory: one runs at a time."""
-
-    is_captured = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

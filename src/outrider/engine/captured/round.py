@@ -62,9 +62,6 @@ class CapturedRound:
     _failed: str | None = None
     _told: set[str] = field(default_factory=set[str])
 
-    def why_not(self) -> str | None:
-        return None
-
     def verify(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
