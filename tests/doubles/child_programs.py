@@ -80,7 +80,7 @@ LIES: Mapping[str, Callable[[], bytes]] = {
     "garbage": lambda: b"HTTP/1.1 200 OK\r\n\r\n",
     "cut": lambda: _chain(-1)[:-3],
     "longer": lambda: Frame(Kind.DRAFTS, _drafts().body + b"more").packed(),
-    "another kind": lambda: Frame(Kind.PONG).packed(),
+    "another kind": lambda: Frame(Kind.HELLO).packed(),
     "no draft": lambda: _drafts().packed(),
     "two drafts": lambda: _drafts(([], [], -1), ([], [], -1)).packed(),
     "foreign law": lambda: _chain(1000),

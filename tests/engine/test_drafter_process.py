@@ -181,5 +181,6 @@ def test_closing_does_not_wait_for_an_answer(toy: ProcessDrafter) -> None:
     toy.close(1)
     assert time.monotonic() - began < TIMEOUT / 2
     os.kill(pid_of(toy), signal.SIGCONT)
-    assert toy.ping()
+    toy.open(2, [1])
+    assert [len(draft) for draft in toy.propose([row(2, [1], depth=1)])] == [1]
     assert toy.propose([row(1, [1], depth=1)]) == [Draft.empty()]

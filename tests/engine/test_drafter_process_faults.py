@@ -35,7 +35,7 @@ HOME = Home(timeout=5.0, pace=Pace(first=60.0), command=command(LIAR))
         ("garbage", "no message"),
         ("cut", "middle of a message"),
         ("longer", "too many"),
-        ("another kind", "PONG where DRAFTS"),
+        ("another kind", "HELLO where DRAFTS"),
         ("no draft", "0 drafts for 1 rows"),
         ("two drafts", "2 drafts for 1 rows"),
         ("foreign law", "shared memory"),

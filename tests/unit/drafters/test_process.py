@@ -176,7 +176,7 @@ def test_numbers_without_a_key_are_refused() -> None:
     ("sent", "match"),
     [
         (b"GET / HTTP/1.1\r\n", "no message"),
-        (Frame(Kind.PONG).packed()[:5], "middle"),
+        (Frame(Kind.EXIT).packed()[:5], "middle"),
         (about(Kind.CLOSE, 1).packed()[:-1], "middle"),
         (b"\x4f\x72\x07\x00\xff\xff\xff\xff", "no message"),
     ],
@@ -200,7 +200,7 @@ def test_a_line_knows_its_end_and_its_limits() -> None:
             send(here, Frame(Kind.OPEN, bytes(1 << 22)), 0.01)
         there.close()
         with pytest.raises(ConnectionError):
-            send(here, Frame(Kind.PING), 1.0)
+            send(here, Frame(Kind.EXIT), 1.0)
     here, there = socket.socketpair()
     with here, there:
         send(there, about(Kind.OPEN, 7, [1, 2]))

@@ -167,18 +167,6 @@ class ProcessDrafter:
         """End the process and wait for that. Until a sequence is opened all drafts are empty."""
         self._end()
 
-    def ping(self) -> bool:
-        """Whether the process answers. Not while another thread asks for drafts."""
-        line = self._keeper.line
-        if line is None:
-            return False
-        line.queue([Frame(Kind.PING)])
-        try:
-            return line.ask().kind is Kind.PONG
-        except (OSError, DrafterError) as error:
-            line.drop(error)
-            return False
-
     def stats(self) -> ProcessStats:
         keeper, line = self._keeper, self._keeper.line
         return ProcessStats(

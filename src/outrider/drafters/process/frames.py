@@ -41,13 +41,11 @@ class Kind(IntEnum):
     PROPOSE = 3
     AHEAD = 4
     CLOSE = 5
-    PING = 6
-    EXIT = 7
+    EXIT = 6
 
     HELLO = 32
     DRAFTS = 33
     FAILED = 34
-    PONG = 35
 
 
 _KINDS = frozenset(Kind)

@@ -79,8 +79,6 @@ class Server:
                 self._propose_after(read_asking(frame.body, AskedAhead.take))
             case Kind.CLOSE:
                 self._close(read_about(frame.body)[0])
-            case Kind.PING:
-                return Frame(Kind.PONG)
             case _:
                 raise DrafterError(f"a drafter's process cannot answer {frame.kind.name}.")
         return None
