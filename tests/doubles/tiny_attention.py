@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from doubles.dead_space import live_slots, poison_dead_space
 from outrider.core.host import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -95,14 +96,12 @@ class TinyAttentionLM:
 
     def poison_rejected(self, seq_id: int) -> None:
         """Overwrite, after a commit, what the sequence had staged and did not keep."""
-        dead = self._staged.pop(seq_id, set()) - set(host_ints(self.state.live_slots()))
+        dead = self._staged.pop(seq_id, set()) - set(live_slots(self.state))
         self.state.arena[:, :, :, sorted(dead)] = torch.nan
 
     def poison_dead_space(self) -> None:
         """Overwrite every slot that holds no committed row; nothing may be staged."""
-        dead = torch.ones(self.state.arena.shape[3], dtype=torch.bool)
-        dead[self.state.live_slots()] = False
-        self.state.arena[:, :, :, dead] = torch.nan
+        poison_dead_space(self.state)
 
     def _attend(
         self, layer: int, hidden_ND: Tensor, plan: PackedPlan, keys: tuple[Tensor, Tensor]

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from doubles.dead_space import poison_dead_space
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.state.paged_kv import PagedKV
 
@@ -112,7 +113,5 @@ def test_poisoned_dead_space_changes_nothing() -> None:
         got: list[int] = []
         for event in llm.stream(prompt, params):
             got += event.token_ids
-            dead = torch.ones(store.arena.shape[3], dtype=torch.bool)
-            dead[store.live_slots()] = False
-            store.arena[:, :, :, dead] = float("nan")
+            poison_dead_space(store)
         assert tuple(got) == expected.token_ids

@@ -84,11 +84,3 @@ def measured_speed_up(tokens: float, *, plain: float, draft: float, verify: floa
     """S from the times of a plain pass, of a round's draft passes and of its verifying pass, in
     any one unit; what results should be compared with."""
     return tokens * plain / (draft + verify)
-
-
-def best_k(beta: float, draft_share: float, highest: int) -> int:
-    """The K from 0 to `highest` with the largest S; a draft pass takes `draft_share` of the
-    target's. Of equals the smallest."""
-    return max(
-        range(highest + 1), key=lambda k: speed_up(expected_tokens(beta, k), draft_share * k)
-    )

@@ -241,15 +241,6 @@ class PagedKV:
         """Write the states of a pass whose tokens lie in `slots_N` (int32)."""
         self.hidden_SKD.index_copy_(0, slots_N.long(), hidden_NKD.to(self.hidden_SKD.dtype))
 
-    def live_slots(self) -> Tensor:
-        """Slots that hold committed rows of open sequences, int64.
-
-        The rest is dead space, but for free pages whose beginning `open` may still find.
-        """
-        with self._lock:
-            live = [self._slots(seq, 0, seq.num_rows) for seq in self._sequences.values()]
-        return torch.tensor(sorted({slot for slots in live for slot in slots}), dtype=torch.int64)
-
     def check(self) -> None:
         """Assert that no page leaked or is counted twice."""
         with self._lock:

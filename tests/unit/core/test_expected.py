@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from outrider.core.expected import (
     acceptance_rate,
-    best_k,
     beta_rates,
     estimated_beta,
     expected_by_place,
@@ -72,15 +71,6 @@ def test_times_that_somebody_measured() -> None:
     draft_times = {2: 0.36, 4: 0.69, 6: 1.02, 8: 1.35, 10: 1.67, 12: 2.01}
     found = [round(speed_up(expected_tokens(0.9, k), t), 2) for k, t in draft_times.items()]
     assert found == [1.99, 2.42, 2.58, 2.61, 2.57, 2.48]
-
-
-@given(beta=shares, share=st.floats(0.01, 2), highest=st.integers(0, 20))
-def test_no_other_length_is_better(beta: float, share: float, highest: int) -> None:
-    best = best_k(beta, share, highest)
-    found = speed_up(expected_tokens(beta, best), share * best)
-    assert found >= 1
-    for k in range(highest + 1):
-        assert speed_up(expected_tokens(beta, k), share * k) <= found
 
 
 def test_beta_of_nothing_is_unknown() -> None:

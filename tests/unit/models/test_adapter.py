@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles.dead_space import poison_dead_space
 from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
@@ -112,14 +113,8 @@ def test_rollback_is_no_operation_at_all() -> None:
 
 def test_poisoned_dead_space_changes_nothing() -> None:
     clean, poisoned = fresh(), fresh()
-
-    def poison() -> None:
-        dead = torch.ones(poisoned.state.arena.shape[3], dtype=torch.bool)
-        dead[poisoned.state.live_slots()] = False
-        poisoned.state.arena[:, :, :, dead] = float("nan")
-
     rounds(clean, 9)
-    rounds(poisoned, 9, poison)
+    rounds(poisoned, 9, lambda: poison_dead_space(poisoned.state))
     row = [StepRow.chain(0, TEXT[:6])]
     expected_MV = clean.step(row, PLAIN).logits_MV
     assert torch.equal(poisoned.step(row, PLAIN).logits_MV, expected_MV)
