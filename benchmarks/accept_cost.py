@@ -26,9 +26,8 @@ from torch import Tensor
 
 from outrider import SamplingParams
 from outrider.core.draft import Draft
-from outrider.core.laws import empty_laws, processed_probs
-from outrider.core.noise import KeyedNoise, pick_node
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.rng import KeyedNoise, pick_node
+from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.reading import read_pass
 from outrider.kernels.cpu import num_physical_cores

@@ -32,8 +32,8 @@ from outrider import SamplingParams
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.workloads import load_prompts
 from outrider.core.budget import Budget
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import Drafter, DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.models.decoder import Room

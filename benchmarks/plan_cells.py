@@ -40,8 +40,8 @@ from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
 from outrider.bench.provenance import provenance
 from outrider.bench.quiet import Neighbours
 from outrider.cli.output import table
-from outrider.core.calibration import Calibration
 from outrider.core.params import SamplingParams
+from outrider.estimate.calibration import Calibration
 
 # Drawn anew with every digit of it; committed before anything was measured.
 SEED = 20261217

@@ -32,7 +32,7 @@ from outrider.bench.gemm.pair import CostPair
 from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.bench.interval import ratio_of_medians
 from outrider.bench.workloads import load_prompts
-from outrider.core.expected import expected_tokens
+from outrider.estimate.theory import expected_tokens
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gemm_shape import GemmShape
 from outrider.models.inflate import shape_called

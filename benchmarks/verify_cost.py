@@ -42,7 +42,7 @@ from hybrids import QUICK, SIZE, random_hybrid
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.kernels.ceiling import Reader
 from outrider.kernels.registry import choose
 from outrider.kernels.topology import hardware_threads

@@ -22,7 +22,7 @@ from hybrids import QUICK, SIZE, config_of, random_hybrid
 
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
 from outrider.kernels.delta.plan import Run, StateShape

@@ -10,9 +10,9 @@ import torch
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.ngram import NgramDrafter
 
 VOCAB = 5

@@ -22,10 +22,10 @@ from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.noise import KeyedNoise, race_node
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import KeyedNoise, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.proof.plain_law import filtered
 

@@ -15,9 +15,9 @@ from checks.laws import floats
 from doubles.every_branch import EveryBranch, Law, Tokens, law
 from doubles.racing import Racing
 from outrider.core.draft import Draft, Outcome
-from outrider.core.laws import Laws
-from outrider.core.noise import ROOT, Noise, Role
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.rng import ROOT, Noise, Role
+from outrider.core.sampling import Laws
 
 TOLERANCE = 1e-9
 Weights = tuple[int, ...]

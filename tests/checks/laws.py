@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.laws import processed_probs
 from outrider.core.params import SamplingParams
+from outrider.core.sampling import processed_probs
 from outrider.proof.plain_law import filtered
 
 

@@ -22,8 +22,8 @@ from doubles.schedules import SCHEDULES
 from doubles.stamped import StampedArena
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT
 from outrider.sched.jobs import Job, Stage
 from outrider.sched.ledger import Ledger
 from outrider.sched.works import LaneSizes

@@ -13,10 +13,17 @@ from checks.state import VOCAB
 from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.noise import KeyedNoise, race_node
 from outrider.core.params import SamplingParams
-from outrider.core.philox import Counter, Floats, Word, philox_exponentials, philox_uniform
 from outrider.core.protocols import AcceptanceRule, Drafter
+from outrider.core.rng import (
+    Counter,
+    Floats,
+    KeyedNoise,
+    Word,
+    philox_exponentials,
+    philox_uniform,
+    race_node,
+)
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule
@@ -58,8 +65,8 @@ def recording() -> Generator[Used]:
         return philox_exponentials(seed, counter)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.core.noise.philox_uniform", one)
-        patch.setattr("outrider.core.noise.philox_exponentials", many)
+        patch.setattr("outrider.core.rng.philox_uniform", one)
+        patch.setattr("outrider.core.rng.philox_exponentials", many)
         yield used
 
 

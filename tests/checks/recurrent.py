@@ -10,9 +10,9 @@ from torch import Tensor
 
 from checks.state import NEEDS, PROBE, path_to
 from doubles.tiny_hybrids import tiny_hybrid
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.rng import ROOT
+from outrider.core.spec import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 

@@ -30,8 +30,8 @@ from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.noise import race_node
 from outrider.core.params import SamplingParams
+from outrider.core.rng import race_node
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import AllowedTokens
 
 
 def shaped(

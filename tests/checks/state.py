@@ -23,8 +23,8 @@ from doubles.kinds import Kind, close_to, llama, scripted
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.core.rng import ROOT
 
 VOCAB = 5
 NEEDS = DraftNeeds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from outrider.core.tree_shape import Shape
+from outrider.core.tree import Shape
 
 
 def best_expected(chances: Sequence[Sequence[float]], num_nodes: int) -> float:

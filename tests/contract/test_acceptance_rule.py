@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
-from outrider.core.laws import Laws
-from outrider.core.noise import ROOT, KeyedNoise, Noise
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.rng import ROOT, KeyedNoise, Noise
+from outrider.core.sampling import Laws
 from outrider.verify.table import EXACT, LOSSY, rule_for
 
 VOCAB = 4

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from doubles.kinds import KINDS, Kind, close_to
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.core.rng import ROOT
 
 NEEDS = DraftNeeds()
 TEXT = (1, 4, 2, 2, 0, 3, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checks.trees import check_shape
-from outrider.core.tree_shape import Shape
+from outrider.core.tree import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.state.paged_kv import PagedKV
 
 

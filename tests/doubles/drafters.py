@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.noise import Role
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.rng import Role
 
 NO_NEEDS = DraftNeeds()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
-from outrider.core.cost import Curve
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.estimate.cost import Curve
 
 DEEPEST = 64.0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from doubles.rig import first_maximum
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
-from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import DraftNeeds, DraftRow, StateStore, StepOutput, StepRow
+from outrider.core.rng import DrawNode, pick_node
 from outrider.core.spec import ModelSpec
 from outrider.drafters.self_draft import SelfDrafter
 

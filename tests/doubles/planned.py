@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
-from outrider.core.cost import Curve
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
+from outrider.estimate.cost import Curve
 
 
 def counts(rates: Sequence[float], num_rounds: int = 10_000) -> tuple[PlaceCount, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from doubles.every_branch import EveryBranch
 from doubles.simplex import Region, volume, whole, won_by
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 
 
 class Racing:

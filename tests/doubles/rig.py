@@ -14,11 +14,11 @@ from doubles.drafters import RowDrafter
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
-from outrider.core.noise import DrawNode, Noise, Pick, pick_node
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
+from outrider.core.rng import DrawNode, Noise, Pick, pick_node
 from outrider.core.sequence import LiveSequence, StopMatch
-from outrider.core.shaping import Shaper
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_attention import toy_spec
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NetOutput
 from outrider.models.token_memory import TokenMemory

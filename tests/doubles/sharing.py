@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from doubles.every_branch import EveryBranch
-from outrider.core.noise import Noise, Role
+from outrider.core.rng import Noise, Role
 
 # Pieces shorter than this are rounding.
 _TINY = 1e-13

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 from torch import Tensor
 
 from doubles.kinds import Kind, stored
-from outrider.core.comm import RankError
 from outrider.core.protocols import CausalLM
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model
+from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.link import HEADER, encode
 from outrider.models.parallel.messages import apply
 from outrider.models.parallel.sharded import ShardedLM

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from doubles.dead_space import live_slots, poison_dead_space
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan

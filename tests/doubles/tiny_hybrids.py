@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from doubles.child_programs import told_at_start
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft
-from outrider.core.noise import inverse_cdf
 from outrider.core.protocols import (
     AheadRow,
     CausalLM,
@@ -22,6 +21,7 @@ from outrider.core.protocols import (
     StepOutput,
     StepRow,
 )
+from outrider.core.rng import inverse_cdf
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.options import ChildOptions

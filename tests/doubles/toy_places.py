@@ -16,9 +16,9 @@ from doubles.tiny_attention import WIDTH
 from doubles.toy_heads import LAYER, states_of
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.block.net import Context, Guess
 
 

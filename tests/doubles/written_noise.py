@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.core.noise import Role, inverse_cdf
+from outrider.core.rng import Role, inverse_cdf
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError, NumericsError
-from outrider.core.noise import KeyedNoise
+from outrider.core.rng import KeyedNoise
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 

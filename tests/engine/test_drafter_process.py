@@ -20,9 +20,9 @@ from doubles.toy_child import NAP_SECONDS, toy_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.keeper import Pace

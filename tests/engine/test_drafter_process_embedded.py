@@ -18,10 +18,10 @@ from checks.processes import pid_of
 from outrider import LLM, EngineConfig
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.noise import KeyedNoise, Pick
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import KeyedNoise, Pick
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter

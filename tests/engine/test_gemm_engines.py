@@ -11,8 +11,7 @@ import pytest
 from outrider.bench.gemm.engines import Bed, Taken
 from outrider.bench.gemm.pair import CostPair, Make, pair_shape
 from outrider.bench.gemm.plan import Contestant, Text, rooms
-from outrider.core.expected import estimated_beta, expected_tokens
-from outrider.core.fan_out import MissCurve
+from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
 from outrider.models.gemm import Costs
 
 TEXT = Text(prompt_tokens=8, max_tokens=60)

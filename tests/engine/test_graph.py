@@ -16,8 +16,8 @@ from doubles.graphs import PAGE, WINDOW, GraphRig, requests, rig, tiny
 from doubles.rig import Request, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper
 from outrider.engine.build import build_engine
 from outrider.engine.captured.build import captured_round
 from outrider.engine.captured.round import CapturedRound

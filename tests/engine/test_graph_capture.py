@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.core.host import host_floats, host_rows
-from outrider.core.noise import ROOT, Role
-from outrider.core.philox import philox_uniform
+from outrider.core.clock import host_floats, host_rows
+from outrider.core.rng import ROOT, Role, philox_uniform
 from outrider.engine.captured.capture import EagerLauncher, GraphLauncher, Mailbox, launcher_for
 from outrider.engine.captured.laws import Keys
 from outrider.engine.captured.noise import Decisions, keyed_uniforms

@@ -15,8 +15,8 @@ from doubles.capture_guard import CaptureGuard, NotCapturableError
 from doubles.graphs import PAGE, SLOTS, WINDOW, make_dense
 from doubles.rig import Request, exchange_round, round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.core.clock import host_floats, host_ints
 from outrider.core.config import EngineConfig
-from outrider.core.host import host_floats, host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine

@@ -14,7 +14,7 @@ from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.history import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM

@@ -28,9 +28,9 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.core.shaping import Shaper
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.portfolio.drafter import PortfolioDrafter

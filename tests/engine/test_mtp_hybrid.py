@@ -17,8 +17,7 @@ from doubles.rig import Rig, first_maximum
 from doubles.tiny_hybrids import hybrid_config, hybrid_kind
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
-from outrider.core.spec import ModelSpec
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import ModelSpec, StateRoom
 from outrider.drafters.growing import Growth
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.drafter import mtp_drafter

@@ -22,9 +22,9 @@ from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.noise import race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
+from outrider.core.rng import race_node
 from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine

@@ -21,9 +21,9 @@ from doubles.every_branch import EveryBranch, Law, Tokens, law
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.core.shaping import Shaper
 from outrider.drafters.ngram import NgramDrafter
 from outrider.proof.plain_law import filtered
 

@@ -15,7 +15,7 @@ from doubles.rig import Request, Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import RoundTrace
-from outrider.core.shaping import AllowedTokens, Shaper
+from outrider.core.logits import AllowedTokens, Shaper
 from outrider.metrics.profile import profile
 
 NUM = 12

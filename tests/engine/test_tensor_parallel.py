@@ -18,7 +18,6 @@ from torch import Tensor
 from doubles.child_programs import all_gone
 from doubles.kinds import close_to, stored
 from outrider.api.llm import LLM
-from outrider.core.comm import RankError
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
@@ -27,6 +26,7 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.parallel import sharded, torch_comm
+from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 

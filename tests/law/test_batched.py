@@ -22,11 +22,11 @@ from checks.batched import (
     outcome_law,
 )
 from checks.law import normal
+from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.host import host_ints
-from outrider.core.laws import Laws
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.rng import KeyedNoise
+from outrider.core.sampling import Laws
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (

@@ -24,9 +24,9 @@ from doubles.rig import Request, Rig, model_drafter
 from doubles.simplex import volume, whole, won_by
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.noise import KeyedNoise, race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
+from outrider.core.rng import KeyedNoise, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.proof.chisquare import p_values

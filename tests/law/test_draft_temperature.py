@@ -14,9 +14,9 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule

@@ -13,9 +13,9 @@ from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
-from outrider.core.noise import race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
+from outrider.core.rng import race_node
 from outrider.core.sampling import PLAIN
 from outrider.drafters.eagle.drafter import eagle_drafter
 from outrider.drafters.growing import Growth

@@ -9,9 +9,9 @@ from checks.law import assert_same_law
 from doubles.rig import Rig, first_maximum
 from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.noise import pick_node, race_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
+from outrider.core.rng import pick_node, race_node
 from outrider.drafters.growing import Growth
 from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
 from outrider.verify.block import BlockRule

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.laws import check_filter_cases, check_filters, floats, near_an_edge
 from outrider.core.errors import ContractError
-from outrider.core.laws import Laws, processed_probs
 from outrider.core.params import SamplingParams
+from outrider.core.sampling import Laws, processed_probs
 from outrider.proof.plain_law import filtered
 
 logits = st.lists(st.integers(-6, 6).map(lambda x: x / 2), min_size=1, max_size=9)

@@ -30,9 +30,9 @@ from checks.law import (
 )
 from doubles.every_branch import EveryBranch, Tokens, law
 from outrider.core.draft import Draft
-from outrider.core.laws import Laws
-from outrider.core.noise import Role
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.rng import Role
+from outrider.core.sampling import Laws
 from outrider.verify.block import BlockRule
 from outrider.verify.coupled import CoupledRule
 from outrider.verify.match import MatchRule

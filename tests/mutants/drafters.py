@@ -7,7 +7,7 @@ from checks.runs import drafter_memory, drafting_law, engine_law, racing_along
 from mutants.planting import Mutant
 
 MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growing"
-NOISE = "outrider.core.noise"
+NOISE = "outrider.core.rng"
 NGRAM = "outrider.drafters.ngram"
 
 MUTANTS = (

@@ -11,10 +11,10 @@ from checks.runs import block_law, engine_law, reported_law, table_law
 from mutants.planting import Mutant
 
 BLOCK = "outrider.verify.block"
-LAWS = "outrider.core.laws"
+LAWS = "outrider.core.sampling"
 GROWING = "outrider.drafters.growing"
-NOISE = "outrider.core.noise"
-SHAPING = "outrider.core.shaping"
+NOISE = "outrider.core.rng"
+SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"
 TABLE = "outrider.verify.table"
 

@@ -14,8 +14,8 @@ from checks.races import check_race_frequencies, check_race_numbers, check_races
 from checks.runs import engine_law
 from mutants.planting import Mutant
 
-NOISE = "outrider.core.noise"
-PHILOX = "outrider.core.philox"
+NOISE = "outrider.core.rng"
+PHILOX = "outrider.core.rng"
 SEQUENCE = "outrider.core.sequence"
 
 MUTANTS = (

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_checkpoints import Variant, random_llama, variant, write_checkpoint
-from outrider.core.host import host_rows
+from outrider.core.clock import host_rows
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.none import NoDrafter

@@ -14,9 +14,9 @@ from checks.effort import examples
 from checks.state import NEEDS, PROBE, Rollback, check, check_rollback, fresh_logits, path_to
 from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.rng import ROOT
+from outrider.core.spec import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 

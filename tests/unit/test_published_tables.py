@@ -15,7 +15,7 @@ from outrider.cli.explain_published import (
     rows,
     with_hits,
 )
-from outrider.core.expected import expected_tokens, speed_up
+from outrider.estimate.theory import expected_tokens, speed_up
 from outrider.planner.ahead import hide_limit
 
 PAGE = Document.named("published-tables.md")

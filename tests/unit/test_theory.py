@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import outrider.core.expected as closed_form
+import outrider.estimate.theory as closed_form
 from checks.documents import Document
 from doubles.rig import Request, Rig, model_drafter
 from doubles.written_noise import Written
+from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.expected import expected_tokens
-from outrider.core.host import host_ints
-from outrider.core.laws import Laws
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import Laws
+from outrider.estimate.theory import expected_tokens
 from outrider.models.fake import Script, ScriptedLM
 from outrider.verify.token import TokenRule, residual
 

@@ -12,16 +12,22 @@ from outrider.cli.explain_energy import BYTE, OPERATION, joules
 from outrider.cli.explain_energy import gain as gain_of
 from outrider.cli.explain_machine import Device, break_even, model_of
 from outrider.cli.explain_page import Numbers
-from outrider.core.ahead import AheadTimes, steady_hits
-from outrider.core.expected import (
+from outrider.core.tree import best_shape, chain_shape
+from outrider.estimate.theory import (
+    AheadTimes,
+    Misses,
     beta_rates,
+    chances,
     expected_by_place,
     expected_tokens,
+    geometric,
+    hit_rate,
     measured_speed_up,
+    optimal,
     speed_up,
+    steady_hits,
+    uniform,
 )
-from outrider.core.fan_out import Misses, chances, geometric, hit_rate, optimal, uniform
-from outrider.core.tree_shape import best_shape, chain_shape
 from outrider.planner.ahead import crossover_batch
 from outrider.planner.roofline import Mixture, critical_context
 

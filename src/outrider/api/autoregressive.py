@@ -21,12 +21,12 @@ from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import Cache, ModelWrapper
 from outrider.core.budget import RoundTrace
+from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.host import host_ints
-from outrider.core.laws import draw, processed_probs
-from outrider.core.noise import ROOT, KeyedNoise
 from outrider.core.params import SamplingParams
+from outrider.core.rng import ROOT, KeyedNoise
+from outrider.core.sampling import draw, processed_probs
 from outrider.metrics.summary import summarise
 
 

@@ -29,9 +29,9 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.interrupts import deferred, deliver
+from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
-from outrider.core.shaping import AllowedTokens
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
@@ -98,10 +98,9 @@ class LLM:
     """A target model, perhaps a draft model, and an engine that runs requests on them.
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
-    unless the configuration names another drafter. `on_job` hears of every job of every
-    lane; `controller`, where given, chooses the budget of every round instead of the one that the
-    configuration names. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each
-    with a hint.
+    unless the configuration names another drafter. `on_job` hears of every job of every lane;
+    `controller`, where given, chooses every round's budget in place of the configured one. Raises
+    CheckpointError, VocabularyError, ConfigError or MachineError, each with a hint.
 
     It may be used from several threads: their calls take turns, job by job, and their requests
     share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
@@ -210,7 +209,7 @@ class LLM:
     ) -> TextStream:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
-        `allowed` masks the vocabulary after every token (core/shaping.py), drafted ones included.
+        `allowed` masks the vocabulary after every token (core/logits.py), drafted ones included.
         Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event asked for when the arena could never hold them.
         """

@@ -23,7 +23,7 @@ from outrider.api.pair_plan import PairPlan
 from outrider.api.sources import whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
-from outrider.core.words import size
+from outrider.core.fields import size
 from outrider.models.hf_config import FAMILIES
 from outrider.models.loading import pick_device
 from outrider.state.capacity import ARENA_SHARE, Limit, limits, total_bytes

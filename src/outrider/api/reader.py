@@ -13,7 +13,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
 from outrider.core.errors import foreign
-from outrider.core.logprobs import TokenLogprobs
+from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise

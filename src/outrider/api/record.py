@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from outrider.core.budget import RoundTrace
-from outrider.core.logprobs import TokenLogprobs
+from outrider.core.sampling import TokenLogprobs
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import Stats
 

@@ -15,9 +15,9 @@ from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import ConfigError, foreign
 from outrider.core.interrupts import breakable
 from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
+from outrider.core.logits import AllowedTokens, Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.core.shaping import AllowedTokens, Shaper
 from outrider.drafters.prediction import check_prediction
 
 

@@ -11,7 +11,7 @@ from outrider.api.record import read_fields
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Origin
 from outrider.core.errors import ConfigError
-from outrider.core.logprobs import TokenLogprobs
+from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import FinishReason
 from outrider.metrics.acceptance import SpecMetrics, spec_metrics
 from outrider.metrics.latency import (

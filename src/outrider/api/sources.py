@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.engine.build import draft_size
 from outrider.engine.drafters import CHAINS_ONLY, branches, resolve_drafter
 from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED

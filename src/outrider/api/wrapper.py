@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError
-from outrider.core.host import host_ints
-from outrider.core.nearest import did_you_mean
+from outrider.core.clock import host_ints
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve

@@ -21,12 +21,12 @@ import torch
 
 from outrider.bench.comm_peer import HERE, READY, Exercise, do, place_of
 from outrider.bench.quiet import Neighbours
-from outrider.core.comm import Comm
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.topology import hardware_threads
 from outrider.models.loading import pick_device
+from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.torch_comm import TorchComm
 

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outrider.core.comm import Comm
+from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.link import Link
 from outrider.models.parallel.torch_comm import TorchComm
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from outrider.bench.provenance import write_json
 from outrider.bench.records import RecordError, made, parse
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.files import Kind, read_text
-from outrider.core.nearest import did_you_mean
 
 PER_DOMAIN = 50
 TINY_PER_DOMAIN = 5

@@ -13,8 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from outrider.bench.retrieval import retrieval_prompt
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 
 WORKLOADS = ("humaneval", "gsm8k")
 DOMAINS = ("code", "maths", "conversation", "summarization", "translation", "retrieval")

@@ -32,8 +32,8 @@ from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line
 from outrider.cli.visits_bar import taken
+from outrider.core.fields import words_of
 from outrider.core.settings import DEFAULT
-from outrider.core.words import words_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import LoadTestOptions
 from outrider.cli.output import check_writable, json_line
 from outrider.core.errors import ConfigError
-from outrider.core.words import known_words
+from outrider.core.fields import known_words
 
 NUM_REQUESTS = 10
 SCHEMA = "outrider-bench-load/1"

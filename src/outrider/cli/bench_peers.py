@@ -31,9 +31,8 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line
 from outrider.cli.paint import Bar, words
 from outrider.core.env import cache_folder
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.files import Kind, read_text
-from outrider.core.nearest import did_you_mean
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of

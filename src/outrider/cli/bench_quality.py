@@ -27,10 +27,9 @@ from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.cli.paint import Bar, words
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
+from outrider.core.fields import words_of
 from outrider.core.files import Kind, read_text
-from outrider.core.nearest import did_you_mean
-from outrider.core.words import words_of
 from outrider.models.loading import resolve
 
 WINDOW_TOKENS = 256

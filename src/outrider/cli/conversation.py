@@ -19,8 +19,7 @@ from outrider.cli.output import json_line
 from outrider.cli.paint import Painter
 from outrider.cli.session import show, tell_notes
 from outrider.core import settings
-from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.params import SamplingParams
 from outrider.core.settings import GROUPS, SETTINGS, Given
 

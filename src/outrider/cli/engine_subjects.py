@@ -9,8 +9,8 @@ from pathlib import Path
 from outrider.bench.engines.loaded import Models
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.fields import words_of
 from outrider.core.settings import DEFAULT, Resolved
-from outrider.core.words import words_of
 from outrider.pairs.catalog import EMBEDDED_TARGET, ModelPair, get_pair
 
 

@@ -22,7 +22,7 @@ from outrider.cli.fit import memory_fit, read_spec
 from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
-from outrider.core.private_files import NotPrivateError, private_folder
+from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.build import COMPILERS, trusted_folders

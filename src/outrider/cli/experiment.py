@@ -15,10 +15,9 @@ from typing import Any, TypeVar, cast
 
 from outrider.cli.bench_sweep_options import SweepOptions
 from outrider.cli.options import KSweepOptions
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import default_of, shown
 from outrider.core.foreign import hint_for
-from outrider.core.nearest import nearest
 from outrider.core.settings import (
     DEFAULT,
     SETTINGS,

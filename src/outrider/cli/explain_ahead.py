@@ -6,9 +6,17 @@ import math
 from dataclasses import replace
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
-from outrider.core.ahead import AheadTimes
-from outrider.core.expected import expected_tokens, speed_up
-from outrider.core.fan_out import Misses, chances, geometric, hit_rate, optimal, uniform
+from outrider.estimate.theory import (
+    AheadTimes,
+    Misses,
+    chances,
+    expected_tokens,
+    geometric,
+    hit_rate,
+    optimal,
+    speed_up,
+    uniform,
+)
 from outrider.planner.ahead import crossover_batch, hide_limit
 
 _SHARES = (0.0, 0.5, 0.7, 0.9, 1.0)

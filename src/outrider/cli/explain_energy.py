@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from outrider.cli.explain_machine import Device, model_of
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
-from outrider.core.expected import expected_tokens, prefix_products
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.theory import RoundLaw, expected_tokens, prefix_products
 from outrider.planner.energy import Energy, Joules, joules_a_token, round_joules
 from outrider.planner.roofline import PassWork
 from outrider.planner.rounds import Load

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
-from outrider.core.expected import expected_tokens, measured_speed_up
 from outrider.core.spec import ModelSpec
+from outrider.estimate.theory import expected_tokens, measured_speed_up
 from outrider.planner import rounds
 from outrider.planner.roofline import (
     PassWork,

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.cli.explain_page import Explanation, Numbers, Step
-from outrider.core.ahead import AheadTimes
-from outrider.core.expected import expected_tokens, speed_up
+from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 
 ALPHA = 0.9
 KS = (2, 4, 6, 8, 10, 12)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
-from outrider.core.expected import (
-    acceptance_rate,
-    expected_tokens,
-    measured_speed_up,
-)
-from outrider.core.fan_out import chances
+from outrider.estimate.theory import acceptance_rate, chances, expected_tokens, measured_speed_up
 
 _MOST_K = 64
 _EXPECTED = "E = 1 + alpha + ... + alpha^K = (1 - alpha^(K+1)) / (1 - alpha)"

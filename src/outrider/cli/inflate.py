@@ -8,7 +8,7 @@ from outrider.cli.call import Call, needed
 from outrider.cli.options import InflateOptions
 from outrider.cli.output import json_line, size
 from outrider.core.errors import ContractError
-from outrider.core.private_files import new_folder
+from outrider.core.files import new_folder
 
 
 def inflate(call: Call[InflateOptions]) -> int:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from outrider.cli.verb import Verb
 from outrider.cli.verbs import names
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, nearest
 from outrider.core.foreign import hint_for
-from outrider.core.nearest import nearest
 
 # How the parser says that words are left over.
 _SURPLUS = re.compile(r"^Unused Tokens: \[([^,\]]*)")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outrider.cli.gate import in_line
 from outrider.core.errors import MachineError
-from outrider.core.words import size as size
+from outrider.core.fields import size as size
 
 # Sentences are no wider than that on any terminal.
 _WIDEST = 100

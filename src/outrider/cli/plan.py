@@ -31,12 +31,12 @@ from outrider.cli.paint import Bar, words
 from outrider.cli.plan_elsewhere import elsewhere, is_sheet
 from outrider.cli.plan_options import PlanOptions
 from outrider.cli.plan_page import Origin, page_of, record_of
-from outrider.core.calibration import Calibration, PassCosts
 from outrider.core.config import EngineConfig
-from outrider.core.cost import Curve
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError
 from outrider.core.settings import ProgramConfig
+from outrider.estimate.calibration import Calibration, PassCosts
+from outrider.estimate.cost import Curve
 from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Job

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from outrider.cli.fit import read_spec
 from outrider.cli.output import size
 from outrider.cli.plan_options import PlanOptions
-from outrider.core.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.core.config import DEVICES, EngineConfig
-from outrider.core.cost import Curve
-from outrider.core.errors import CapacityError, ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.core.settings import ProgramConfig
 from outrider.core.spec import ModelSpec
+from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
+from outrider.estimate.cost import Curve
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import MODEL
 from outrider.planner.ahead import AheadWays

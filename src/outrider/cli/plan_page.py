@@ -13,9 +13,9 @@ from outrider.cli.output import prose, screen_table, size
 from outrider.cli.plan_elsewhere import Elsewhere
 from outrider.cli.plan_options import DECIDED_BY_PLANS
 from outrider.cli.verb import setting_flags
-from outrider.core.calibration import Calibration
 from outrider.core.config import EngineConfig
 from outrider.core.settings import SETTINGS, ProgramConfig
+from outrider.estimate.calibration import Calibration
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import Plan
 from outrider.planner.candidates import Option

@@ -16,8 +16,7 @@ from outrider.bench.workloads import builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.options import PromptsOptions
 from outrider.cli.output import check_writable, json_line, table
-from outrider.core.errors import ConfigError, MachineError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.models.loading import resolve
 
 SOURCES = ("builtin", "hub")

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 from outrider.cli.simulate_options import SimulateOptions
 from outrider.cli.simulate_specs import spec_named
-from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.files import Kind, read_text
-from outrider.core.nearest import did_you_mean
 from outrider.core.settings import Given, describe, typed
+from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
 from outrider.planner.sheets import device_sheet

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
 from outrider.core.spec import ModelSpec
 from outrider.models.gpt2_config import GPT2Config
 from outrider.models.json_object import JsonObject

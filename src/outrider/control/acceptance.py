@@ -2,9 +2,9 @@
 
 a_j is the probability that place j is accepted given that all before it were. Were it the same at
 every place, beta, then a request's beta would be Beta(u, v) after counting its judgements, starting
-from what all requests show, and a_j = (u + j - 1) / (u + v + j - 1) (core/expected.py). But places
-differ: place j is refused s_j times as often as that foretells, over all requests, and a request's
-own judgements of a place make a Beta distribution of that place,
+from what all requests show, and a_j = (u + j - 1) / (u + v + j - 1) (estimate/theory.py). But
+places differ: place j is refused s_j times as often as that foretells, over all requests, and a
+request's own judgements of a place make a Beta distribution of that place,
 
     p_j = 1 - s_j (1 - (u + j - 1) / (u + v + j - 1))
     a_j = (S p_j + accepted) / (S + judged)
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from outrider.core.expected import beta_rates, prefix_products
+from outrider.estimate.theory import beta_rates, prefix_products
 
 # As many as may ever run at once, so only sequences that ended are forgotten.
 MOST_SEQUENCES = 1024

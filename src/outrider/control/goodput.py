@@ -1,6 +1,6 @@
 """Draft what brings most tokens a second here: for each request, each round, nothing included.
 
-Two things are learnt from the rounds: what they cost (core/cost_meter.py) and how likely each place
+Two things are learnt from the rounds: what they cost (estimate/cost.py) and how likely each place
 of a request's next draft is kept (acceptance.py). From both, draft lengths are chosen for the whole
 batch at once (allocation.py). Plain decoding is one of the choices and measured like the others, so
 where drafts do not pay there are none. What is not known is tried, for a bounded share of the time
@@ -24,9 +24,8 @@ from outrider.control.acceptance import MOST_SEQUENCES, Acceptance
 from outrider.control.allocation import Allotment, RoundSeconds, allotted, best_allotment
 from outrider.control.exploration import Probes, Sweep, sweep_depths
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.cost import CostTable
-from outrider.core.cost_meter import ASSUMED, CostMeter
 from outrider.core.errors import ContractError
+from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
 
 # A depth is left out of the sweep where it promises less than this share of the best so far.
 PROMISING = 0.6

@@ -12,8 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from outrider.core.errors import DrafterError
-from outrider.core.logprobs import TokenLogprobs
-from outrider.core.noise import ROOT
+from outrider.core.rng import ROOT
+from outrider.core.sampling import TokenLogprobs
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
 

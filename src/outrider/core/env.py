@@ -83,7 +83,7 @@ def threads() -> int:
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept; it may not exist yet. None for a user without a home.
 
-    Whoever loads code from it asks core/private_files.py first whether others can write there.
+    Whoever loads code from it asks core/files.py first whether others can write there.
     """
     base = _read("XDG_CACHE_HOME")
     if base:

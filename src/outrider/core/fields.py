@@ -3,22 +3,27 @@
 A field made with `setting` carries its help text, its bounds and its choices. The settings registry
 reads them to make command-line flags, environment variables and file keys, so a name, a default or
 a bound is written once.
+
+The kinds of values that settings have, and how each is read from text or from a parsed file.
+
+A reader raises ValueError or OverflowError for what it cannot read.
+
+Names between commas, as flags have them, and sizes as people read them.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.limits import WHOLE, Limit
-from outrider.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
 
 _MOST_SHOWN = 100
 
@@ -176,3 +181,105 @@ def _range(meta: Meta) -> str:
     if meta.maximum is None:
         return f"at least {meta.minimum}"
     return f"between {meta.minimum} and {meta.maximum}"
+
+
+Value: TypeAlias = bool | int | float | str | tuple[str, ...] | Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values of one type are called, and how to read one: from text or as a file has it."""
+
+    noun: str
+    read: Callable[[object], Value]
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(value)
+    return int(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(value)
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    lowered = _text(value).strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(value)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A list of texts; given as text, a JSON list or the one entry itself."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("[") else [value]
+    if not isinstance(value, list | tuple):
+        raise ValueError(value)
+    return tuple(_text(entry) for entry in cast("list[object] | tuple[object, ...]", value))
+
+
+def _numbers_by_id(value: object) -> Mapping[int, float]:
+    """A mapping; given as text, a JSON object or ID=NUMBER entries between commas."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("{") else _entries(value)
+    if not isinstance(value, dict):
+        raise ValueError(value)
+    entries = cast("dict[object, object]", value)
+    return {_integer(key): _number(number) for key, number in entries.items()}
+
+
+def _entries(text: str) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in text.split(",")]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): number for key, _, number in pairs}
+
+
+KINDS: Mapping[type, Kind] = {
+    bool: Kind("a switch (1 or 0)", _switch),
+    int: Kind("an integer", _integer),
+    float: Kind("a number", _number),
+    str: Kind("text", _text),
+    tuple: Kind("a list of texts", _texts),
+    Mapping: Kind("entries ID=NUMBER", _numbers_by_id),
+}
+
+
+def words_of(flag: str, text: str, *, hint: str) -> tuple[str, ...]:
+    """Each once, in order. Raises ConfigError with `hint` if there are none."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise ConfigError(f"{flag} names nothing.", hint=hint)
+    return found
+
+
+def known_words(flag: str, text: str, known: Collection[str], *, kind: str) -> tuple[str, ...]:
+    """The same for names of a `kind` of which all are `known`. Raises ConfigError for others."""
+    found = words_of(flag, text, hint=f"{flag} {','.join(known)}")
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"unknown {kind} {name!r}.", hint=did_you_mean(name, known))
+    return found
+
+
+def size(num_bytes: float) -> str:
+    """Decimal units, as model hubs print them."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.laws import Laws
-from outrider.core.noise import ROOT, Noise
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper
+from outrider.core.rng import ROOT, Noise
+from outrider.core.sampling import Laws
 from outrider.core.spec import ModelSpec
 
 

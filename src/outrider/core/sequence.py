@@ -9,9 +9,9 @@ from typing import Literal
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome
-from outrider.core.noise import KeyedNoise, Pick, inverse_cdf
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper
+from outrider.core.rng import KeyedNoise, Pick, inverse_cdf
 
 FinishReason = Literal["stop", "length", "timeout"]
 StopMatch = Callable[[Sequence[int]], int | None]

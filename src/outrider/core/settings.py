@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args, get_origin, get_
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import (
+    KINDS,
     Meta,
+    Value,
     check_fields,
     check_mapping,
     check_value,
@@ -29,9 +31,7 @@ from outrider.core.fields import (
     shown,
 )
 from outrider.core.foreign import hint_for
-from outrider.core.kinds import KINDS, Value
 from outrider.core.limits import WHOLE
-from outrider.core.nearest import nearest
 from outrider.core.params import SamplingParams
 from outrider.core.settings_file import read_settings
 

@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_floats, host_rows
-from outrider.core.tree_shape import ROOT
+from outrider.core.clock import host_floats, host_rows
+from outrider.core.tree import ROOT
 
 # The target's likeliest token is a draft model's first more often than its law gives it mass, so
 # greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to 5.5

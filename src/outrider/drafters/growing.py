@@ -14,11 +14,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.laws import empty_laws, processed_probs
-from outrider.core.noise import DrawNode, pick_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.rng import DrawNode, pick_node
+from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.laws import processed_probs
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
-from outrider.core.sampling import PLAIN, Sampling
-from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
-from outrider.core.tree_shape import (
+from outrider.core.rng import ROOT
+from outrider.core.sampling import PLAIN, Sampling, processed_probs
+from outrider.core.tree import (
     LEAST_WORTH,
     Chances,
     Shape,
@@ -31,6 +29,7 @@ from outrider.core.tree_shape import (
     num_worthwhile,
     worthwhile,
 )
+from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.drafters.growing import drawn_params
 from outrider.drafters.trees import DrawInTree, DrawnTree, pick_in_tree
 from outrider.models.heads import MAX_WIDTH

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.laws import MIN_TEMPERATURE
-from outrider.core.noise import KeyedNoise, pick_node
 from outrider.core.protocols import StepRow
+from outrider.core.rng import KeyedNoise, pick_node
+from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growing import GrowingChain, Growth
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.hidden_chain import Part, target_states

@@ -16,8 +16,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
+from outrider.core.rng import DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.growing import ChangeLaws, GrowingChain, Growth
 

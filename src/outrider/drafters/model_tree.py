@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft
-from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
+from outrider.core.rng import ROOT
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.core.tree_shape import Chances
+from outrider.core.tree import Chances
 from outrider.drafters.growing_tree import (
     ChosenTree,
     GrowingTree,

@@ -19,20 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.host import host_floats, host_rows
-from outrider.core.laws import processed_probs
 from outrider.core.protocols import DraftRow
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.sampling import PLAIN, Sampling, processed_probs
+from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances, worthwhile
 from outrider.core.tree_nodes import sharp_shares
-from outrider.core.tree_shape import (
-    Chances,
-    best_shape,
-    chain_shape,
-    guessed_chances,
-    worthwhile,
-)
 from outrider.drafters.growing import drawn_params
 from outrider.drafters.trees import (
     DrawInTree,

@@ -30,9 +30,9 @@ from itertools import accumulate
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.tree_shape import Shape, best_shape
+from outrider.core.rng import ROOT
+from outrider.core.tree import Shape, best_shape
 from outrider.drafters.offers import NO_OFFER, Offer, least_kept
 
 WIDTH = 8

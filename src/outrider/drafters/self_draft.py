@@ -23,7 +23,6 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.noise import DrawNode, pick_node
 from outrider.core.protocols import (
     CausalLM,
     DraftNeeds,
@@ -32,6 +31,7 @@ from outrider.core.protocols import (
     StepOutput,
     StepRow,
 )
+from outrider.core.rng import DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter

@@ -1,4 +1,4 @@
-"""Trees of tokens: drawn node by node, or chosen, in shapes of `core/tree_shape.py`.
+"""Trees of tokens: drawn node by node, or chosen, in shapes of `core/tree.py`.
 
 Chances come from a drafter's own laws, where those are known before anything is drawn, or from a
 tally of ranks over text (`RankTally`). At temperature > 0 the shape is settled before the first
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.noise import Noise, Role
-from outrider.core.tree_shape import ROOT, Chances, Shape, falling
+from outrider.core.rng import Noise, Role
+from outrider.core.tree import ROOT, Chances, Shape, falling
 
 
 class RankTally:

@@ -8,8 +8,8 @@ from typing import cast
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import Drafter
+from outrider.core.rng import pick_node, race_node
 from outrider.drafters.ahead import build
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.ahead.fallback import Kind

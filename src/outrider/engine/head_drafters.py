@@ -12,8 +12,8 @@ from typing import cast
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
-from outrider.core.noise import pick_node, race_node
 from outrider.core.protocols import Drafter
+from outrider.core.rng import pick_node, race_node
 from outrider.drafters.beside import normed_target
 from outrider.drafters.eagle.drafter import eagle_drafter
 from outrider.drafters.growing import Growth

@@ -16,10 +16,10 @@ from typing import TypeGuard
 
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import ContractError
-from outrider.core.laws import MIN_TEMPERATURE
-from outrider.core.noise import ROOT, Pick
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
+from outrider.core.rng import ROOT, Pick
+from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.clamp import clamp

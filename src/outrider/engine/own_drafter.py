@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.noise import pick_node, race_node
+from outrider.core.rng import pick_node, race_node
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.parts import Parts
 from outrider.models.cheaper import Cheaper, skipped_layers

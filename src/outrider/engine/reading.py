@@ -13,12 +13,10 @@ from torch import Tensor
 
 from outrider.core.draft import Outcome
 from outrider.core.errors import NumericsError, SequenceError, blaming
-from outrider.core.laws import Laws, processed_probs
-from outrider.core.logprobs import log_law, token_logprobs
+from outrider.core.logits import suffixes_of
 from outrider.core.protocols import JudgeRow
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
-from outrider.core.shaping import suffixes_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from time import perf_counter
 from torch import Tensor
 
 from outrider.core.budget import RoundTrace
+from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome, Verdict
 from outrider.core.errors import NumericsError, blaming
-from outrider.core.host import host_rows
-from outrider.core.noise import ROOT
 from outrider.core.protocols import (
     AcceptanceRule,
     CausalLM,
@@ -32,6 +31,7 @@ from outrider.core.protocols import (
     HiddenStore,
     StepRow,
 )
+from outrider.core.rng import ROOT
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
 from outrider.engine.clamp import clamp

@@ -5,7 +5,7 @@ and CPU. A library built for another CPU is therefore never found, and a changed
 a cache to be cleared.
 
 A library is code that runs as the user, so one is loaded only if it is ours: its folder and its
-file are this user's alone (core/private_files.py), its bytes have the SHA-256 that was kept beside
+file are this user's alone (core/files.py), its bytes have the SHA-256 that was kept beside
 it when it was built, and they name every function of the sources. Whatever differs is built again.
 One process builds while others wait, and what a killed one left is swept away. Folders are tried in
 this order: the cache, a private one of the user's among temporary files, and one for this process
@@ -33,13 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.private_files import (
-    NotPrivateError,
-    locked,
-    private_folder,
-    read_private,
-    write_private,
-)
+from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
 from outrider.kernels.cpu import cpu_identity, num_physical_cores
 from outrider.kernels.kinds import ENDINGS
 

@@ -30,7 +30,7 @@ from threading import RLock
 from time import perf_counter
 from typing import Any
 
-from outrider.core.private_files import NotPrivateError, read_private, write_private
+from outrider.core.files import NotPrivateError, read_private, write_private
 
 FORMAT = 1
 MARGIN = 1.05

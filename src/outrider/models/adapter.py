@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError, ContractError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.registry import Kernels, choose

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.core.rng import ROOT
 from outrider.models.config_keys import OTHER_CHECKPOINT
 from outrider.models.decoder import Room
 

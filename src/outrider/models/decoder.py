@@ -22,8 +22,7 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import ModelSpec, StateRoom
 from outrider.kernels.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels

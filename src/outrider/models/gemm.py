@@ -24,8 +24,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, ContractError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.forward import Forward

@@ -15,8 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.models.llama_config import LlamaConfig
 
 MAX_TOKENS = 1 << 16

@@ -14,8 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError, ConfigError, ContractError, MachineError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import (
+    CheckpointError,
+    ConfigError,
+    ContractError,
+    MachineError,
+    did_you_mean,
+)
 from outrider.models.gguf import TensorEntry, Value, head_of, padding
 from outrider.models.gguf_blocks import FORMATS, Format, encoded
 from outrider.models.gguf_llama import Exportable, metadata_of, tensors_of

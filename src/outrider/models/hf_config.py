@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from outrider.core.errors import CheckpointError
-from outrider.core.nearest import nearest
+from outrider.core.errors import CheckpointError, nearest
 from outrider.core.spec import ModelSpec
 from outrider.models.gpt2_config import GPT2Config, parse_gpt2
 from outrider.models.json_object import JsonObject

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD, Weights

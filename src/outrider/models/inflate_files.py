@@ -14,7 +14,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.core.private_files import new_folder
+from outrider.core.files import new_folder
 from outrider.models.hf_config import read_native_config
 from outrider.models.inflate import Inflation, Shape
 from outrider.models.json_object import JsonObject

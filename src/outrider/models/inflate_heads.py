@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError
-from outrider.core.private_files import new_folder
+from outrider.core.files import new_folder
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.inflate import Channels, Shape, inflated_config, meaningless

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core.comm import Alone, Comm
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
@@ -31,6 +30,7 @@ from outrider.models.compacting import compact
 from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
+from outrider.models.parallel.comm import Alone, Comm
 from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.core.comm import Comm
 from outrider.core.env import make_cublas_deterministic
-from outrider.core.errors import CheckpointError, ConfigError, MachineError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
@@ -27,6 +25,7 @@ from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, r
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.names import ALIASES, HEAD_ALIASES, HUB_FILES, HUB_ID, HUB_NOISE
+from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

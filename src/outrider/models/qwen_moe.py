@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_rows
+from outrider.core.clock import host_rows
 from outrider.kernels.delta.torch import by_row
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels

@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider.core.errors import CheckpointError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import CheckpointError, did_you_mean
 from outrider.models.config_keys import CONTRADICTION, OTHER_CHECKPOINT
 from outrider.models.json_object import JsonObject
 

@@ -8,7 +8,7 @@ hash, and another elsewhere. So a draft token is kept with probability alpha, wh
 
 Rates may differ by the place of a draft. Where draft and target disagree, the target's token stands
 at rank R of what the draft finds likely, with P(R > F) = min(1, scale F^-power), the law of misses
-of drafting ahead (core/fan_out.py); so F foreseen tokens hold it as often as that says.
+of drafting ahead (estimate/theory.py); so F foreseen tokens hold it as often as that says.
 
 Laws are as good as point masses (the next token below has e^-60 of its weight at temperature 1), so
 greedy and sampled text are the same: a pure function of the target's seed and the prompt, whatever
@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.fan_out import PRIOR_CURVE, MissCurve
 from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.models.token_memory import TokenMemory
 
 # Ranks that stand out; a token beyond is as unlikely as any.

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.errors import CapacityError, ContractError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT
 
 
 @dataclass(slots=True)

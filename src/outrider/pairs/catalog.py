@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 
 EMBEDDED_TARGET = "outrider/embedded"
 EMBEDDED_DRAFT = "outrider/embedded-draft"

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import PLAIN, RoundLaw
 from outrider.planner.candidates import (
     ENGINES,
     Candidate,

@@ -1,10 +1,11 @@
 """What other arrangements of the same work bring: drafting ahead, and lanes.
 
-Drafting ahead (`core/ahead.py` has the formula) takes from a calibration, in units of T_verify,
+Drafting ahead (`estimate/theory.py` has the formula) takes from a calibration, in units of
+T_verify,
 
-    T_p   one step over the draft that is being verified, and K steps of F branches a sequence
-    T_b   a draft after a miss: that of a round in turns (fallback jit), or nothing (none)
-    p     the share of verdicts foreseen: F branches shared out in the best way (`core/fan_out.py`)
+    T_p   one step over the draft that is being verified, and K steps of F branches a sequence T_b
+    a draft after a miss: that of a round in turns (fallback jit), or nothing (none) p     the share
+    of verdicts foreseen: F branches shared out in the best way (`estimate/theory.py`)
 
 With fallback jit a draft after a miss is like any other. With none it is empty: the next verdict is
 one token, all F branches go to it, and hits come in runs. Which of both is better turns at a batch
@@ -25,17 +26,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from outrider.core.ahead import AheadTimes, steady_hits
-from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.fan_out import Misses, hit_rate, optimal
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import (
+    PLAIN,
+    AheadTimes,
+    Misses,
+    RoundLaw,
+    hit_rate,
+    optimal,
+    steady_hits,
+)
 from outrider.planner.rounds import Forecast, Load, round_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadWays:
-    """`contention` is what lanes lose to each other (`core/ahead.py`), `sync` seconds of handing
-    over; `p_hit` is supposed rather than reckoned from `misses`, if given."""
+    """`contention` is what lanes lose to each other (`estimate/theory.py`), `sync` seconds of
+    handing over; `p_hit` is supposed rather than reckoned from `misses`, if given."""
 
     fan_out: int = 16
     misses: Misses = field(default_factory=Misses)

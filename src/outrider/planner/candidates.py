@@ -12,10 +12,9 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
-from outrider.core.round_law import RoundLaw
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.ahead import AheadWays, ahead, lanes
 from outrider.planner.endings import desync, seconds_in_step
 from outrider.planner.places import Belief, Rates, round_law

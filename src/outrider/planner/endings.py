@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.rounds import binomial
 
 # The end of a text for which rounds are reckoned one by one, in tokens and in full rounds.

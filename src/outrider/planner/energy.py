@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.roofline import PassWork
 from outrider.planner.rounds import Load
 from outrider.planner.sheets import Power

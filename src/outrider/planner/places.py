@@ -38,9 +38,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.calibration import DrafterCosts, PlaceCount
 from outrider.core.errors import ConfigError
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.estimate.calibration import DrafterCosts, PlaceCount
+from outrider.estimate.theory import PLAIN, RoundLaw
 
 # Judgements at a place that make a rate of its own.
 ENOUGH = 20

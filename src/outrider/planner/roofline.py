@@ -30,9 +30,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
-from outrider.core.cost import Curve
 from outrider.core.spec import ModelSpec
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.estimate.cost import Curve
 from outrider.planner.rounds import Load
 from outrider.planner.sheets import DeviceSheet
 

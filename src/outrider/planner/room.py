@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.errors import CapacityError
+from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.planner.candidates import Job, memory_bytes
 
 

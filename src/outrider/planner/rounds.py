@@ -18,10 +18,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.errors import ContractError
-from outrider.core.expected import measured_speed_up, speed_up
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import PLAIN, RoundLaw, measured_speed_up, speed_up
 
 # Batches up to this size are reckoned by how many of them draft, larger ones by the mean number.
 _COUNTED_BATCH = 64

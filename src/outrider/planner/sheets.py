@@ -21,9 +21,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.files import Kind, read_json
-from outrider.core.nearest import did_you_mean
 from outrider.core.settings_file import read_settings
 
 DTYPES = ("float32", "bfloat16", "int8")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from outrider.core.errors import ConfigError
-from outrider.core.expected import expected_by_place, prefix_products
-from outrider.core.philox import philox_uniform
+from outrider.core.rng import philox_uniform
+from outrider.estimate.theory import expected_by_place, prefix_products
 
 
 class Decides(IntEnum):

@@ -8,7 +8,7 @@ A job drafts, then runs one target pass over verified drafts and prompt chunks:
     the pass   overhead + host b + rule R + target(rows, sum of S_i, sum of R_i S_i)
     hand-over  `sync`, where a job only drafts: what the two lanes say to each other
 
-The target's part is `core/calibration.py`. That the draft model reads a prompt too is left out.
+The target's part is `estimate/calibration.py`. That the draft model reads a prompt too is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.estimate.calibration import Calibration, DrafterCosts
 
 
 @dataclass(frozen=True, slots=True)

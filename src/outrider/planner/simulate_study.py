@@ -4,12 +4,12 @@ The speed-up of an engine is the time that plain decoding takes for all requests
 decoding is the single lane with K = 0, as everywhere in this project. Beside it stands what the
 formulas say of rounds of a full batch with full drafts, at the context in the middle of an output:
 
-    single    E T_plain / (T_draft + T_verify)                      core/expected.py
-    ssd       Theorem 7, with hand-over and contention              core/ahead.py
+    single    E T_plain / (T_draft + T_verify)                      estimate/theory.py
+    ssd       Theorem 7, with hand-over and contention              estimate/theory.py
 
 They know nothing of prompts, of queues and of the last requests of a run, and a simulation does. If
-nobody says how often a verdict is foreseen, it is what the best fan-out of core/fan_out.py reaches,
-with the curve that an engine believes in before it has counted anything.
+nobody says how often a verdict is foreseen, it is what the best fan-out of estimate/theory.py
+reaches, with the curve that an engine believes in before it has counted anything.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outrider.core.ahead import AheadTimes
-from outrider.core.calibration import Calibration, DrafterCosts
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
-from outrider.core.expected import measured_speed_up, prefix_products
-from outrider.core.fan_out import Misses, hit_rate, optimal
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import (
+    AheadTimes,
+    Misses,
+    hit_rate,
+    measured_speed_up,
+    optimal,
+    prefix_products,
+)
 from outrider.planner.simulate import simulate
 from outrider.planner.simulate_chance import Chance
 from outrider.planner.simulate_costs import JobCosts, RoundTimes, round_times

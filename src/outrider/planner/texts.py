@@ -11,8 +11,8 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from outrider.core.calibration import PlaceCount
-from outrider.core.expected import expected_tokens
+from outrider.estimate.calibration import PlaceCount
+from outrider.estimate.theory import expected_tokens
 from outrider.planner.places import MIN_REQUESTS
 
 # Texts that are drawn to see how much they differ.

@@ -1,6 +1,6 @@
 """Which tree to draft: the expected tokens of the best of N nodes, and the N that pays.
 
-The best tree of N nodes has the N worthiest (`core/tree_shape.py`), so place j is kept with the sum
+The best tree of N nodes has the N worthiest (`core/tree.py`), so place j is kept with the sum
 of the worths of its nodes at depth j. Rows cost by whole tiles, so of all sizes only those are of
 use that end at the edge of one: with b sequences the largest N for which b (N + 1) rows still fit.
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.calibration import Calibration, DrafterCosts
-from outrider.core.round_law import RoundLaw
-from outrider.core.tree_shape import ROW_TILE, Chances, best_shape, with_siblings
+from outrider.core.tree import ROW_TILE, Chances, best_shape, with_siblings
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.places import Rates
 from outrider.planner.rounds import Load, forecast
 

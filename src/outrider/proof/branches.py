@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from outrider.core.noise import ROOT, Role
+from outrider.core.rng import ROOT, Role
 from outrider.proof.races import joint_winner
 
 Tokens = tuple[int, ...]

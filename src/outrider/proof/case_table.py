@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from outrider.core.noise import ROOT
 from outrider.core.params import SamplingParams
+from outrider.core.rng import ROOT
 from outrider.proof.cases import PLAIN, Case, Text, Weights
 
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.laws import processed_probs
-from outrider.core.noise import ROOT, DrawNode, Noise, pick_node
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import ROOT, DrawNode, Noise, pick_node
+from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
-from outrider.core.shaping import Shaper
 from outrider.engine.reading import read_pass
 from outrider.kernels.pointwise.torch import argmax
 from outrider.proof.plain_law import plain_law

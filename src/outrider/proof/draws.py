@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.clock import host_ints, host_rows
 from outrider.core.draft import Draft, Outcome
-from outrider.core.host import host_ints, host_rows
-from outrider.core.laws import Laws
-from outrider.core.noise import KeyedNoise, Noise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import KeyedNoise, Noise
+from outrider.core.sampling import Laws
 from outrider.core.sequence import LiveSequence
 from outrider.proof.algebra import DEFECTS
 from outrider.proof.cases import Text

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.noise import Role
-from outrider.core.philox import Word, Words, philox_exponentials, philox_uniforms
+from outrider.core.rng import Role, Word, Words, philox_exponentials, philox_uniforms
 from outrider.proof.pairs import LENGTH, START, VOCAB, Pair
 from outrider.verify.batched import (
     ChainNumbers,

@@ -16,8 +16,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from outrider.core.laws import processed_probs
 from outrider.core.params import SamplingParams
+from outrider.core.sampling import processed_probs
 from outrider.proof.cases import Text, Weights
 
 VOCAB = 6

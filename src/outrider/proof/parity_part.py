@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.api.tokenizer import spellings
+from outrider.core.logits import Shaper
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
-from outrider.core.shaping import Shaper
 from outrider.engine.reading import read_pass
 from outrider.kernels.pointwise.torch import argmax
 from outrider.models.decoder import Room

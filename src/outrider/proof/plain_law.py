@@ -1,7 +1,7 @@
 """The law of a token, written slowly in Python floats: what every exact rule has to emit.
 
-It shares no code with what it checks (`core/shaping.py`, `core/laws.py`): bias, penalties and bans
-first, then temperature, top-k, top-p and min-p, one after the other.
+It shares no code with what it checks (`core/logits.py`, `core/sampling.py`): bias, penalties and
+bans first, then temperature, top-k, top-p and min-p, one after the other.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.core.noise import DrawNode, pick_node, race_node
 from outrider.core.protocols import AcceptanceRule
+from outrider.core.rng import DrawNode, pick_node, race_node
 from outrider.verify.table import rule_for
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from outrider.core.errors import CapacityError
+from outrider.core.fields import size
 from outrider.core.files import Kind, read_bytes, read_text
-from outrider.core.spec import ModelSpec
-from outrider.core.state_room import StateRoom, StateSizes
-from outrider.core.words import size
+from outrider.core.spec import ModelSpec, StateRoom, StateSizes
 
 # Weights, activations and other programs need the rest.
 ARENA_SHARE = 0.25

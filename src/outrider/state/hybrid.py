@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
 from outrider.kernels.delta.torch import Cells
 from outrider.state.capacity import states_that_fit

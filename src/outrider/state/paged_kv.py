@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
 from outrider.kernels.huge_pages import zeros
 from outrider.kernels.plan import PackedPlan

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 
 # Given ids_T and K, for every position p how many of K drafts would be accepted in a round whose
 # pending token is at p: accepted_T, whole numbers up to K.

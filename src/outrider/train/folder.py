@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.private_files import Lock, remove
+from outrider.core.files import Lock, remove
 from outrider.models.weights import WEIGHTS
 from outrider.train.loop import Export
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.core.spec import ModelSpec
-from outrider.core.tree_shape import Chances, Shape, best_shape
+from outrider.core.tree import Chances, Shape, best_shape
 from outrider.drafters.medusa.config import MedusaConfig, config_values
 from outrider.drafters.trees import RankTally
 from outrider.models.loading import DTYPES

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
-from outrider.core.host import host_rows
 from outrider.core.params import SamplingParams
 from outrider.models.json_object import JsonObject
 from outrider.models.llama_config import LlamaConfig

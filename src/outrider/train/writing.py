@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.api.llm import LLM
+from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
-from outrider.core.host import host_ints
 from outrider.core.params import SamplingParams
 from outrider.train.data import Heard, unheard
 from outrider.train.exam import HeldOut

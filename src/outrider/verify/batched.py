@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.noise import ROOT, Role
-from outrider.core.philox import Word, philox_uniforms
+from outrider.core.rng import ROOT, Role, Word, philox_uniforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def leftover(p_BV: Tensor, q_BV: Tensor, share_B: Tensor | None = None) -> Tenso
 
 
 def pick(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """`inverse_cdf` of core/noise.py, row by row."""
+    """`inverse_cdf` of core/rng.py, row by row."""
     cdf_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     total_B = cdf_BV[:, -1]
     below_B = torch.nextafter(total_B, torch.zeros_like(total_B))

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw
-from outrider.core.noise import ROOT, Noise, Role
 from outrider.core.protocols import JudgeRow
-from outrider.core.sampling import PLAIN, Leftover, Sampling
+from outrider.core.rng import ROOT, Noise, Role
+from outrider.core.sampling import PLAIN, Leftover, Sampling, draw
 from outrider.verify.token import walk
 
 

@@ -1,7 +1,7 @@
 """The match rule with shared races: text tied to the seed, and more of the draft kept.
 
 At each absolute position every token id has an exponential number of its own (`race_at` in
-core/noise.py). The target's token is the winner of the race under p, a coupled drafter's is the
+core/rng.py). The target's token is the winner of the race under p, a coupled drafter's is the
 winner of the same race under q, and the draft is kept as long as the two agree. Each emitted token
 is the target's own draw at its position, so the text is a function of seed, prompt and p alone: the
 same with any drafter, any draft length and with none. q is never read.
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.noise import Noise
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import Noise
 from outrider.verify.match import follow
 
 

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from outrider.core.draft import Verdict
 from outrider.core.errors import ContractError
-from outrider.core.laws import draw
-from outrider.core.noise import ROOT
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import ROOT
+from outrider.core.sampling import draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw_at
-from outrider.core.noise import ROOT, Noise
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import ROOT, Noise
+from outrider.core.sampling import draw_at
 
 
 class MatchRule:

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw, mass
-from outrider.core.noise import ROOT, Role
 from outrider.core.protocols import JudgeRow
-from outrider.core.sampling import PLAIN, Leftover, Sampling
+from outrider.core.rng import ROOT, Role
+from outrider.core.sampling import PLAIN, Leftover, Sampling, draw, mass
 
 
 @dataclass(frozen=True, slots=True)

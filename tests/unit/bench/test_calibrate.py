@@ -26,8 +26,8 @@ from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.texts import prompts_of
 from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, MOST_TURNS, Phase, Timed
 from outrider.core.budget import RoundTrace
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
-from outrider.core.cost import Curve
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
+from outrider.estimate.cost import Curve
 
 DEEPEST = 12
 PLACES = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]

@@ -33,8 +33,7 @@ from outrider.bench.gemm.roof import product_rows
 from outrider.bench.gemm.samples import Sample, SamplesFile
 from outrider.bench.gemm.units import EngineUnit, Held, PassUnit
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.expected import expected_tokens
-from outrider.core.fan_out import MissCurve
+from outrider.estimate.theory import MissCurve, expected_tokens
 from outrider.models.gemm import Costs, products
 from outrider.models.gemm_shape import GEMM_SHAPES
 

@@ -23,10 +23,10 @@ from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import choices_in, record_of, results_in, sections
 from outrider.bench.plan_cells.summary import accuracy, choice_of
 from outrider.bench.plan_cells.texts import prompts_of
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
-from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.estimate.cost import Curve
 from outrider.models.loading import resolve
 
 DRAFTERS = ("model", "ngram", "suffix", "mtp", "eagle")

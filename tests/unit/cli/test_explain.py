@@ -22,8 +22,8 @@ from outrider.cli.explain_rounds import longest, speed_up
 from outrider.cli.explain_topics import TOPICS
 from outrider.cli.explain_verb import NAMES, ExplainOptions
 from outrider.core.draft import Draft
-from outrider.core.laws import Laws
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import Laws
 from outrider.verify.token import TokenRule
 
 UNIT = st.floats(0, 1, exclude_max=True)

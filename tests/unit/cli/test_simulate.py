@@ -18,7 +18,7 @@ from outrider.bench import figure_lanes, figure_style
 from outrider.bench.figure_lanes import LanePicture
 from outrider.cli import simulate_figure
 from outrider.cli.simulate_specs import MODEL_IDS, SIZES, spec_named
-from outrider.core.calibration import Calibration, PlaceCount
+from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
 
 TINY = Path(pairs.__path__[0]) / "tiny"

@@ -13,7 +13,7 @@ from outrider.control.exploration import SWEEP_ROUNDS
 from outrider.control.fixed import FixedController
 from outrider.control.goodput import TOGETHER, GoodputController
 from outrider.core.budget import Budget
-from outrider.core.cost import CostTable, Curve
+from outrider.estimate.cost import CostTable, Curve
 
 K = 8
 NUM_TOKENS = 6000

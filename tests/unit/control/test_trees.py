@@ -14,8 +14,8 @@ from outrider.control.band import BandController
 from outrider.control.goodput import GoodputController
 from outrider.control.slo import SloController
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.cost import CostTable, Curve
 from outrider.core.protocols import Controller
+from outrider.estimate.cost import CostTable, Curve
 
 K, NODES = 8, 24
 

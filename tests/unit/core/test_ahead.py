@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead import AheadTimes, steady_hits
-from outrider.core.expected import expected_tokens
+from outrider.estimate.theory import AheadTimes, expected_tokens, steady_hits
 
 # Drafting K tokens in passes of the target, by K: 1B for 8B and 1B for 70B.
 DRAFT_TIMES = {

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
-from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import RoundLaw
 
 DRAFTER = DrafterCosts(
     "model",

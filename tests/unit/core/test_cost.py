@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cost import CostTable, Curve
 from outrider.core.errors import ConfigError
+from outrider.estimate.cost import CostTable, Curve
 
 seconds = st.floats(0, 10)
 samples = st.dictionaries(

@@ -10,8 +10,7 @@ import pytest
 
 from checks.controllers import trace
 from outrider.core.budget import RoundTrace
-from outrider.core.cost import CostTable
-from outrider.core.cost_meter import WINDOW, CostMeter
+from outrider.estimate.cost import WINDOW, CostMeter, CostTable
 
 
 def passed(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.expected import (
+from outrider.estimate.theory import (
     acceptance_rate,
     beta_rates,
     estimated_beta,

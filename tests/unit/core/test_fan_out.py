@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.core.fan_out import (
+from outrider.estimate.theory import (
     PRIOR_CURVE,
     MissCurve,
     Misses,

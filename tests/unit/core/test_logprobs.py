@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from outrider.core.logprobs import log_law, token_logprobs
+from outrider.core.sampling import log_law, token_logprobs
 
 LOG = log_law(torch.tensor([[0.0, 1.0, 1.0, -3.0], [5.0, 0.0, 0.0, 0.0]], dtype=torch.float64))
 

@@ -15,7 +15,7 @@ from checks.effort import examples
 from outrider.core import settings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.kinds import KINDS
+from outrider.core.fields import KINDS
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, SETTINGS, Layer, Setting, resolve
 

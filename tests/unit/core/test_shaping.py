@@ -14,8 +14,8 @@ from torch import Tensor
 from checks.effort import examples
 from checks.shaping import shaped, shaping_params
 from outrider.core.errors import ConfigError
+from outrider.core.logits import Shaper, suffixes_of
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper, suffixes_of
 
 VOCAB = 6
 ids = st.integers(0, VOCAB - 1)

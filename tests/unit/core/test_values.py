@@ -18,13 +18,13 @@ from outrider.core.errors import (
     DrafterError,
     OutriderError,
     VocabularyError,
+    did_you_mean,
 )
 from outrider.core.fields import Meta, check_value
-from outrider.core.laws import Laws, draw, draw_at, mass
-from outrider.core.nearest import did_you_mean
-from outrider.core.noise import ROOT, KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT, KeyedNoise
+from outrider.core.sampling import Laws, draw, draw_at, mass
 from outrider.core.sequence import LiveSequence
 
 

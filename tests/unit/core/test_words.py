@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.core.words import known_words, words_of
+from outrider.core.fields import known_words, words_of
 
 
 def test_words_are_read_once_and_in_order() -> None:

@@ -13,9 +13,9 @@ from doubles.rig import first_maximum, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.translators import Digits, Mute, Renaming
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.core.shaping import Shaper
 from outrider.drafters.bridge import BridgeDrafter, Translator
 
 

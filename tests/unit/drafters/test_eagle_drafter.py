@@ -17,12 +17,12 @@ from doubles.toy_heads import ToyNet, states_of
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
-from outrider.core.noise import ROOT, KeyedNoise, Noise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
+from outrider.core.rng import ROOT, KeyedNoise, Noise
 from outrider.core.sampling import PLAIN
+from outrider.core.tree import LEAST_WORTH
 from outrider.core.tree_nodes import sharp_shares
-from outrider.core.tree_shape import LEAST_WORTH
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden_chain import ChainLimits
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted

@@ -11,9 +11,9 @@ from doubles.rig import first_maximum
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.eagle.lite import ALPHA, MAX_DRAFT, LiteDrafter
 from outrider.drafters.growing import Growth
 from outrider.models.decoder import Room

@@ -26,10 +26,10 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
-from outrider.core.noise import ROOT, KeyedNoise, Noise, inverse_cdf, race_node
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import ROOT, KeyedNoise, Noise, inverse_cdf, race_node
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.growing import GrowingChain, Growth
 from outrider.drafters.head_pass import HeadPass, NativeChainDrafts, whole_chains

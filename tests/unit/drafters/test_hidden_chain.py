@@ -18,9 +18,9 @@ from doubles.toy_heads import LAYER, ToyNet, states_of
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
-from outrider.core.noise import KeyedNoise, Noise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
+from outrider.core.rng import KeyedNoise, Noise
 from outrider.drafters.growing import Growth
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter

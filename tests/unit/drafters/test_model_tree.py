@@ -19,10 +19,10 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import ROOT
 from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.model_tree import ModelTreeDrafter
 

@@ -13,11 +13,11 @@ from doubles.rig import first_maximum
 from doubles.toy_heads import LAYER
 from doubles.toy_places import GivenStates, ToyBlock, ToyHeads, state_row
 from outrider.core.budget import Budget
+from outrider.core.clock import host_ints
 from outrider.core.errors import NumericsError
-from outrider.core.host import host_ints
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
-from outrider.core.shaping import Shaper
 from outrider.drafters.block.drafter import BlockDrafter, num_sure
 from outrider.drafters.medusa.drafter import MedusaDrafter
 from outrider.drafters.places import Places, TreeKind

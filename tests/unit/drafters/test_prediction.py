@@ -14,8 +14,8 @@ from checks.effort import examples
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.prediction import PredictionDrafter, check_prediction
 
 PROMPT = (1, 2, 3)

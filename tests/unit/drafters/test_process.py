@@ -19,10 +19,10 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, SequenceError
-from outrider.core.noise import KeyedNoise, inverse_cdf
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import KeyedNoise, inverse_cdf
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
 from outrider.drafters.process.inner import Inner

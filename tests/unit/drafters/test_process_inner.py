@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from doubles.tiny_hybrids import stored_hybrid
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.drafters.process.inner import build_inner
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -15,13 +15,13 @@ from checks.drafters import GREEDY, SAMPLED, assert_same
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
+from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError
-from outrider.core.host import host_ints
-from outrider.core.noise import ROOT
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
-from outrider.core.shaping import Shaper
+from outrider.core.rng import ROOT
 from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.hidden_chain import ChainLimits, Part
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, law
-from outrider.core.noise import KeyedNoise
-from outrider.core.tree_shape import (
+from outrider.core.rng import KeyedNoise
+from outrider.core.tree import (
     ROW_TILE,
     Shape,
     best_shape,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.kernels.plan import PackedPlan
 
 

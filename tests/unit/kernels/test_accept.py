@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.core.clock import host_ints, host_rows
 from outrider.core.draft import Draft
-from outrider.core.host import host_ints, host_rows
-from outrider.core.laws import Laws
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import KeyedNoise
+from outrider.core.sampling import Laws
 from outrider.kernels import registry
 from outrider.kernels.pointwise.torch import argmax
 from outrider.verify.token import TokenRule

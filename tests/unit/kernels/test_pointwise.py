@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.kernels.registry import Kernels
 from unit.kernels.implementations import (
     DTYPES,

@@ -20,11 +20,10 @@ from checks.effort import examples
 from checks.law import CASES, check_tree_law
 from outrider.core.draft import Verdict
 from outrider.core.errors import NumericsError
-from outrider.core.laws import Laws, processed_probs
-from outrider.core.noise import inverse_cdf
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.sampling import PLAIN, Sampling, leftover
+from outrider.core.rng import inverse_cdf
+from outrider.core.sampling import PLAIN, Laws, Sampling, leftover, processed_probs
 from outrider.verify.block import BlockRule
 from outrider.verify.token import TokenRule
 from unit.kernels.implementations import IMPLEMENTATIONS, kernels_named, randn

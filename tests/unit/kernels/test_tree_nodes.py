@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.env import cache_folder, compiler
+from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
-from outrider.core.tree_shape import ROOT
 from outrider.kernels.build import built_kernels
 from outrider.kernels.native import team
 from outrider.kernels.trees.native import MOST_NODES, MOST_WIDTH, NativeTrees

@@ -17,8 +17,8 @@ from doubles.dead_space import poison_dead_space
 from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.rng import ROOT
 from outrider.models.adapter import AdapterModel, load_adapter
 from outrider.models.adapter_attention import ArenaCache
 from outrider.models.adapter_config import read_adapter_config

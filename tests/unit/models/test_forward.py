@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.rng import ROOT
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

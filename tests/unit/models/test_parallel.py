@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from checks.state import Rollback, check_rollback
 from doubles.kinds import close_to, stored
 from doubles.thread_ranks import ThreadRanks, sharded, share_out
-from outrider.core.comm import Alone, RankError
 from outrider.core.errors import CapacityError, ConfigError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.rng import ROOT
 from outrider.models.decoder import Room
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, refuse_split
+from outrider.models.parallel.comm import Alone, RankError
 from outrider.models.parallel.shard import Share, check_split
 from outrider.models.parallel.sharded import MirroredKV
 

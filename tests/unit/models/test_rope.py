@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.models.rope import frequencies, rope_tables, turning_order
 from outrider.models.rope_config import Rope
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from checks.state import Rollback, check_rollback
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
-from outrider.core.fan_out import MissCurve
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.estimate.theory import MissCurve
 from outrider.models.decoder import Room
 from outrider.models.fake import Script, ScriptedLM
 from outrider.models.gemm_shape import gemm_shape

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat, sloped
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
-from outrider.core.cost import Curve
 from outrider.core.errors import CapacityError, ConfigError
-from outrider.core.round_law import RoundLaw
 from outrider.core.spec import ModelSpec
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.advise import Plan, Question, advise
 from outrider.planner.ahead import AheadWays
 from outrider.planner.candidates import Candidate, Engines, Job, gain

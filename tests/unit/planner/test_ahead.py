@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat
-from outrider.core.ahead import AheadTimes
-from outrider.core.round_law import PLAIN
+from outrider.estimate.theory import PLAIN, AheadTimes
 from outrider.planner.ahead import (
     AheadWays,
     ahead,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.estimate.theory import PLAIN, RoundLaw
 from outrider.planner.endings import desync, seconds_in_step
 from outrider.planner.places import Rates, round_law
 

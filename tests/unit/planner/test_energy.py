@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.core.round_law import PLAIN, RoundLaw
 from outrider.core.spec import ModelSpec
+from outrider.estimate.theory import PLAIN, RoundLaw
 from outrider.planner.energy import Energy, joules_a_token, round_joules
 from outrider.planner.pareto import Point, frontier
 from outrider.planner.places import Rates, round_law

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, counts
-from outrider.core.calibration import DrafterCosts, PlaceCount
 from outrider.core.errors import ConfigError
-from outrider.core.expected import beta_rates, expected_by_place, expected_tokens
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.calibration import DrafterCosts, PlaceCount
+from outrider.estimate.theory import RoundLaw, beta_rates, expected_by_place, expected_tokens
 from outrider.planner.places import Rates, believe, fitted_carry, round_law
 from outrider.planner.texts import likeness, texts_differ
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from doubles.planned import flat
-from outrider.core.calibration import DrafterCosts
-from outrider.core.cost import Curve
-from outrider.core.fan_out import chances, geometric
+from outrider.estimate.calibration import DrafterCosts
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import chances, geometric
 from outrider.planner.ahead import AheadWays, ahead
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import Forecast, Load, forecast

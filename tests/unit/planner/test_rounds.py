@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat, sloped
-from outrider.core.calibration import Calibration, PassCosts
-from outrider.core.cost import Curve
-from outrider.core.expected import expected_tokens
-from outrider.core.round_law import PLAIN, RoundLaw
+from outrider.estimate.calibration import Calibration, PassCosts
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import PLAIN, RoundLaw, expected_tokens
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import (
     Load,

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.invented_costs import calibration, drafter
-from outrider.core.ahead import AheadTimes
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.core.expected import expected_tokens
+from outrider.estimate.theory import AheadTimes, expected_tokens
 from outrider.metrics.intervals import seconds, shared_seconds
 from outrider.planner.simulate import simulate
 from outrider.planner.simulate_chance import Chance

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.invented_costs import calibration, drafter
-from outrider.core.calibration import Calibration, DrafterCosts, PassCosts
-from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
+from outrider.estimate.cost import Curve
 from outrider.planner.simulate_chance import Chance
 from outrider.planner.simulate_costs import Drafted, Fed, JobCosts, round_times, widest_fan_out
 from outrider.planner.simulate_lanes import SharedLanes

@@ -9,8 +9,7 @@ import pytest
 
 from doubles.invented_costs import calibration, drafter
 from outrider.core.errors import ConfigError
-from outrider.core.expected import expected_tokens
-from outrider.core.fan_out import Misses, hit_rate, optimal
+from outrider.estimate.theory import Misses, expected_tokens, hit_rate, optimal
 from outrider.planner.simulate_study import ENGINES, PLAIN, Study, compare
 
 STUDY = Study(

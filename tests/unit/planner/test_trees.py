@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from doubles.planned import costs, flat
-from outrider.core.calibration import PassCosts
-from outrider.core.cost import Curve
-from outrider.core.tree_shape import best_shape, chain_shape
+from outrider.core.tree import best_shape, chain_shape
+from outrider.estimate.calibration import PassCosts
+from outrider.estimate.cost import Curve
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import Load, forecast
 from outrider.planner.trees import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law

@@ -10,10 +10,10 @@ import pytest
 
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw
-from outrider.core.noise import ROOT, pick_node
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import ROOT, pick_node
+from outrider.core.sampling import draw
 from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
 from outrider.proof.case_table import FIXED, chain, generated
 from outrider.proof.check import Effort

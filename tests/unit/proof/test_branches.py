@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.noise import KeyedNoise, Role
+from outrider.core.rng import KeyedNoise, Role
 from outrider.proof.branches import BadDrawError, EveryBranch, law, runs
 from outrider.proof.chisquare import p_value
 from outrider.proof.races import joint_winner

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
-from outrider.core.laws import draw
 from outrider.core.protocols import JudgeRow
+from outrider.core.sampling import draw
 from outrider.proof.draws import pair_trials, race_trial, walked_trial
 from outrider.proof.engine_texts import engine_texts, text_law
 from outrider.proof.many import MANY

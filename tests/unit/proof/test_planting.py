@@ -70,8 +70,8 @@ def test_other_threads_may_plant() -> None:
 
 
 def test_methods_are_found_by_their_class() -> None:
-    mutant = Mutant("always", "outrider.core.noise", "return probability >= 1 or", "return True or")
-    from outrider.core.noise import KeyedNoise, Role
+    mutant = Mutant("always", "outrider.core.rng", "return probability >= 1 or", "return True or")
+    from outrider.core.rng import KeyedNoise, Role
 
     noise = KeyedNoise(0, 0, 0)
     with planted(mutant):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from checks.effort import examples
 from doubles.tiny_attention import TinyAttentionLM
+from outrider.core.clock import host_ints
 from outrider.core.errors import CapacityError, ConfigError, ContractError
-from outrider.core.host import host_ints
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.state.compaction import POOLED, Keep, kept_keys
 from outrider.state.paged_kv import PagedKV

@@ -11,9 +11,9 @@ import torch
 from doubles.tiny_attention import toy_spec
 from doubles.tiny_hybrids import tiny_hybrid
 from outrider.core.errors import CapacityError
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.state_room import StateRoom
+from outrider.core.rng import ROOT
+from outrider.core.spec import StateRoom
 from outrider.kernels.delta.plan import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel

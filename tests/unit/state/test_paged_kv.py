@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checks.state import check_speculation_is_not_found
 from doubles.dead_space import live_slots
 from doubles.tiny_attention import TinyAttentionLM
+from outrider.core.clock import host_ints
 from outrider.core.errors import CapacityError
-from outrider.core.host import host_ints
 from outrider.core.protocols import DraftNeeds, StepRow
 
 NEEDS = DraftNeeds()

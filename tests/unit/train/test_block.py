@@ -12,8 +12,8 @@ from doubles.kinds import close_to, stored
 from doubles.rig import Request, Rig, first_maximum
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
+from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError
-from outrider.core.host import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.block.config import read_block_config

@@ -15,10 +15,10 @@ from doubles.kinds import stored
 from doubles.repeating import Repeating
 from doubles.rig import first_maximum
 from outrider.core.budget import Budget
-from outrider.core.host import host_ints
-from outrider.core.noise import KeyedNoise
+from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.growing import Growth

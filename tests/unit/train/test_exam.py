@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.train.exam import Exam, HeldOut, accepted_of_choices, rounds
 
 BITS = st.lists(st.booleans(), min_size=2, max_size=30)

@@ -13,9 +13,9 @@ from doubles.kinds import stored
 from doubles.rig import first_maximum
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
-from outrider.core.noise import KeyedNoise
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.growing import Growth
 from outrider.drafters.mtp.drafter import mtp_drafter
 from outrider.models.decoder import Room

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.train.laws import LawCache
 from outrider.train.losses import TopLaws, top_laws
 

@@ -12,7 +12,7 @@ from doubles.kinds import close_to, stored
 from doubles.rig import Request, Rig, first_maximum
 from outrider.control.fixed import FixedController
 from outrider.core.budget import Budget
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.medusa.config import MedusaConfig, read_medusa_config

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.api.tokenizer import Tokenizer
+from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, VocabularyError
-from outrider.core.host import host_ints
 from outrider.train.data import find_files
 from outrider.train.tokenizer import train_bpe, write_tokenizer
 from outrider.train.tokens import TokenFiles, Windows, Wish, tokenised

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.kinds import stored
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.models.llama_config import LlamaConfig
 from outrider.train.exam import Exam
 from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe

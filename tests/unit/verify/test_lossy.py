@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft
-from outrider.core.laws import Laws
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import JudgeRow
+from outrider.core.rng import KeyedNoise
+from outrider.core.sampling import Laws
 from outrider.verify.lossy import LossyRule, Offer, above, among_top, in_nucleus, typical
 from outrider.verify.table import rule_for
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from outrider.bench.calibrate.fitting import group_means, nonnegative, within_groups
 from outrider.bench.calibrate.points import Drafting, Point, are_even
-from outrider.core.calibration import PassCosts
-from outrider.core.cost import Curve
+from outrider.estimate.calibration import PassCosts
+from outrider.estimate.cost import Curve
 
 # How much longer the host may be busy with a round that is still like a plain one.
 _ALIKE = 1.5

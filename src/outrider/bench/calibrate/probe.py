@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.stands import Stand
-from outrider.core.calibration import DrafterCosts, PlaceCount
 from outrider.core.params import SamplingParams
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.calibration import DrafterCosts, PlaceCount
+from outrider.estimate.theory import RoundLaw
 from outrider.planner.places import fitted_carry
 
 # K at which the carry of a drafter is found: between the shortest drafts and the deepest.

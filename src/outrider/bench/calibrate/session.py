@@ -18,10 +18,10 @@ from outrider.bench.calibrate.stands import Stand, Stands, open_stands
 from outrider.bench.calibrate.whole import Calibrated, calibrated, with_counts
 from outrider.bench.drafters.lineup import Drafts
 from outrider.bench.drafters.table import PLAIN, Contestant, contestants_named, known
-from outrider.core.calibration import Calibration
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
+from outrider.estimate.calibration import Calibration
 
 AUTO = "auto"
 _USUAL = ("model", "mtp", "eagle", "medusa", "block", "ngram", "suffix")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.provenance import write_text
-from outrider.core.calibration import Calibration
 from outrider.core.errors import ConfigError
 from outrider.core.files import Kind, read_text
+from outrider.estimate.calibration import Calibration
 
 FOLDER = "calibrations"
 _FORMAT = 4

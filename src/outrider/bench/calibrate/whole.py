@@ -19,7 +19,7 @@ from outrider.bench.calibrate.turns import endless
 from outrider.bench.fingerprint import machine, weights_digest
 from outrider.bench.provenance import provenance
 from outrider.bench.quiet import Neighbours
-from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, resolve

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from outrider.core.config import DRAFTERS, EngineConfig
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 
 OFF, ALL = "off", "all"
 # A chain and a tree of one drafter differ in this only; 16 nodes and the root are 17 rows.

@@ -9,8 +9,8 @@ is faster than one that does nothing else, and
 where T_read is a bare read of the weights on this machine (kernels/ceiling.py) and all else is the
 synchronous run's. Keys and values are left out, so eta is a little low and the bound a little high.
 
-SSD against SD. `core/ahead.py` has S, the tokens in a time of T_verify; the synchronous engine has
-S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of their own. What the
+SSD against SD. `estimate/theory.py` has S, the tokens in a time of T_verify; the synchronous engine
+has S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of their own. What the
 measurement lacks of it is what two lanes cost each other on one machine.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from outrider.bench.engines.cells import Cell
 from outrider.bench.engines.samples import Sample
-from outrider.core.ahead import AheadTimes
+from outrider.estimate.theory import AheadTimes
 
 _DIGITS = 4
 

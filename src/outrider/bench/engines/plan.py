@@ -23,8 +23,8 @@ from outrider.bench.load.requests import Request, requests_from
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.fields import known_words
 from outrider.core.params import SamplingParams
-from outrider.core.words import known_words
 
 OFF, AUTO, AHEAD = "off", "auto", "ssd"
 FIXED = ("single", "pd", "pdv", AHEAD)

@@ -5,10 +5,11 @@ For SD with times T_draft of K passes, T_verify of one verification and T_AR of 
     over_plain  = E / (1 + T_draft / T_AR)              as the reference tables define T_SD
     over_verify = E T_AR / (T_draft + T_verify)         verification is not free
 
-and for SSD Theorem 7 (core/ahead.py) with the share of foreseen verdicts that was seen or forced,
-a fallback of T_draft, and work ahead of K + 1 passes: the trunk's and one a token for all branches
-at once. Its times are those of drafting in turns, so what SSD lacks of it is what its two lanes
-cost each other, and the host. E is that of the script's rate. A batch waits for its slowest row.
+and for SSD Theorem 7 (estimate/theory.py) with the share of foreseen verdicts that was seen or
+forced, a fallback of T_draft, and work ahead of K + 1 passes: the trunk's and one a token for all
+branches at once. Its times are those of drafting in turns, so what SSD lacks of it is what its two
+lanes cost each other, and the host. E is that of the script's rate. A batch waits for its slowest
+row.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from outrider.bench.gemm.record import Cell, Theory
 from outrider.bench.gemm.samples import SamplesFile
 from outrider.bench.gemm.units import engine_name
 from outrider.bench.interval import ratio_of_medians
-from outrider.core.ahead import AheadTimes
-from outrider.core.expected import estimated_beta, expected_tokens, measured_speed_up, speed_up
+from outrider.estimate.theory import (
+    AheadTimes,
+    estimated_beta,
+    expected_tokens,
+    measured_speed_up,
+    speed_up,
+)
 
 Numbers = Mapping[str, Any]
 Repeats = Mapping[int, Numbers]

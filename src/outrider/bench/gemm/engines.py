@@ -16,9 +16,9 @@ from outrider.bench.gemm.pair import CostPair
 from outrider.bench.gemm.plan import Contestant, Text
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.fan_out import PRIOR_CURVE, MissCurve
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
+from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.metrics.latency import percentile, token_latencies
 from outrider.metrics.timeline import window_use
 from outrider.models.synthetic import Agreement, SyntheticLM, WordScript

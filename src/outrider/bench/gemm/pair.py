@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 
 from outrider.bench.gemm.record import ModelFacts
-from outrider.core.errors import ConfigError, MachineError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gemm import Costs, GemmModel, make_gemm, products
 from outrider.models.gemm_shape import (

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from outrider.bench.gemm.pair import PUBLISHED, CostPair, PairShape
 from outrider.bench.gemm.record import DraftShare, WindowRow
 from outrider.bench.interval import ratio_of_medians
-from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.host import host_floats
+from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.tree_shape import ROOT
+from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 
 PASS_ROOM_SLOTS = 512

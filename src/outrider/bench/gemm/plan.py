@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from outrider.api.bare import bare_rooms
 from outrider.bench.gemm.record import Method, Study
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 from outrider.models.decoder import Room
 
 STUDIES: tuple[Study, ...] = ("alpha", "hits", "fan_out", "batch")

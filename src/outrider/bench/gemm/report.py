@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from outrider.bench.gemm.record import Cell, Study
 from outrider.bench.gemm.results import Results
 from outrider.bench.pages import Section
-from outrider.core.expected import expected_tokens, speed_up
+from outrider.estimate.theory import expected_tokens, speed_up
 
 REMARK = (
     "Published values are of V100 GPUs in half precision, for orientation. The speed-ups that were "

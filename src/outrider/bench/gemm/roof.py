@@ -22,8 +22,7 @@ import torch
 
 from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.record import Ceilings, ProductRow
-from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.host import host_floats
+from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.kernels.bandwidth import ceilings
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels, choose

@@ -27,7 +27,7 @@ from outrider.bench.gemm.units import (
     failed,
 )
 from outrider.bench.quiet import Neighbours
-from outrider.core.fan_out import PRIOR_CURVE, MissCurve
+from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.models.gemm_shape import GemmShape
 
 _ONE_LAYER = Fraction(0)

@@ -16,7 +16,7 @@ from outrider.bench.gemm.passes import PassTimer, pass_room
 from outrider.bench.gemm.plan import Contestant, Text, Visit, rooms
 from outrider.bench.gemm.roof import ROWS, ProductTimer, memory_bytes_per_second
 from outrider.bench.gemm.samples import Key, Sample, Values
-from outrider.core.fan_out import MissCurve
+from outrider.estimate.theory import MissCurve
 from outrider.models.gemm_shape import GemmShape
 
 T = TypeVar("T")

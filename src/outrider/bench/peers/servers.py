@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.api.remote import Server
-from outrider.core.errors import ConfigError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
 
 _NAMED = re.compile(
     r"(?P<peer>[A-Za-z][\w.-]*)(\+(?P<drafter>[\w-]+))?(@(?P<form>\w+))?(/(?P<model>[^=]+))?"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.bench.calibrate.replay import Ahead, rounds_at
-from outrider.core.calibration import Calibration, DrafterCosts
+from outrider.estimate.calibration import Calibration, DrafterCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from outrider.bench.config import Plain
 from outrider.bench.drafters.table import available
-from outrider.core.errors import ConfigError, ContractError
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.pairs.catalog import get_pair
 

@@ -14,9 +14,8 @@ from outrider.bench.engines.reference import PUBLISHED
 from outrider.bench.presets import PRESETS, REFERENCES, Preset, Reference
 from outrider.bench.sweeps.axes import CONCURRENCY
 from outrider.bench.sweeps.claims import Claim, GainClaim, SameAcceptance
-from outrider.core.errors import ConfigError
-from outrider.core.kinds import Value
-from outrider.core.nearest import did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.fields import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

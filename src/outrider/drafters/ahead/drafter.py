@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft, Outcome
-from outrider.core.noise import ROOT
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
+from outrider.core.rng import ROOT
 from outrider.drafters.ahead.fallback import Fallback, Kind, Source
 from outrider.drafters.ahead.forecast import Forecast, Policy
 from outrider.drafters.ahead.fork import fork, rank

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.core.fan_out import (
+from outrider.estimate.theory import (
     PRIOR_CURVE,
     MissCurve,
     Misses,

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_rows
+from outrider.core.clock import host_rows
 from outrider.drafters.ahead.forecast import NUM_RANKS, Forecast
 
 

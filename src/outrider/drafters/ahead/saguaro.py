@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.clock import host_ints
 from outrider.core.errors import ContractError
-from outrider.core.fan_out import Misses, chances, optimal
-from outrider.core.host import host_ints
 from outrider.drafters.ahead.forecast import PRIOR_ALPHA
+from outrider.estimate.theory import Misses, chances, optimal
 
 
 class Saguaro:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.noise import ROOT, KeyedNoise, Role
 from outrider.core.protocols import DraftRow
+from outrider.core.rng import ROOT, KeyedNoise, Role
 
 # Of nobody's request: these coins must not be the numbers that a request draws with.
 _COIN_SEED = 0x6F75_7472_6964_6572

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError
-from outrider.core.laws import empty_laws, processed_probs
-from outrider.core.noise import DrawNode, Noise, pick_node
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
-from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.rng import DrawNode, Noise, pick_node
+from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.drafters.ahead.fork import Branch
 from outrider.drafters.growing import MAX_TEMPERATURE, ChangeLaws
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from outrider.core.clock import host_floats
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.host import host_floats
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.block.net import Context, Guess
 from outrider.drafters.places import Places

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
-from outrider.core.host import host_ints
 from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
 from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
 from outrider.drafters.eagle.native import native_pass

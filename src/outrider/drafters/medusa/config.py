@@ -15,7 +15,7 @@ from pathlib import Path
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
-from outrider.core.tree_shape import Chances
+from outrider.core.tree import Chances
 from outrider.models.json_object import JsonObject
 
 MODEL_TYPE = "medusa"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.logits import Shaper
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.shaping import Shaper
 from outrider.drafters.offers import NO_OFFER, Offer
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from outrider.control.acceptance import Acceptance
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
-from outrider.core.expected import prefix_products
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.drafters.portfolio.pace import ROW_COST, Pace
+from outrider.estimate.theory import prefix_products
 
 _log = logging.getLogger(__name__)
 

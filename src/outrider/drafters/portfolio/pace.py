@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.cost_meter import ASSUMED_DRAFT
+from outrider.estimate.cost import ASSUMED_DRAFT
 
 # A row beside the first one, as a share of a pass.
 ROW_COST = 0.04

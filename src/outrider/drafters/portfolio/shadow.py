@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance
 from outrider.core.draft import Draft
-from outrider.core.expected import prefix_products
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 from outrider.drafters.offers import LEAST_KEPT, NO_OFFER, Offer
+from outrider.estimate.theory import prefix_products
 
 # Places that are told apart; those behind them are kept as the last one is.
 _NUM_PLACES = 8

@@ -19,8 +19,8 @@ from threading import Lock
 
 from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError, MachineError, OutriderError
-from outrider.core.noise import KeyedNoise
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
+from outrider.core.rng import KeyedNoise
 from outrider.drafters.process.frames import Frame, Kind
 from outrider.drafters.process.keeper import Keeper, Pace
 from outrider.drafters.process.line import CHILD, Line

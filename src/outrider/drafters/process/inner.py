@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.core.noise import Pick, pick_node, race_node
 from outrider.core.protocols import DraftAhead, Drafter
+from outrider.core.rng import Pick, pick_node, race_node
 from outrider.drafters.ahead.build import ahead, in_turns
 from outrider.drafters.ahead.room import room_needed
 from outrider.drafters.ahead.tree import Drawing

@@ -17,7 +17,7 @@ from typing import TypeVar
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
-from outrider.core.noise import ROOT, KeyedNoise, Noise
+from outrider.core.rng import ROOT, KeyedNoise, Noise
 from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
 
 T = TypeVar("T")

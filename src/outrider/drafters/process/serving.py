@@ -14,8 +14,8 @@ from time import perf_counter
 
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
-from outrider.core.noise import KeyedNoise, Noise
 from outrider.core.protocols import AheadRow, DraftRow
+from outrider.core.rng import KeyedNoise, Noise
 from outrider.drafters.process.frames import Frame, Kind, receive, send
 from outrider.drafters.process.inner import Inner, build_inner
 from outrider.drafters.process.messages import (

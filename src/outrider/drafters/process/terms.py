@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from struct import Struct
 
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper
 from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
 
 # More than any vocabulary has: keeps all, as larger numbers do.

@@ -27,8 +27,8 @@ from itertools import islice
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.noise import ROOT as DRAFT_ROOT
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.rng import ROOT as DRAFT_ROOT
 from outrider.drafters.offers import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
 from outrider.drafters.suffix.automaton import SuffixAutomaton
 from outrider.drafters.suffix.cursor import next_edge

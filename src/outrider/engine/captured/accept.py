@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.laws import MIN_TEMPERATURE
+from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.engine.captured.laws import Judged, Rows
 from outrider.engine.captured.noise import Decisions, keyed_uniforms
 from outrider.verify.batched import leftover, pick, ratios

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from outrider.core.host import host_rows
+from outrider.core.clock import host_rows
 from outrider.engine.captured.memory import Entry
 from outrider.engine.captured.passes import PageTables
 

@@ -1,4 +1,4 @@
-"""The numbers of core/philox.py, made by tensor operators where the round runs.
+"""The numbers of core/rng.py, made by tensor operators where the round runs.
 
 A captured round cannot ask the host for a number, so it makes its own: the same block of
 Philox4x32-10 over the same key (seed, sample, start, node, role), hence the same text for a seed.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.noise import ROOT, Role
+from outrider.core.rng import ROOT, Role
 from outrider.engine.captured.laws import Keys
 
 _MASK = 0xFFFFFFFF

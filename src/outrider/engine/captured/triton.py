@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 from outrider.engine.captured.accept import kept_prefix
 from outrider.engine.captured.laws import Judged, Keys, Rows
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts

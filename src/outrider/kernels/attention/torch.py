@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.kernels.plan import PackedPlan
 
 

@@ -1,4 +1,4 @@
-// Philox4x32-10, as core/philox.py defines it: random words that are a pure function of their key.
+// Philox4x32-10, as core/rng.py defines it: random words that are a pure function of their key.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ double now() {
     return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// Rows of laws as core/laws.py makes them; `out` may be `logits`.
+// Rows of laws as core/sampling.py makes them; `out` may be `logits`.
 void make_laws(const Round& r, const Row& row, const float* logits, float* out, int num_rows) {
     if (row.top_k > 0 && row.top_k < r.vocab_size) {
         outrider_top_k(r.team, logits, row.top_k, out, num_rows, r.vocab_size);

@@ -15,7 +15,7 @@ extern "C" int outrider_forward(const void* decoder, const outrider::Pass* pass,
 
 namespace outrider {
 
-// As Role in core/noise.py.
+// As Role in core/rng.py.
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
 enum Rule { TOKEN, BLOCK, MATCH };
 constexpr int ROOT = -1;

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
+from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import (
     SHARPNESS,
     ChosenNodes,
@@ -26,7 +27,6 @@ from outrider.core.tree_nodes import (
     TreeLimits,
     rank,
 )
-from outrider.core.tree_shape import ROOT
 
 # As in csrc/trees.h.
 MOST_NODES, MOST_WIDTH = 256, 16

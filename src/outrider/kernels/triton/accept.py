@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 from outrider.kernels.triton.philox import uniform
 from outrider.kernels.triton.sampling import probability, read_law
 

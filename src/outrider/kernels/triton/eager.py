@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.core.clock import host_floats, host_ints
 from outrider.core.errors import NumericsError
-from outrider.core.host import host_floats, host_ints
 from outrider.core.sampling import PLAIN
 from outrider.kernels.triton.laws import LawRows, TritonLaws, num_pieces
 from outrider.kernels.triton.room import Room

@@ -8,7 +8,7 @@ piece of the vocabulary, and every later kernel makes probabilities from logits 
 same bits as `softmax`. Temperature 0 is a point mass on the first largest logit, so greedy and
 sampled sequences share a batch, and one call judges both.
 
-Numbers are those of core/philox.py under the keys of core/noise.py. Shares, leftovers and running
+Numbers are those of core/rng.py under the keys of core/rng.py. Shares, leftovers and running
 sums are float64, as in verify/. Where a law is not numbers, the token drawn is -1.
 
 Shapes:  B = sequences, K = drafted tokens, W = K + 1, V = vocabulary, R = rows of laws,
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 from outrider.kernels.triton import accept, sampling
 from outrider.kernels.triton.launch import cdiv, launch, power_of_two
 from outrider.kernels.triton.room import Part, Room
@@ -46,7 +46,7 @@ class LawRows:
 
 @dataclass(frozen=True, slots=True)
 class RoundKeys:
-    """What numbers of a round are keyed by (core/noise.py), one a sequence, on the device.
+    """What numbers of a round are keyed by (core/rng.py), one a sequence, on the device.
 
     `seed_B` is int64 (its bits are the seed's), the others of any integer dtype below 2^32.
     """

@@ -1,8 +1,8 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""The numbers of core/philox.py, bit for bit, made where they are needed.
+"""The numbers of core/rng.py, bit for bit, made where they are needed.
 
 A word is 32 bits held in 64, so a product of two is whole and the same lines do for any compiler.
-The counter is what core/noise.py keys a number by: (node + 1, start, sample, role).
+The counter is what core/rng.py keys a number by: (node + 1, start, sample, role).
 """
 
 from __future__ import annotations

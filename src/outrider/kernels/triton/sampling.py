@@ -16,7 +16,7 @@ import triton.language as tl
 
 from outrider.kernels.triton.rounding import rounded
 
-# A quotient by less would overflow (core/laws.py).
+# A quotient by less would overflow (core/sampling.py).
 _LEAST_TEMPERATURE = tl.constexpr(1e-20)
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
 

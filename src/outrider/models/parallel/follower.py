@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from outrider.core.state_room import StateRoom
+from outrider.core.spec import StateRoom
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, pick_device
 from outrider.models.parallel.link import Link

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from outrider.core.comm import RankError
 from outrider.core.errors import ContractError
+from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.link import PULSE_SECONDS, encode
 
 START_SECONDS = 120.0

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core.comm import Comm
 from outrider.core.errors import ConfigError
 from outrider.models.llama_config import LlamaConfig
+from outrider.models.parallel.comm import Comm
 
 
 @dataclass(frozen=True, slots=True)

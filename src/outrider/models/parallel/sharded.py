@@ -21,7 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
-from outrider.core.comm import RankError
 from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.cpu import num_physical_cores
@@ -30,6 +29,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
 from outrider.models.parallel import messages
+from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.follower import HERE, LOADED, Setup
 from outrider.models.parallel.ranks import SILENT_SECONDS, Ranks
 from outrider.models.parallel.torch_comm import TorchComm

@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed
 from torch import Tensor, device
 
-from outrider.core.comm import RankError
 from outrider.core.errors import MachineError
+from outrider.models.parallel.comm import RankError
 
 # How long a rank may keep the others waiting before it counts as hung.
 SILENCE_SECONDS = 60.0

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from checks.drafters import row
+from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.core.shaping import Shaper
 from outrider.drafters.offers import Offer
 from outrider.drafters.portfolio.forced import ForcedDrafter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.core.cost_meter import ASSUMED_DRAFT
 from outrider.drafters.portfolio.pace import ROW_COST, Pace
+from outrider.estimate.cost import ASSUMED_DRAFT
 
 
 def rounds(pace: Pace, clock: FakeClock, count: int, *, token: float, plain: float) -> None:

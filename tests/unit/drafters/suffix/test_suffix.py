@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from checks.drafters import row
 from outrider.core.budget import Budget
-from outrider.core.noise import ROOT
 from outrider.core.protocols import DraftRow
+from outrider.core.rng import ROOT
 from outrider.drafters.offers import Offer, least_kept
 from outrider.drafters.suffix.drafter import SuffixDrafter
 

@@ -13,7 +13,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 from outrider.kernels.delta.plan import Run
 from outrider.kernels.triton import delta_ops, laws, ops
 from outrider.kernels.triton.delta_ops import TritonDelta

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.host import host_ints
-from outrider.core.laws import Laws
-from outrider.core.noise import KeyedNoise, Role
 from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.rng import KeyedNoise, Role
+from outrider.core.sampling import Laws
 from outrider.kernels.triton import laws as laws_module
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
 from outrider.verify.block import BlockRule

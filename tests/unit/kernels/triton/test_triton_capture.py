@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outrider.core.noise import Role
+from outrider.core.rng import Role
 from outrider.kernels.triton import laws, ops
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
 from outrider.kernels.triton.ops import HeadNorms

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from checks.recurrent import model_with
 from checks.state import NEEDS
-from outrider.core.noise import ROOT
 from outrider.core.protocols import StepRow
+from outrider.core.rng import ROOT
 from outrider.kernels.delta.plan import Run
 from outrider.kernels.delta.torch import Cells, torch_delta
 from outrider.kernels.triton.delta_ops import TritonDelta

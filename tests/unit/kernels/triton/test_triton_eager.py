@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import random_llama, variant
+from outrider.core.clock import host_ints, host_rows
 from outrider.core.errors import NumericsError
-from outrider.core.host import host_ints, host_rows
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.kernels import registry

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.host import host_ints
-from outrider.core.noise import KeyedNoise, Role, inverse_cdf
+from outrider.core.clock import host_ints
+from outrider.core.rng import KeyedNoise, Role, inverse_cdf
 from outrider.core.sampling import leftover
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.triton import laws as laws_module

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.host import host_ints
+from outrider.core.clock import host_ints
 from outrider.kernels.triton.ops import HeadNorms
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass

@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider.core.cost import Curve
 from outrider.core.errors import ConfigError
-from outrider.core.round_law import RoundLaw
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import RoundLaw
 
 SCHEMA = "outrider-calibration/1"
 _HINT = "measure anew: outrider plan --fresh"

@@ -1,0 +1,307 @@
+"""What drafting ahead of the verdict brings, in closed form.
+
+While the target verifies a round, a drafter with resources of its own prepares for verdicts that it
+foresees. In units of T_verify, with E tokens a round after a hit or a miss, T_p the time of
+drafting ahead, T_b that of drafting after a miss and s of handing over,
+
+    S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
+
+tokens in a time of T_verify. In a batch of b that verifies together a round waits for its slowest
+row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May, "Speculative
+speculative decoding", Theorem 7, which has s = 0.)
+
+Where both share one memory, neither is as fast beside the other. Of the time in which they run
+together a share `contention` is lost: 0 with a device each, 1 where nothing is gained by running
+at once.
+
+Hits come in runs: after a hit the draft was a full one and the next verdict is likelier foreseen.
+With p_hh the share of hits after a hit and p_mh after a miss, in the long run
+
+    p = p_mh / (1 - p_hh + p_mh)
+
+How many branches each outcome gets: the outcomes of a round, and the best way to foresee them.
+
+A round with a draft of d tokens ends with n = 0..d of them accepted, with probability P(n), and one
+token of the target's own. Foreseeing its F likeliest values misses it with probability
+m(F) = min(1, c F^-r). With B branches in all, the sum of P(n) (1 - m(F_n)) is to be as large as
+possible. Over real numbers F_n is proportional to P(n)^(1 / (1 + r)); with P(n) = a^n (1 - a) and
+P(d) = a^d that is F_n = F_0 a^(n / (1 + r)), F_d = F_0 a^(d / (1 + r)) (1 - a)^(-1 / (1 + r))
+(Kumar, Dao, May, "Speculative speculative decoding", Theorem 12, which has c = 1). Over integers
+the gains of one more branch only fall, so giving the next branch to the largest is optimal.
+
+What rounds of one kind bring: how far a draft is kept, and how often there is one.
+
+Of drafts of up to K tokens the chance that more than j are kept, for j from 0 to K - 1, is all that
+tokens a round depend on: E = 1 + the sum of these chances.
+
+What a round is expected to emit and how much faster that makes decoding, in closed form.
+
+beta is the probability that a drafted token is accepted given that all before it were, the same at
+every place; K tokens are drafted a round. Then
+
+    E = 1 + beta + ... + beta^K = (1 - beta^(K+1)) / (1 - beta)      tokens a round
+    S = E / (1 + T)                                                  verification as long as a pass
+    S = E T_plain / (T_draft + T_verify)                             from measured times
+
+with T the time of drafting K tokens as a share of a pass of the target over one token. Accepted /
+drafted, which a run counts, is (E - 1) / K and lower than beta.
+
+E is equation 1 of Leviathan, Kalman, Matias 2023 (arXiv 2211.17192). `docs/theory.md` has examples.
+
+With a rate a_j of each place j, E = 1 + a_1 + a_1 a_2 + ... And if all that is known of beta is
+that it is drawn once a request from Beta(u, v), then a_j = (u + j - 1) / (u + v + j - 1): a draft
+that came far is likely to be of an easy request. E is convex in beta, so the mean beta alone would
+give too little.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from outrider.core.errors import ContractError
+
+
+@dataclass(frozen=True, slots=True)
+class AheadTimes:
+    """The inputs: times in units of T_verify, `batch` sequences that verify together."""
+
+    p_hit: float
+    tokens_hit: float
+    tokens_miss: float
+    ahead: float
+    fallback: float
+    batch: float = 1.0
+    sync: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """A round of one sequence."""
+        return self.p_hit * self.tokens_hit + (1 - self.p_hit) * self.tokens_miss
+
+    @property
+    def round_time(self) -> float:
+        """Of a batch that verifies together."""
+        all_hit = self.p_hit**self.batch
+        lost = self.contention * min(1.0, self.ahead)
+        taken = all_hit * max(1.0, self.ahead) + (1 - all_hit) * (1 + self.fallback)
+        return taken + lost + self.sync
+
+    @property
+    def speed(self) -> float:
+        """Tokens of one sequence in a time of T_verify."""
+        return self.tokens / self.round_time
+
+
+def steady_hits(after_hit: float, after_miss: float) -> float:
+    """The share of rounds that are hits in the long run; 1 where neither ever changes."""
+    leaving = 1 - after_hit + after_miss
+    return after_miss / leaving if leaving else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MissCurve:
+    """The probability that a token is not among the `count` likeliest: scale * count ** -power."""
+
+    scale: float = 0.4
+    power: float = 1.0
+
+    def __call__(self, count: int) -> float:
+        return min(1.0, self.scale * count**-self.power) if count else 1.0
+
+
+# Before anything was counted.
+PRIOR_CURVE = MissCurve()
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Curves of a recovered token, which cannot be the refused one, and of the bonus token."""
+
+    recovered: MissCurve = PRIOR_CURVE
+    bonus: MissCurve = PRIOR_CURVE
+
+    def at(self, accepted: int, depth: int) -> MissCurve:
+        return self.bonus if accepted == depth else self.recovered
+
+
+def chances(alpha: float, depth: int) -> tuple[float, ...]:
+    """P(n) for n = 0..depth, each token being accepted with probability `alpha` after the last."""
+    return (*(alpha**n * (1 - alpha) for n in range(depth)), alpha**depth)
+
+
+def uniform(budget: int, num_outcomes: int) -> list[int]:
+    """Equal counts; what is left over goes to the first."""
+    share, rest = divmod(budget, num_outcomes)
+    return [share + (n < rest) for n in range(num_outcomes)]
+
+
+def geometric(budget: int, likely: Sequence[float], power: float) -> list[float]:
+    """The best counts if they need not be whole (Theorem 12, for any P)."""
+    weights = [p ** (1 / (1 + power)) for p in likely]
+    return [budget * weight / math.fsum(weights) for weight in weights]
+
+
+def whole(counts: Sequence[float]) -> list[int]:
+    """Integers near `counts` of the same sum, which must be whole: largest remainders go up."""
+    down = [math.floor(count) for count in counts]
+    missing = round(math.fsum(counts)) - sum(down)
+    by_remainder = sorted(range(len(counts)), key=lambda n: down[n] - counts[n])
+    for n in by_remainder[:missing]:
+        down[n] += 1
+    return down
+
+
+def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
+    """The whole counts with the largest `hit_rate`, if the gains of every curve only fall: if its
+    scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first, the
+    first counts as much as the second."""
+    depth = len(likely) - 1
+    counts = [0] * len(likely)
+
+    def gain(n: int) -> float:
+        curve, count = misses.at(n, depth), counts[n]
+        one_more = curve(count) - curve(count + 1)
+        return likely[n] * (one_more if count else max(one_more, curve(1) - curve(2)))
+
+    heap = [(-gain(n), n) for n in range(len(likely))]
+    heapq.heapify(heap)
+    for _ in range(budget):
+        n = heap[0][1]
+        counts[n] += 1
+        heapq.heapreplace(heap, (-gain(n), n))
+    return counts
+
+
+def hit_rate(counts: Sequence[int], likely: Sequence[float], misses: Misses) -> float:
+    """The probability that the outcome is foreseen."""
+    depth = len(likely) - 1
+    return math.fsum(
+        p * (1 - misses.at(n, depth)(count))
+        for n, (p, count) in enumerate(zip(likely, counts, strict=True))
+    )
+
+
+def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
+    """The curve through a histogram of ranks: `ranks[i]` tokens were the i-th likeliest, counted
+    from 0, and `ranks[-1]` were less likely than all those that were counted.
+
+    Least squares of log m(F) on log F, over those F at which some token was missed and one more
+    place was of use; `default` when there are not two of them. The scale is 1 at most, and the
+    power is not negative.
+    """
+    total = sum(ranks)
+    points: list[tuple[float, float]] = []
+    missed = total
+    for count, caught in enumerate(ranks[:-1], start=1):
+        missed -= caught
+        if missed and caught:
+            points.append((math.log(count), math.log(missed / total)))
+    if len(points) < 2:
+        return default
+    mean_x = math.fsum(x for x, _ in points) / len(points)
+    mean_y = math.fsum(y for _, y in points) / len(points)
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    slope = min(slope, 0.0)
+    return MissCurve(scale=min(1.0, math.exp(mean_y - slope * mean_x)), power=-slope)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLaw:
+    """`kept` entry j is the chance that a round keeps more than j draft tokens. A share `drafting`
+    of rounds drafts anything, and those draft `num_drafted` tokens."""
+
+    kept: tuple[float, ...]
+    drafting: float
+    num_drafted: float
+
+    @property
+    def tokens(self) -> float:
+        """E, the target's own token included."""
+        return 1 + math.fsum(self.kept)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted."""
+        drafted = self.drafting * self.num_drafted
+        return (self.tokens - 1) / drafted if drafted else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of the tokens of a round."""
+        second = math.fsum((2 * place + 1) * kept for place, kept in enumerate(self.kept))
+        return max(0.0, second - (self.tokens - 1) ** 2)
+
+    def cut(self, depth: int) -> RoundLaw:
+        """Of rounds that may draft no deeper: a tree loses nodes in proportion."""
+        if depth >= len(self.kept):
+            return self
+        drafted = self.num_drafted * depth / len(self.kept)
+        return RoundLaw(self.kept[:depth], self.drafting if depth else 0.0, drafted)
+
+
+PLAIN = RoundLaw((), 0.0, 0.0)
+
+
+def expected_tokens(beta: float, k: int) -> float:
+    """E, the target's own token included; between 1 and `k` + 1."""
+    if not 0 <= beta <= 1:
+        raise ContractError("beta lies between 0 and 1")
+    if k < 0:
+        raise ContractError("k is at least 0")
+    # The quotient loses digits near beta = 1, the sum none.
+    return math.fsum(beta**i for i in range(k + 1))
+
+
+def prefix_products(rates: Sequence[float]) -> list[float]:
+    """For each place the probability that its token and all before it are accepted; `rates` are
+    those of the single places, each given that all before were accepted."""
+    return list(accumulate(rates, mul))
+
+
+def expected_by_place(rates: Sequence[float]) -> float:
+    """E of a draft as long as `rates`, the target's own token included."""
+    return 1 + math.fsum(prefix_products(rates))
+
+
+def beta_rates(u: float, v: float, k: int) -> list[float]:
+    """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0."""
+    if not u > 0:
+        raise ContractError("u is above 0")
+    if not v > 0:
+        raise ContractError("v is above 0")
+    return [(u + place) / (u + v + place) for place in range(k)]
+
+
+def acceptance_rate(beta: float, k: int) -> float:
+    """Accepted / drafted of rounds of `k` > 0."""
+    return (expected_tokens(beta, k) - 1) / k
+
+
+def estimated_beta(num_accepted: int, num_refused: int) -> float | None:
+    """beta from counts: `num_refused` rounds refused a token, others kept all. None without any.
+
+    The share of accepted tokens among those that were judged at all, its maximum likelihood.
+    """
+    num_judged = num_accepted + num_refused
+    return num_accepted / num_judged if num_judged else None
+
+
+def speed_up(tokens: float, draft_time: float) -> float:
+    """S over plain decoding, where verifying takes as long as a plain pass.
+
+    `draft_time` is the time of all draft passes of a round in plain passes of the target.
+    """
+    return tokens / (1 + draft_time)
+
+
+def measured_speed_up(tokens: float, *, plain: float, draft: float, verify: float) -> float:
+    """S from the times of a plain pass, of a round's draft passes and of its verifying pass, in
+    any one unit; what results should be compared with."""
+    return tokens * plain / (draft + verify)
