@@ -3,8 +3,8 @@
 
 help:
 	@echo "make demo    complete a prompt with the embedded pair and print its own speed-up"
-	@echo "make test    run the default test suite (no GPU, no network)"
-	@echo "make check   format, lint, types, import layers and tests: what CI runs"
+	@echo "make test    run the tests of units and of exactness (no GPU, no network)"
+	@echo "make check   format, lint, types, import layers and all tests: what CI runs"
 	@echo "make bench   run the benchmarks and write their results"
 	@echo "make clean   remove the environment, caches and builds"
 

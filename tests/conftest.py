@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,43 @@ pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
 # On a busy machine prompts would be read in smaller chunks now and then, and runs that are compared
 # pass by pass would differ. tests/unit/sched/test_pace.py has it as it is.
 pytest.MonkeyPatch().setattr("outrider.sched.pace.CHUNK_SECONDS", float("inf"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `covering(t)` a covering array of strength t stays; the rest is `deep`.
+
+    Any t parameters meet in all their pairs of values (t = 2), or each value comes once (t = 1).
+    """
+    tests: dict[tuple[str, int], list[pytest.Function]] = {}
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("deep"):
+            continue
+        if mark := item.get_closest_marker("covering"):
+            key = (item.nodeid.partition("[")[0], mark.args[0])
+            tests.setdefault(key, []).append(item)
+    for (_, strength), same in tests.items():
+        kept = covering([sorted(item.callspec.indices.items()) for item in same], strength)
+        for number, item in enumerate(same):
+            if number not in kept:
+                item.add_marker("deep")
+
+
+def covering(rows: Sequence[Sequence[tuple[str, int]]], strength: int) -> set[int]:
+    """Numbers of rows that have every combination of `strength` values that any row has.
+
+    Greedy: the row with most that is new, among equals that of the values used least.
+    """
+    combined = [set(combinations(row, min(strength, len(row)))) for row in rows]
+    missing = {values for row in combined for values in row}
+    used: Counter[tuple[str, int]] = Counter()
+    kept: set[int] = set()
+    while missing:
+        best = max(
+            range(len(rows)),
+            key=lambda i: (len(combined[i] & missing), -sum(used[value] for value in rows[i])),
+        )
+        kept.add(best)
+        missing -= combined[best]
+        used.update(rows[best])
+    return kept
