@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -46,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Any t parameters meet in all their pairs of values (t = 2), or each value comes once (t = 1).
     """
+    from checks.covering import covering
+
     tests: dict[tuple[str, int], list[pytest.Function]] = {}
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("deep"):
@@ -58,23 +57,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(same):
             if number not in kept:
                 item.add_marker("deep")
-
-
-def covering(rows: Sequence[Sequence[tuple[str, int]]], strength: int) -> set[int]:
-    """Numbers of rows that have every combination of `strength` values that any row has.
-
-    Greedy: the row with most that is new, among equals that of the values used least.
-    """
-    combined = [set(combinations(row, min(strength, len(row)))) for row in rows]
-    missing = {values for row in combined for values in row}
-    used: Counter[tuple[str, int]] = Counter()
-    kept: set[int] = set()
-    while missing:
-        best = max(
-            range(len(rows)),
-            key=lambda i: (len(combined[i] & missing), -sum(used[value] for value in rows[i])),
-        )
-        kept.add(best)
-        missing -= combined[best]
-        used.update(rows[best])
-    return kept

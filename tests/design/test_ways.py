@@ -39,6 +39,7 @@ def test_a_helper_s_assertion_is_alive() -> None:
         check_shape(lambda chances, size: Shape((), (), ()))
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_helpers_are_alive_without_assertions() -> None:
     own = f"{Path(__file__)}::test_a_helper_s_assertion_is_alive"

@@ -87,6 +87,8 @@ def target() -> CausalLM:
     return TinyAttentionLM(vocab_size=VOCAB)
 
 
+# Batches by chunks are covered in test_invariance.py. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("chunk", [2, 256])
 def test_whatever_the_batch_and_the_chunks(batch_size: int, chunk: int) -> None:

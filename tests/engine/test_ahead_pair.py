@@ -35,6 +35,9 @@ def requests(temperature: float, batch: int, max_tokens: int = 24) -> list[Reque
     return [Request(tokenizer.encode(prompt), params) for prompt in PROMPTS[:batch]]
 
 
+# Temperatures by lengths are covered with small models in test_ahead.py. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_the_text_is_that_of_drafting_in_turns(temperature: float, k: int) -> None:

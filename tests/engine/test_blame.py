@@ -43,6 +43,8 @@ def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(config=replace(CONFIG, drafter=request.param))
 
 
+# Both masks, greedy and sampled. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.weights
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(

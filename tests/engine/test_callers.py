@@ -178,6 +178,8 @@ def within(seconds: float, call: Callable[[], object]) -> list[BaseException]:
     return raised
 
 
+# The refusal is one check for all schedules. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("call", CALLED_BACK)
 def test_a_callback_may_not_call_back(llm: LLM, call: str) -> None:
     """In whatever thread it runs: that of a lane, too."""

@@ -69,6 +69,8 @@ def test_greedy_text_is_plain_decodings(
     assert max(trace.num_drafted for trace in rig.traces) <= K
 
 
+# Each controller, both rules. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @every_controller
 @pytest.mark.parametrize("rule", [MatchRule(), CoupledRule()], ids=lambda rule: type(rule).__name__)
 def test_text_tied_to_a_seed_stays(name: str, rule: MatchRule | CoupledRule) -> None:

@@ -28,6 +28,7 @@ from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.keeper import Pace
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),
 ]

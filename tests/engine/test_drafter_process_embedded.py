@@ -30,6 +30,7 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.weights,
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),

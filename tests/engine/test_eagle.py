@@ -43,6 +43,9 @@ def texts(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:
     return [tuple(result.token_ids) for result in llm.generate(PROMPTS, params)]
 
 
+# Batches of trees and of chains are covered in tests/engine/test_drafter_matrix.py. Other
+# combinations are `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,6 +89,7 @@ def test_under_other_settings_too(
     assert texts(LLM(draft=folders["3"], config=config), GREEDY) == plain
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("sampler", ["match", "coupled"])

@@ -19,7 +19,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.errors import CallbackError
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 
 class PanicError(BaseException):
@@ -122,6 +122,9 @@ def check_one_failed(
         assert isinstance(caught.value, CallbackError) != issubclass(kind, Exception)
 
 
+# Kinds by places by lanes are a covering array; faults of an ordinary kind meet all of them in
+# test_faults.py. Other combinations are `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_mask_raises_ends_its_request(
@@ -137,6 +140,7 @@ def test_what_a_mask_raises_ends_its_request(
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", [PanicError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("place", ["pass", "draft pass", "propose", "rule", "commit"])
 def test_what_a_stage_raises_ends_one_request_or_its_drafts(
@@ -158,6 +162,7 @@ def test_what_a_stage_raises_ends_one_request_or_its_drafts(
     assert faults.written(faults.run(llm)) == undisturbed
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["push", "finish"])
 def test_what_a_tokenizer_raises_ends_its_request(
@@ -170,6 +175,7 @@ def test_what_a_tokenizer_raises_ends_its_request(
     check_one_failed(run(llm, change), wanted, kind)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["open", "propose", "close", "propose_after"])
 def test_what_a_drafter_raises_ends_drafts_only(
@@ -195,6 +201,7 @@ def test_what_a_drafter_raises_ends_drafts_only(
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["budgets", "observe"])
 def test_what_a_controller_raises_ends_speculation_only(
@@ -259,6 +266,7 @@ def test_what_an_observer_raises_ends_nothing(
     assert "An observer of jobs failed" in caplog.text
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_and_a_batch_raise_it_once_and_go_on(llm: LLM, kind: type[BaseException]) -> None:
     free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].token_ids

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 # The end of the process comes while `BUSY` seconds of matrix products run in a lane, whose engine
 # is gone by then or not.
 SCRIPT = """

@@ -15,7 +15,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 # (schedule, whether lanes run at once, whether a round is one native call)
 LANES = [

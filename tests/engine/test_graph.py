@@ -35,6 +35,8 @@ def check_same(rig: GraphRig, wanted: Sequence[Request]) -> None:
     assert rig.run(wanted, captured=True) == by_stages
 
 
+# Any two of rule, length and temperatures meet. Other combinations are `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("sampler", ["token", "block"])
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 @pytest.mark.parametrize("temperatures", [(1.5,) * 3, (0, 0.9, 2.5)])

@@ -28,6 +28,8 @@ def narrow(text: Sequence[int]) -> Tensor:
     return at_V
 
 
+# Trees and chains, greedy and sampled. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -40,6 +40,9 @@ def _target(
     )
 
 
+# Rollbacks by batches are covered in tests/state/test_hybrid_rollback.py. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("batch_size", [1, 3, 8])

@@ -27,7 +27,7 @@ from outrider.api.reader import Reader
 from outrider.api.ticket import Ticket
 from outrider.core import interrupts
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 ROOT = Path(outrider.__file__).parent
 WATCHED = tuple(str(ROOT / place) for place in ("api/", "engine/", "sched/", "core/interrupts.py"))
@@ -167,6 +167,9 @@ def test_an_interrupt_anywhere_leaves_the_llm_as_it_was(
     assert told == tried
 
 
+# Every schedule and every run meet a second interrupt; all pairs of them meet the first. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 def test_a_second_interrupt_anywhere_leaves_it_so_too(
     llm: LLM, run: Callable[[LLM], None], monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,8 @@ def test_batch_mates_and_chunks_change_nothing(
     assert together == [rig(99, 1).run([mate])[0] for mate in mates]
 
 
+# Any two of model, drafter and length meet. Other combinations are `deep`.
+@pytest.mark.covering(2)
 @every_kind
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("k", [1, 2, 5])

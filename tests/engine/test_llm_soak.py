@@ -6,7 +6,7 @@ import pytest
 
 from checks.soak import SCHEDULES, soak
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

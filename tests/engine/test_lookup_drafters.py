@@ -166,6 +166,8 @@ def test_forced_tokens_take_no_rounds_of_their_own() -> None:
 LAWS = (SamplingParams(temperature=1.3, max_tokens=LENGTH),)
 
 
+# Each drafter, rule and shape has its law. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @every_drafter
 @pytest.mark.parametrize("num_nodes", [0, 4])
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: type(rule).__name__)

@@ -23,6 +23,9 @@ def plain() -> list[tuple[int, ...]]:
     return [result.token_ids for result in results]
 
 
+# Chains and trees of every drafter are covered in tests/engine/test_drafter_matrix.py. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["suffix", "recycling", "lookup", "portfolio"])
 @pytest.mark.parametrize("tree_nodes", [0, 12])

@@ -60,6 +60,8 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
     close_to(net.fuse(states_PD[:, None]), normed_PD)
 
 
+# Both rollbacks, every model. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rollback", ["ring", "replay"])
 @pytest.mark.parametrize(("name", "depth"), [("qwen3_5", 1), ("qwen3_5_moe", 2), ("qwen3_next", 1)])

@@ -74,6 +74,8 @@ def test_the_native_numbers_are_those_of_the_definition(
     )
 
 
+# Rules and drafters are other parts of the call. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["block", "token", "match"])
 @pytest.mark.parametrize(("drafter", "k"), [("model", 1), ("model", 6), ("ngram", 5), ("none", 0)])

@@ -22,6 +22,8 @@ def texts(**settings: int | str) -> list[tuple[int, ...]]:
     return [result.token_ids for result in LLM(config=config).generate(PROMPTS, DRAWN)]
 
 
+# Both rules, every arrangement. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["block", "token"])
 @pytest.mark.parametrize(

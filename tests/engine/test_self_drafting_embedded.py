@@ -46,6 +46,9 @@ def sampled(drafter: str) -> list[list[int]]:
     return texts(WARM, drafter=drafter, k=3, batch_size=1, prefill_chunk=1024)
 
 
+# Every arrangement and every drafter, not each with each: tests/engine/test_drafter_matrix.py has
+# their pairs. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_on_the_reference_kernels(drafter: str) -> None:
     assert found.stats.num_accepted > 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
 @pytest.mark.parametrize(
@@ -101,6 +105,7 @@ def test_a_sampled_text_is_one_for_every_arrangement(
     assert texts(WARM, drafter=drafter, k=3, **config) == sampled(drafter)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", "model", "quantised-self"])
 @pytest.mark.parametrize(

@@ -79,6 +79,9 @@ def wanted_law(params: SamplingParams, shaper: Shaper) -> Law:
     return joint_law(conditional, params.max_tokens)
 
 
+# Shaping comes before drafts; each drafter and each feature has its law. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", law_drafters())
 @pytest.mark.parametrize("feature", FEATURES)

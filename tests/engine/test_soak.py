@@ -16,6 +16,8 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
 from outrider.verify.match import MatchRule
 
+pytestmark = pytest.mark.wide
+
 NUM_WAVES, SETTLED = 8, 3
 WAVE = 20
 # What an interpreter holds varies a little; one object that stayed of each request would be 80.

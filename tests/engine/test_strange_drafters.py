@@ -188,6 +188,9 @@ def check(answer: Callable[[Rows], Any], params: SamplingParams, num_honest: int
         assert len(seq.no_drafts) < 500
 
 
+# Every answer, greedy and sampled, alone and behind an honest one; not each with each. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_honest", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ANSWERS)
@@ -222,6 +225,7 @@ def test_an_interrupt_out_of_a_drafter_is_no_fault_of_it() -> None:
         rig.outputs([PROMPT], greedy(8))
 
 
+@pytest.mark.wide
 def test_all_answers_are_refused_without_assertions_too() -> None:
     """In a process whose assertions are off, its own included: it counts."""
     done = subprocess.run(

@@ -30,7 +30,7 @@ from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.wide, pytest.mark.slow]
 
 PROMPTS = [
     "def quicksort(items):",

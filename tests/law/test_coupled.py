@@ -153,6 +153,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
+# Every drafter and every length, not each with each: the text may depend on neither. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_no_drafter_and_no_mate_changes_the_text(drafter: str, k: int) -> None:

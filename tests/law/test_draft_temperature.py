@@ -38,6 +38,8 @@ def drafted(budget: Budget, params: SamplingParams) -> Draft:
     return own.propose([DraftRow(0, PROMPT, None, budget, params, noise)])[0]
 
 
+# Each rule and each temperature has its law. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("temperature", [1.5, 0.5])
 def test_the_text_keeps_its_law(rule: AcceptanceRule, temperature: float) -> None:

@@ -58,6 +58,9 @@ def check_law(
     assert max(trace.num_drafted for trace in rig.traces) > 0
 
 
+# Filters come before drafters; chains and trees, and each filter, have their law. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_nodes", [0, 3], ids=["chain", "tree"])
 @pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
 def test_a_generation_follows_the_target(params: SamplingParams, num_nodes: int) -> None:

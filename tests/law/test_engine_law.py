@@ -35,6 +35,9 @@ every_filter = pytest.mark.parametrize(
 )
 
 
+# Rules keep their law whatever drafts (test_rules.py), so not every filter meets every drafter.
+# Other combinations are `deep`.
+@pytest.mark.covering(1)
 @every_filter
 @pytest.mark.parametrize("drafter", law_drafters())
 def test_a_generation_follows_the_target(params: SamplingParams, drafter: str) -> None:
@@ -57,6 +60,7 @@ def test_with_penalties() -> None:
     check_penalised_engine_law()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("params", FILTERS[2:], ids=["top-p", "min-p"])
 @pytest.mark.parametrize("drafter", law_drafters())
@@ -74,6 +78,7 @@ def test_the_same_holds_on_paged_memory(rule: AcceptanceRule) -> None:
     check_engine_law(Rig(target, drafter, rule, k=2, page_size=2), TinyAttentionLM, FILTERS[2])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ RULES: dict[str, AcceptanceRule] = {
 }
 
 
+# Rules at both depths are enumerated in test_rules.py. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
     "rule", ["block", "token", *(pytest.param(rule, marks=pytest.mark.slow) for rule in BY_SEED)]

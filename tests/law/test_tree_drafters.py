@@ -70,6 +70,9 @@ def test_trees(make: Callable[..., Drafter], rule: AcceptanceRule) -> None:
     check_engine_law(rig(make(), Budget(2, num_nodes=3), rule), ToyHybrid, FILTERS[1])
 
 
+# Filters come before drafters; each drafter and each filter has its law. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @every_drafter
 @pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])

@@ -30,7 +30,7 @@ from parity.feeding import feed, greedy
 from parity.oracle import Oracle
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
 OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), device="cpu")
@@ -134,6 +134,9 @@ def test_rollback_equals_never_having_fed() -> None:
     check_rollback(AdapterRollback, percent=5)
 
 
+# Families differ in shapes and not in how rows are cut, dtypes in neither. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @every_family
 @settings(max_examples=4)
@@ -151,6 +154,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)

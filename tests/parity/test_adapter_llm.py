@@ -14,7 +14,7 @@ from outrider.core.config import EngineConfig
 from outrider.models.loading import resolve
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PROMPTS = ["def add(a, b):\n", "The river", "2 + 2 =", "Once upon a time"]
 CPU = EngineConfig(device="cpu", batch_size=3, k=3)

@@ -16,7 +16,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.wide, pytest.mark.slow]
 PROMPTS = ["def add(a, b):\n", "The river", "2 + 2 = 2 + 2 = 2 + 2", "def add(a, b):\n    return"]
 CPU = EngineConfig(device="cpu", batch_size=3, k=3, context=96, sampler="coupled")
 
@@ -46,6 +46,9 @@ def texts(model: str, draft: str | None, config: EngineConfig) -> list[tuple[int
     return [tuple(result.token_ids) for result in results]
 
 
+# Both rollbacks meet every drafter in tests/engine/test_hybrid_embedded.py. Other combinations
+# are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
 @pytest.mark.parametrize("rollback", ["ring", "replay"])
 def test_any_drafter_leaves_the_text_as_it_is(

@@ -20,6 +20,8 @@ from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 
+pytestmark = pytest.mark.wide
+
 pytest.importorskip("transformers")
 TEXT = (5, 17, 3, 3, 90, 41, 8, 8, 8, 60, 2, 33, 71, 9, 0, 14, 14, 27, 50, 6)
 NAMES = ("qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next")

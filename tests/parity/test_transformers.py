@@ -18,7 +18,7 @@ from parity.feeding import feed, greedy
 from parity.oracle import Oracle
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(120)]
 
@@ -29,6 +29,9 @@ def load(folder: Path, *, dtype: str = "float32", force_reference: bool = False)
     return load_model(folder, options)
 
 
+# A variant's shapes are the same in both kernels, and both meet all in
+# tests/parity/test_goldens.py. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda item: item.name)
 @pytest.mark.parametrize("force_reference", [True, False])
 def test_a_variant_computes_what_transformers_computes(

@@ -61,6 +61,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+# Drafters by arrangements are covered in tests/engine/test_drafter_matrix.py. Other combinations
+# are `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("tree_nodes", [0, 12])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", ["medusa", "block"])
@@ -71,6 +74,7 @@ def test_random_heads(
     assert texts(config, str(folders[kind])) == plain()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -120,6 +124,7 @@ def test_trees_accept_more_tokens_a_round_than_chains_of_as_many_rows(workload: 
     assert tree > chain
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("workload", ["humaneval", "gsm8k"])

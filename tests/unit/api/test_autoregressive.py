@@ -60,6 +60,7 @@ def written(
     return decoder.last_result
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda text: text[:12].strip())

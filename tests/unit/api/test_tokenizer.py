@@ -110,6 +110,7 @@ def add_bos_by_post_processor(folder: Path) -> None:
     backend.save(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("by_post_processor", [False, True])
 @pytest.mark.parametrize(
     "flags",

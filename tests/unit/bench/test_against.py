@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[3]
 CELL = "a-bf16/model"
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.wide
+
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 # Names of what a benchmark must say, beside what all say.
 SAYS = {

@@ -17,6 +17,8 @@ from outrider.bench.comm_peer import Exercise, do
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.spec import ModelSpec
 
+pytestmark = pytest.mark.wide
+
 SIZES = [1024 * 4**power for power in range(8)]
 SPEC = ModelSpec(
     name="m",

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 

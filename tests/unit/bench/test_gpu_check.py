@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "gpu_check"
 

@@ -12,6 +12,8 @@ import pytest
 
 from outrider.bench.figure_style import why_not
 
+pytestmark = pytest.mark.wide
+
 NOTEBOOK = Path(__file__).parents[3] / "examples" / "analysis.ipynb"
 
 

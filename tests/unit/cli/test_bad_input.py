@@ -177,6 +177,7 @@ WORDS = st.one_of(
 )
 
 
+@pytest.mark.wide
 @settings(max_examples=40)
 @given(st.lists(WORDS, max_size=6))
 def test_any_words_are_answered(words: list[str]) -> None:

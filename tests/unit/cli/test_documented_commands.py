@@ -14,6 +14,8 @@ from outrider.cli import call
 from outrider.cli.call import Call
 from outrider.cli.options import NoOptions
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Commands to paste stand within fences, each on a line of its own.

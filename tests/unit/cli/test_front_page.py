@@ -140,6 +140,7 @@ LESS: dict[tuple[str, ...], str] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "
 ELSEWHERE = [*IN_A_SHELL, *LONG]
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -184,6 +186,7 @@ def test_a_reader_who_leaves_early_causes_no_noise() -> None:
     assert (done.stdout, done.stderr) == (b"s", b"")
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 def test_an_interrupt_ends_quietly_with_130() -> None:
     # A shell's background jobs ignore interrupts, and so would what they start.

@@ -19,6 +19,7 @@ from doubles.child_programs import TESTS
 
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.weights,
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc"),
 ]

@@ -21,6 +21,8 @@ from outrider.core.params import SamplingParams
 from outrider.train import session
 from outrider.train.folder import STATE, WORK
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("--batch", "2", "--window", "64", "--warmup", "1", "--device", "cpu")
 DRAFT = (*SMALL, "--hidden", "64", "--layers", "1", "--exam-prompts", "2")
 

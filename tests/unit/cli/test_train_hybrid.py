@@ -9,6 +9,8 @@ import pytest
 
 from doubles.command_line import Command
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("--batch", "2", "--window", "64", "--warmup", "1", "--device", "cpu")
 HYBRID = ("--family", "hybrid", "--hidden", "64", "--layers", "3", "--held-out", "0.3", *SMALL)
 

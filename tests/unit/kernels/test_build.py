@@ -32,6 +32,8 @@ from outrider.kernels.build import built_kernels
 from outrider.kernels.native import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

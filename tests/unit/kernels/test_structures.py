@@ -38,6 +38,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("source", _STRUCTURES)
 def test_the_compiler_agrees_on_every_field(source: str, tmp_path: Path) -> None:
     built = build.built_kernels(compiler(), cache_folder())

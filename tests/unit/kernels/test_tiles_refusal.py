@@ -16,6 +16,8 @@ from outrider.kernels import build, tiles
 from outrider.kernels.build import built_kernels
 from outrider.kernels.tiles import tiles_refusal
 
+pytestmark = pytest.mark.wide
+
 CSRC = Path(build.__file__).parent / "csrc"
 EMULATOR = Path(__file__).with_name("amx_emulator.cpp")
 TRIED = ("team", "tiles_linear", "tiles_quantised", "tiles_check")

@@ -26,6 +26,8 @@ from doubles.posing_compiler import (
 )
 from outrider.kernels import build
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -28,7 +28,7 @@ from outrider.models.loading import LoadOptions
 from state.test_zero_copy import Watch
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PLAIN = DraftNeeds()
 TEXT = [(5 * i * i + 7 * i + 1) % VOCAB for i in range(40)]

@@ -67,6 +67,8 @@ def test_another_width_differs_by_rounding_at_most(inflated: Callable[[str], Pat
     assert (big - small).abs().max() < 0.01 * small.std()
 
 
+# Sizes change shapes only. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -66,6 +66,9 @@ def first_logits(model: Decoder, token: int) -> Tensor:
     return found
 
 
+# Schemes by drafters are covered in tests/engine/test_drafter_matrix.py. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.weights
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("drafter", ["model", "ngram"])

@@ -38,6 +38,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("fresh", [False, True])
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, fresh: bool) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]

@@ -26,6 +26,8 @@ from outrider.verify.token import TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
 
+pytestmark = pytest.mark.wide
+
 VOCAB, NUM_DRAFTED = 11, 2
 
 

@@ -13,6 +13,8 @@ from unit.kernels.paged_cases import Heads, Pass, Sequenced, chain, make_pass
 from unit.kernels.test_attention import oracle
 from unit.kernels.triton.interpreted import cut_attention_small, triton_ops
 
+pytestmark = pytest.mark.wide
+
 TREE = Sequenced(21, (-1, -1, 0, 0, 2))
 HEADS, SMALL = Heads(4, 2, 16), Heads(2, 1, 16)
 

@@ -23,6 +23,8 @@ from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
 from unit.kernels.triton.interpreted import triton_laws, triton_ops
 
+pytestmark = pytest.mark.wide
+
 WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize", "host_ints", "host_floats"}
 ALLOCATES = {
     "empty", "zeros", "ones", "full", "tensor", "arange", "cat", "stack", "clone", "contiguous",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.mark.slow
 def test_the_compiler_accepts_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

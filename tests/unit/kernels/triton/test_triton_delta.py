@@ -40,6 +40,8 @@ from unit.kernels.delta_cases import (
     whole_layer,
 )
 
+pytestmark = pytest.mark.wide
+
 DELTA = TritonDelta(Room(HOST))
 NUM = 5
 

@@ -26,7 +26,7 @@ from outrider.models.llama import LlamaModel
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import CPU, cut_attention_small
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from unit.kernels.triton.interpreted import triton_laws
 
 VOCAB = 11
 # The interpreter works with numpy, which warns of NaN.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @pytest.fixture(autouse=True)

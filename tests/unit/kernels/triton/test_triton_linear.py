@@ -11,6 +11,8 @@ from outrider.kernels.triton.shapes import linear_shape
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import linear, reference, triton_ops
 
+pytestmark = pytest.mark.wide
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 sizes = st.tuples(st.integers(1, 20), st.integers(1, 300), st.integers(1, 20))
 

@@ -12,6 +12,8 @@ from unit.kernels.implementations import randn, relative_error
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 from unit.kernels.triton.interpreted import reference, triton_ops
 
+pytestmark = pytest.mark.wide
+
 KERNELS = reference(torch.float32)
 rows_and_size = st.tuples(st.integers(1, 4), st.integers(1, 90))
 

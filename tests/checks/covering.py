@@ -1,0 +1,27 @@
+"""A covering array: few rows of parameters in which any values meet that met in all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+
+def covering(rows: Sequence[Sequence[tuple[str, int]]], strength: int) -> set[int]:
+    """Numbers of rows that have every combination of `strength` values that any row has.
+
+    Greedy: the row with most that is new, among equals that of the values used least.
+    """
+    combined = [set(combinations(row, min(strength, len(row)))) for row in rows]
+    missing = {values for row in combined for values in row}
+    used: Counter[tuple[str, int]] = Counter()
+    kept: set[int] = set()
+    while missing:
+        best = max(
+            range(len(rows)),
+            key=lambda i: (len(combined[i] & missing), -sum(used[value] for value in rows[i])),
+        )
+        kept.add(best)
+        missing -= combined[best]
+        used.update(rows[best])
+    return kept
