@@ -22,7 +22,6 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.kernels import huge_pages
-from outrider.kernels.accept.torch import agreed_prefix
 from outrider.kernels.kinds import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
@@ -225,10 +224,6 @@ class NativeOps:
             self.team, logits_MV.data_ptr(), ctypes.addressof(chosen), num_rows, vocab_size
         )
         return chosen[:]
-
-    def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
-        choices = self.argmax(logits_BKV.flatten(0, 1))
-        return agreed_prefix(torch.tensor(choices).view(draft_ids_BK.shape), draft_ids_BK)
 
     def rope_append(
         self,

@@ -110,7 +110,8 @@ class Kernels:
                                                       a layer's gated delta rule
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
                                                       a host sync
-    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
+    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains;
+                                                      a host sync
     sampling                                          from logits to a token: core/sampling.py
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
@@ -133,7 +134,6 @@ class Kernels:
     gelu: Callable[[Tensor, Tensor], None]
     delta: Delta
     argmax: Callable[[Tensor], list[int]]
-    verify_prefix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     sampling: Sampling
     choices: tuple[Choice, ...]
     exact: bool
@@ -141,6 +141,9 @@ class Kernels:
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None
+
+    def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
+        return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
 
 
 def choose(
@@ -276,7 +279,6 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         gelu=ops.gelu,
         delta=NativeDelta(library, ops.team),
         argmax=ops.argmax,
-        verify_prefix=ops.verify_prefix,
         sampling=native_sampling(library, ops.team),
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
@@ -332,7 +334,6 @@ def _triton(
         gelu=ops.gelu,
         delta=delta,
         argmax=laws.argmax,
-        verify_prefix=laws.verify_prefix,
         sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
         choices=(linear, *others),
         exact=exact,
@@ -354,7 +355,6 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         delta=torch_delta,
         argmax=pointwise.argmax,
-        verify_prefix=verify_prefix,
         sampling=PLAIN,
         choices=tuple(Choice(op, "reference", refusals) for op in OPS),
         exact=exact,

@@ -19,7 +19,7 @@ from outrider.kernels.triton.room import Room
 
 
 class EagerLaws:
-    """argmax, verify_prefix, softmax, pick and leftover. Takes contiguous float32 on its device;
+    """argmax, softmax, pick and leftover. Takes contiguous float32 on its device;
     anything else goes to the definitions. Weights are left in one place, which calls use again."""
 
     def __init__(self, room: Room, device: torch.device) -> None:
@@ -35,16 +35,6 @@ class EagerLaws:
         chosen_M = torch.empty(logits_MV.shape[0], dtype=torch.int64, device=self._device)
         self._laws.argmax(logits_MV.contiguous(), chosen_M)
         return host_ints(chosen_M)
-
-    def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
-        num, length = draft_ids_BK.shape
-        accept_len_B = torch.zeros(num, dtype=torch.int64, device=self._device)
-        mask_BK = torch.zeros(num, length, dtype=torch.bool, device=self._device)
-        if length:
-            self._laws.verify_prefix(
-                logits_BKV.contiguous(), draft_ids_BK.contiguous(), accept_len_B, mask_BK
-            )
-        return accept_len_B, mask_BK
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
         if not (self._plain(logits_NV) and self._plain(out_NV)):

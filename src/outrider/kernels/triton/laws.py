@@ -131,25 +131,6 @@ class TritonLaws:
         cut = _Pieces(logits_RV.shape[-1])
         _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
 
-    def verify_prefix(
-        self, logits_BKV: Tensor, draft_ids_BK: Tensor, accept_len_B: Tensor, mask_BK: Tensor
-    ) -> None:
-        """As accept/torch.py, into `accept_len_B` (any integer dtype) and `mask_BK` (bool)."""
-        num, length, size = logits_BKV.shape
-        assert draft_ids_BK.shape == (num, length)
-        assert draft_ids_BK.is_contiguous()
-        assert mask_BK.is_contiguous()
-        cut = _Pieces(size)
-        *views, choices_BK = self._room.carve(*cut.room(num * length), ((num, length), torch.int32))
-        _argmax(logits_BKV, cut, views, choices_BK)
-        launch(
-            sampling.prefix_kernel,
-            (num,),
-            choices_BK, draft_ids_BK, accept_len_B, mask_BK, length,
-            PLACES=power_of_two(max(1, length)),
-            num_warps=1,
-        )  # fmt: skip
-
     def draw(self, laws: LawRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor) -> None:
         """One token of each of B laws, by the number of (`node`, `role`)."""
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)

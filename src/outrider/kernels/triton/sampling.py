@@ -120,23 +120,6 @@ def argmax_kernel(best_ptr, first_ptr, out_ptr, num_pieces, PIECES: tl.constexpr
     tl.store(out_ptr + row, first.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit
-def prefix_kernel(
-    choices_ptr, drafts_ptr, accept_len_ptr, mask_ptr, num_drafted, PLACES: tl.constexpr
-):
-    """How far a chain follows the choices; a draft token below 0 is never accepted."""
-    chain = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, PLACES)
-    inside, at = place < num_drafted, chain * num_drafted + place
-    draft = tl.load(drafts_ptr + at, mask=inside, other=-1).to(tl.int64)
-    choice = tl.load(choices_ptr + at, mask=inside, other=-1).to(tl.int64)
-    agrees = (draft == choice) & (draft >= 0)
-    length = tl.min(tl.where(inside & agrees, PLACES, place), 0)
-    length = tl.minimum(length, num_drafted)
-    tl.store(accept_len_ptr + chain, length.to(accept_len_ptr.dtype.element_ty))
-    tl.store(mask_ptr + at, place < length, mask=inside)
-
-
 @triton.jit(do_not_specialize=["token"])
 def leftover_kernel(
     p_ptr, q_ptr, share_ptr, out_ptr, sums_ptr, token, size,

@@ -109,7 +109,6 @@ def read_laws(length: int, size: int) -> None:
         one.draw(row, keys, 0, Role.DRAFT, place_B)
         one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
     one.softmax(q_BKV.view(-1, size), temperature_B, q_BKV)
-    one.verify_prefix(q_BKV, tokens_BK, place_B, tokens_BK.bool())
     share_1, sums_C = torch.ones(1).double(), torch.ones(laws.num_pieces(size)).double()
     for proposal in (p_BWV[0, 1], 5):
         one.leftover(q_BKV[0, 0], proposal, share_1, p_BWV[0, 0], sums_C)

@@ -81,7 +81,6 @@ P, Q = LawRows(randn(1, 3, 9), torch.ones(1)), LawRows(randn(1, 2, 9), torch.one
 PACKED = {scheme: triton_ops(scheme).pack(randn(32, 32)) for scheme in ("none", "int8", "int4")}
 HEAD_NORMS = HeadNorms(randn(16), randn(16), 1e-5)
 ARENA = (CASE.k_GSD, CASE.v_GSD)
-MASK_BK = torch.zeros(1, 2, dtype=torch.bool)
 CALLS: dict[str, Callable[[], None]] = {
     "linear": lambda: triton_ops().linear(X_ND, PACKED["none"], OUT_ND),
     "int8": lambda: triton_ops("int8").linear(X_ND, PACKED["int8"], OUT_ND),
@@ -94,7 +93,6 @@ CALLS: dict[str, Callable[[], None]] = {
     "attention": lambda: triton_ops().attention(CASE.qkv_NE, *ARENA, CASE.plan, 1.0, OUT_ND),
     "gelu": lambda: triton_ops().gelu(X_ND, OUT_ND),
     "argmax": lambda: triton_laws().argmax(LAW.rows_RV, TOKEN_1),
-    "prefix": lambda: triton_laws().verify_prefix(Q.rows_RV, TOKENS_BK, TOKEN_1, MASK_BK),
     "draw": lambda: triton_laws().draw(LAW, KEYS, 0, Role.DRAFT, TOKEN_1),
     "judge": _judge,
 }

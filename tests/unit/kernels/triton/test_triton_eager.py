@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from doubles.tiny_checkpoints import random_llama, variant
-from outrider.core.clock import host_ints, host_rows
 from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.kernels import registry
+from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
 from outrider.kernels.triton.eager import EagerLaws
@@ -91,10 +93,25 @@ def test_what_the_host_asks_is_what_the_definitions_say() -> None:
         assert relative_error(left_V, expected_V) < 1e-7
         assert left == pytest.approx(expected, rel=1e-12)
     assert eager().argmax(logits_NV) == [int(row.argmax()) for row in logits_NV]
-    len_B, mask_BK = eager().verify_prefix(logits_NV[None], logits_NV.argmax(-1)[None])
-    assert (host_ints(len_B), host_rows(mask_BK)) == ([2], [[True, True]])
-    len_B, mask_BK = eager().verify_prefix(torch.empty(2, 0, 5), torch.empty(2, 0).long())
-    assert (host_ints(len_B), mask_BK.shape) == ([0, 0], (2, 0))
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_prefixes_are_those_of_the_reference(data: st.DataObject) -> None:
+    num, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+    logits_BKV = torch.randint(0, 3, (num, length, 9), generator=torch.Generator().manual_seed(0))
+    logits_BKV = logits_BKV.float()
+    token = st.integers(-1, 8)
+    best_BK = logits_BKV.argmax(-1)
+    drafts_BK = torch.tensor([[data.draw(token) for _ in range(length)] for _ in range(num)])
+    follows_BK = torch.tensor(
+        [[data.draw(st.booleans()) for _ in range(length)] for _ in range(num)]
+    )
+    drafts_BK = torch.where(follows_BK, best_BK, drafts_BK)
+    len_B, mask_BK = verify_prefix(logits_BKV, drafts_BK, eager().argmax)
+    expected_B, expected_BK = verify_prefix(logits_BKV, drafts_BK)
+    assert torch.equal(len_B, expected_B)
+    assert torch.equal(mask_BK, expected_BK)
 
 
 def test_other_dtypes_go_to_the_definitions() -> None:

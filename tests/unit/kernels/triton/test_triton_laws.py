@@ -1,4 +1,4 @@
-"""Sampling against the definitions in core/ and accept/torch.py.
+"""Sampling against the definitions in core/.
 
 Shapes:  B = sequences, K = drafted tokens, M, R = rows, V = vocabulary.
 """
@@ -15,7 +15,6 @@ from torch import Tensor
 from outrider.core.clock import host_ints
 from outrider.core.rng import KeyedNoise, Role, inverse_cdf
 from outrider.core.sampling import leftover
-from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.triton import laws as laws_module
 from outrider.kernels.triton.laws import LawRows, RoundKeys
 from unit.kernels.implementations import randn
@@ -87,26 +86,6 @@ def test_the_first_largest_wins_and_nan_is_told() -> None:
     out_M = torch.empty(5, dtype=torch.int64)
     triton_laws().argmax(logits_MV, out_M)
     assert host_ints(out_M) == [0, 3, -1, 0, 17]
-
-
-@settings(max_examples=4)
-@given(data=st.data())
-def test_prefixes_are_those_of_the_reference(data: st.DataObject) -> None:
-    num, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
-    logits_BKV = torch.randint(0, 3, (num, length, 9), generator=torch.Generator().manual_seed(0))
-    logits_BKV = logits_BKV.float()
-    token = st.integers(-1, 8)
-    best_BK = logits_BKV.argmax(-1)
-    drafts_BK = torch.tensor([[data.draw(token) for _ in range(length)] for _ in range(num)])
-    follows_BK = torch.tensor(
-        [[data.draw(st.booleans()) for _ in range(length)] for _ in range(num)]
-    )
-    drafts_BK = torch.where(follows_BK, best_BK, drafts_BK)
-    len_B, mask_BK = torch.empty(num).long(), torch.empty(num, length, dtype=torch.bool)
-    triton_laws().verify_prefix(logits_BKV, drafts_BK, len_B, mask_BK)
-    expected_B, expected_BK = verify_prefix(logits_BKV, drafts_BK)
-    assert torch.equal(len_B, expected_B)
-    assert torch.equal(mask_BK, expected_BK)
 
 
 def test_the_leftover_is_that_of_the_definition() -> None:
