@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             key = (item.nodeid.partition("[")[0], mark.args[0])
             tests.setdefault(key, []).append(item)
     for (_, strength), same in tests.items():
-        kept = covering([sorted(item.callspec.indices.items()) for item in same], strength)
+        kept = covering([values(item) for item in same], strength)
         for number, item in enumerate(same):
             if number not in kept:
                 item.add_marker("deep")
+
+
+def values(item: pytest.Function) -> list[tuple[str, Hashable]]:
+    """Of each parameter which value the item has; those that come in rows are one."""
+    own = {name: id(value) for name, value in item.callspec.params.items()}
+    rows = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    named = [row.replace(",", " ").split() if isinstance(row, str) else row for row in rows]
+    together = [(" ".join(row), tuple(own.pop(name) for name in row)) for row in named]
+    return [*together, *own.items()]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
 
 
-def covering(rows: Sequence[Sequence[tuple[str, int]]], strength: int) -> set[int]:
+def covering(rows: Sequence[Sequence[tuple[str, Hashable]]], strength: int) -> set[int]:
     """Numbers of rows that have every combination of `strength` values that any row has.
 
     Greedy: the row with most that is new, among equals that of the values used least.
     """
     combined = [set(combinations(row, min(strength, len(row)))) for row in rows]
     missing = {values for row in combined for values in row}
-    used: Counter[tuple[str, int]] = Counter()
+    used: Counter[tuple[str, Hashable]] = Counter()
     kept: set[int] = set()
     while missing:
         best = max(
