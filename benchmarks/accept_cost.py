@@ -32,7 +32,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.reading import read_pass
 from outrider.kernels.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels, choose
-from outrider.verify.table import rule_for
+from outrider.verify.rules import rule_for
 
 VOCABULARIES = (8192, 32_768, 131_072)
 LENGTHS = (1, 4, 8)

@@ -20,7 +20,7 @@ from outrider.drafters.ahead.saguaro import Saguaro
 from outrider.drafters.ahead.table import Foreseen, OutcomeTable
 from outrider.drafters.growing import ChangeLaws
 from outrider.drafters.model import ModelDrafter
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import TokenRule
 
 Kind = Callable[..., CausalLM]
 PROMPTS = ((1, 2, 3), (0,), (4, 4, 5, 6, 7))

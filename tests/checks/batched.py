@@ -26,8 +26,7 @@ from outrider.verify.batched import (
     keyed_uniforms,
     pick,
 )
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 
 VOCAB = 4
 NUM_CHAINS = 800

@@ -16,7 +16,7 @@ from outrider.api.ticket import Ticket
 from outrider.core.sequence import LiveSequence
 from outrider.models.llama import LlamaModel
 from outrider.state.paged_kv import PagedKV
-from outrider.verify.block import BlockRule
+from outrider.verify.exact import BlockRule
 
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 12, "while True:")
 CULPRIT = 2

@@ -11,8 +11,7 @@ from checks.effort import examples
 from checks.machine import Machine
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.schedules import SCHEDULES
-from outrider.sched.jobs import Stage
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import LaneSizes, Stage
 
 
 def check_histories(name: str, *, percent: int) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from checks.controllers import trace
 from checks.drafters import row
-from outrider.control.band import BandController
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import BandController, FixedController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict

@@ -24,9 +24,8 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.sched.jobs import Job, Stage
+from outrider.sched.jobs import Job, LaneSizes, Stage
 from outrider.sched.ledger import Ledger
-from outrider.sched.works import LaneSizes
 
 VOCAB = 4
 MOST_LIVE = 5

@@ -24,10 +24,8 @@ from outrider.core.rng import (
     philox_uniform,
     race_node,
 )
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 PROMPT = (1, 2, 0)
 NUM_TOKENS = 25

@@ -33,11 +33,9 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.rng import race_node
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.table import EXACT, rule_for
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.rules import EXACT, rule_for
 
 
 def exact_law() -> None:

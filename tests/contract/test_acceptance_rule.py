@@ -19,7 +19,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 from outrider.core.rng import ROOT, KeyedNoise, Noise
 from outrider.core.sampling import Laws
-from outrider.verify.table import EXACT, LOSSY, rule_for
+from outrider.verify.rules import EXACT, LOSSY, rule_for
 
 VOCAB = 4
 every_rule = pytest.mark.parametrize(

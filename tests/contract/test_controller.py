@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from checks.controllers import trace
 from checks.effort import examples
-from outrider.control.band import MOST_SEQUENCES, BandController
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
-from outrider.control.slo import SloController
+from outrider.control.heuristics import (
+    MOST_SEQUENCES,
+    BandController,
+    FixedController,
+    SloController,
+)
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller

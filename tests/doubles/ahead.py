@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from doubles.rig import Request, first_maximum, live
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import (
     AcceptanceRule,
@@ -29,7 +29,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.drafting import ahead_row
 from outrider.engine.stages import Stages
-from outrider.verify.block import BlockRule
+from outrider.verify.exact import BlockRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

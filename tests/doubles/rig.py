@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from doubles.drafters import RowDrafter
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
 from outrider.core.logits import Shaper
@@ -29,10 +29,10 @@ from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.residents import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
-from outrider.sched.admission import Limits
+from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.single import SingleLane
-from outrider.verify.block import BlockRule
+from outrider.sched.schedules import SingleLane
+from outrider.verify.exact import BlockRule
 
 MANY = 2000
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.sched.draft_ahead import DraftAheadLanes
-from outrider.sched.jobs import Schedule
-from outrider.sched.prefill_decode import PrefillDecode
-from outrider.sched.prefill_draft_verify import PrefillDraftVerify
-from outrider.sched.single import SingleLane
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import LaneSizes, Schedule
+from outrider.sched.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify, SingleLane
 
 SCHEDULES: dict[str, Callable[[LaneSizes], Schedule]] = {
     "single": lambda s: SingleLane(s.chunk, batch=s.decode, prefill_batch=s.prefill),

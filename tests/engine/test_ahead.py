@@ -38,8 +38,7 @@ from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Policy
 from outrider.drafters.ahead.saguaro import Saguaro
 from outrider.engine.drafting import ahead_row
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 
 Kind = Callable[..., CausalLM]
 KINDS: dict[str, Kind] = {"hybrid": ToyHybrid, "attention": TinyAttentionLM, "scripted": scripted}

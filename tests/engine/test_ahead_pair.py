@@ -14,8 +14,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 
 PROMPTS = ("def f(x):", "The quick brown", "Once upon a time there was")
 pytestmark = pytest.mark.slow

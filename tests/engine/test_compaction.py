@@ -16,7 +16,7 @@ from doubles.drafters import random_chains, random_trees
 from doubles.rig import Request, Rig, live, model_drafter
 from doubles.schedules import SCHEDULES
 from doubles.tiny_checkpoints import random_model, variant
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
@@ -36,9 +36,8 @@ from outrider.models.decoder import Room
 from outrider.models.fake import Script, ScriptedLM
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.sched.admission import Limits
+from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.works import LaneSizes
 from outrider.state.compaction import Keep
 from outrider.verify.match import MatchRule
 

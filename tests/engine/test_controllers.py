@@ -16,18 +16,15 @@ from doubles.guessing import Guessing
 from doubles.rig import Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig
-from outrider.control.band import BandController
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
-from outrider.control.slo import SloController
+from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
 from outrider.drafters.model_tree import ModelTreeDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 K = 6
 CONTROLLERS: dict[str, Callable[[], Controller]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.env import cache_folder, compiler
 from outrider.engine.native_round import NativeRound

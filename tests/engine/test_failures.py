@@ -24,11 +24,11 @@ from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.lanes.task import Done, Task
 from outrider.engine.residents import Residents
-from outrider.sched.admission import Limits
+from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.prefill_decode import PrefillDecode
+from outrider.sched.schedules import PrefillDecode
+from outrider.verify.exact import TokenRule
 from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
 
 
 class FaultError(Exception):

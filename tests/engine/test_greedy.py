@@ -26,8 +26,8 @@ from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.exact import TokenRule
 from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,

@@ -10,7 +10,7 @@ from checks.engine import check_greedy, greedy, plain
 from doubles.drafters import RowDrafter, oracle, random_chains, random_trees
 from doubles.rig import Rig, model_drafter
 from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -20,7 +20,7 @@ from outrider.engine.history import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import TokenRule
 
 KIND = hybrid_kind("qwen3_5", "replay")
 MIXTURE = hybrid_kind("qwen3_next", "ring")

@@ -9,8 +9,7 @@ from outrider.api.llm import LLM
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.metrics.chrome_trace import trace_events
-from outrider.metrics.slices import PASSES, rounds_of, slices
+from outrider.metrics.chrome_trace import PASSES, rounds_of, slices, trace_events
 from outrider.metrics.timeline import timeline
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]

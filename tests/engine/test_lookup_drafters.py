@@ -26,7 +26,7 @@ from doubles.guessing import Guessing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
@@ -40,9 +40,8 @@ from outrider.drafters.portfolio.pace import Pace
 from outrider.drafters.portfolio.shadow import Shadowed
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
-from outrider.verify.block import BlockRule
+from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
 
 CORPUS = ((0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 2), (1, 1, 1, 2, 0, 1))
 

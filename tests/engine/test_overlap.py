@@ -15,7 +15,7 @@ from checks.unpaced import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
 from outrider.engine.lanes import threads
-from outrider.metrics.intervals import seconds, seconds_by_depth
+from outrider.metrics.timeline import seconds, seconds_by_depth
 
 pytestmark = [
     pytest.mark.weights,

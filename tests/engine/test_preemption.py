@@ -18,9 +18,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.residents import Residents
-from outrider.sched.admission import Limits
+from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.works import LaneSizes
 
 SPARE = 4
 PAGE_SIZE = 2

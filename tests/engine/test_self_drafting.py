@@ -32,13 +32,10 @@ from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.residents import Residents
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.admission import Limits
+from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.works import LaneSizes
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 PAGE_SIZE = 2
 RULES: Mapping[str, AcceptanceRule] = {

@@ -14,10 +14,9 @@ from outrider.core.budget import JobTrace
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.lanes.inline import InlineLanes
-from outrider.sched.jobs import Job, Pool
-from outrider.sched.orders import FixedOrder
-from outrider.sched.prefill_draft_verify import PrefillDraftVerify
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import Job, LaneSizes, Pool
+from outrider.sched.lane_order import FixedOrder
+from outrider.sched.schedules import PrefillDraftVerify
 
 PARAMS = SamplingParams(max_tokens=9)
 PROMPTS = [PROMPT, PROMPT[2:], (4,), (0, 0, 0, 0)]

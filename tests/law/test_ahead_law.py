@@ -18,8 +18,7 @@ from checks.engine_law import FILTERS, PROMPT, target_law
 from checks.law import assert_same_law
 from doubles.toy_hybrid import ToyHybrid
 from outrider.drafters.ahead.saguaro import Saguaro
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 
 TOP_K = FILTERS[1]
 

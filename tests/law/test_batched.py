@@ -38,8 +38,7 @@ from outrider.verify.batched import (
     leftover,
     ratios,
 )
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 
 Judge = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
 

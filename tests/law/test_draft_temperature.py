@@ -11,16 +11,14 @@ from checks.engine_law import FILTERS, LENGTH, PROMPT, VOCAB, check_engine_law, 
 from checks.state import fresh_logits
 from doubles.rig import Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftRow
 from outrider.core.rng import KeyedNoise
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 SHARP = SamplingParams(temperature=0.5, max_tokens=LENGTH)

@@ -11,7 +11,7 @@ from checks.law import assert_same_law
 from doubles.rig import Rig, first_maximum
 from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
@@ -22,10 +22,8 @@ from outrider.drafters.growing import Growth
 from outrider.drafters.hidden_chain import ChainLimits
 from outrider.drafters.hidden_tree import planted
 from outrider.drafters.trees import pick_in_tree, race_in_tree
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 LIMITS = ChainLimits(chunk=2, reach=3, window=1000, first=1)
 # MTP blocks read a text from its first token.

@@ -23,10 +23,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -14,10 +14,8 @@ from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node
 from outrider.drafters.growing import Growth
 from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 BY_SEED = ("match", "coupled")
 # A first round reads the prompt; the second one drafts two tokens.

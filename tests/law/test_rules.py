@@ -33,10 +33,8 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 from outrider.core.rng import Role
 from outrider.core.sampling import Laws
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 VOCAB = 3
 TIGHT = 1e-12

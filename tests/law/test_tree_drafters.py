@@ -12,7 +12,7 @@ from doubles.rig import Rig, first_maximum
 from doubles.toy_heads import WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from doubles.toy_places import ToyBlock, ToyHeads
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
@@ -21,10 +21,8 @@ from outrider.drafters.medusa.drafter import MedusaDrafter
 from outrider.drafters.model_tree import ModelTreeDrafter
 from outrider.drafters.places import Places
 from outrider.drafters.trees import race_in_tree
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 
 def medusa(vocab_size: int = VOCAB) -> Drafter:

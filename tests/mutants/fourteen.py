@@ -10,13 +10,13 @@ from checks.noise_keys import check_no_number_is_used_twice
 from checks.runs import block_law, engine_law, reported_law, table_law
 from mutants.planting import Mutant
 
-BLOCK = "outrider.verify.block"
+BLOCK = "outrider.verify.exact"
 LAWS = "outrider.core.sampling"
 GROWING = "outrider.drafters.growing"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"
-TABLE = "outrider.verify.table"
+TABLE = "outrider.verify.rules"
 
 MUTANTS = (
     Mutant(

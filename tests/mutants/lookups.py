@@ -19,7 +19,7 @@ SUFFIX = "outrider.drafters.suffix.drafter"
 MEMORY = "outrider.drafters.suffix.memory"
 RECYCLING = "outrider.drafters.recycling"
 GATE = "outrider.drafters.gate"
-BAND = "outrider.control.band"
+BAND = "outrider.control.heuristics"
 SHADOW = "outrider.drafters.portfolio.shadow"
 WATCHDOG = "outrider.control.watchdog"
 

@@ -16,10 +16,10 @@ from checks.runs import (
 )
 from mutants.planting import Mutant
 
-EXACT = "outrider.verify.token"
-BLOCK = "outrider.verify.block"
+EXACT = "outrider.verify.exact"
+BLOCK = "outrider.verify.exact"
 MATCH = "outrider.verify.match"
-COUPLED = "outrider.verify.coupled"
+COUPLED = "outrider.verify.match"
 BATCHED = "outrider.verify.batched"
 SAMPLING = "outrider.core.sampling"
 

@@ -6,7 +6,7 @@ from checks.lanes import fairness, histories
 from mutants.planting import Mutant
 
 LEDGER = "outrider.sched.ledger"
-WORKS = "outrider.sched.works"
+WORKS = "outrider.sched.jobs"
 
 MUTANTS = (
     Mutant(

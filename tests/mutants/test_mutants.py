@@ -97,7 +97,7 @@ def test_a_mutant_is_gone_after_its_test() -> None:
 
 
 def test_a_mutant_that_no_longer_fits_the_source_is_an_error() -> None:
-    stale = Mutant("stale", "outrider.verify.token", "no such line", "", lambda: None)
+    stale = Mutant("stale", "outrider.verify.exact", "no such line", "", lambda: None)
     with pytest.raises(AssertionError, match="must occur once"), planted(stale):
         pass
 

@@ -20,7 +20,7 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.sampling import Laws
 from outrider.estimate.theory import expected_tokens
 from outrider.models.fake import Script, ScriptedLM
-from outrider.verify.token import TokenRule, residual
+from outrider.verify.exact import TokenRule, residual
 
 PAGE = Document.named("theory.md").between("# Theory", "## 5.")
 PROSE = PAGE.prose

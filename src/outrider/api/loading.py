@@ -26,8 +26,8 @@ from outrider.models.cheaper import Cheaper
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
 from outrider.models.loading import LoadOptions, load_model, prepare_torch
-from outrider.sched.table import resolve_schedule
-from outrider.verify.table import rule_for
+from outrider.sched.schedules import resolve_schedule
+from outrider.verify.rules import rule_for
 
 
 @dataclass(frozen=True, slots=True)

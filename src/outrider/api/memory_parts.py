@@ -20,7 +20,7 @@ from outrider.models.heads import Heads
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device
 from outrider.models.weights import Stored, stored_in
-from outrider.sched.table import resolve_schedule
+from outrider.sched.schedules import resolve_schedule
 
 # What Python holds of one page, and of tokens in it once a text is remembered.
 _PAGE_BYTES = 256

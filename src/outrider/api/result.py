@@ -13,15 +13,16 @@ from outrider.core.draft import Origin
 from outrider.core.errors import ConfigError
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import FinishReason
-from outrider.metrics.acceptance import SpecMetrics, spec_metrics
-from outrider.metrics.latency import (
+from outrider.metrics.profile import MemoryTrace, profile
+from outrider.metrics.summary import (
+    SpecMetrics,
+    Stats,
     inter_token_latencies,
     percentile,
     round_latencies,
+    spec_metrics,
     token_latencies,
 )
-from outrider.metrics.profile import MemoryTrace, profile
-from outrider.metrics.summary import Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class GenerationResult:
     lossy rule may have changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
-    tokens of a round arrive together (metrics/latency.py). `peak_memory_bytes` is the most that
+    tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
     the process held until the request ended: resident memory, or tensors on a CUDA device; None
     where nobody counts it. `memory` comes with `rounds`."""
 

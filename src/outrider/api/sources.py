@@ -23,7 +23,7 @@ from outrider.models.heads import (
 )
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import resolve
-from outrider.sched.table import resolve_schedule
+from outrider.sched.schedules import resolve_schedule
 
 _WITH_MODEL = ("model", "bridge")
 

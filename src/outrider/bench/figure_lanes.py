@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.bench.figure_style import THEMES, Theme, caption, new_figure, save, themed
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.metrics.slices import rounds_of, slices
+from outrider.metrics.chrome_trace import rounds_of, slices
 from outrider.metrics.timeline import QUEUES, WAITING, timeline
 
 # More bars than this would be too thin to tell apart.

@@ -23,8 +23,7 @@ from outrider.bench.sweep_plan import Piece
 from outrider.bench.sweep_samples import Numbers
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
-from outrider.metrics.latency import percentile
-from outrider.metrics.summary import Stats
+from outrider.metrics.summary import Stats, percentile
 
 # Rest of level 0 between two requests.
 GAP_SECONDS = 0.05

@@ -17,7 +17,7 @@ from outrider.api.llm import LLM
 from outrider.bench.workloads import builtin_texts
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.metrics.acceptance import position_counts
+from outrider.metrics.summary import position_counts
 
 DEAD = 0.05
 _Z = 1.96

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from outrider.control.band import BandController
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
-from outrider.control.slo import SloController
+from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
@@ -30,14 +28,13 @@ from outrider.engine.residents import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.admission import Limits
-from outrider.sched.batch import BatchLimit
-from outrider.sched.jobs import LaneOrder, Schedule
+from outrider.sched.batch_limit import BatchLimit
+from outrider.sched.jobs import LaneOrder, Limits, Schedule
+from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
-from outrider.sched.orders import order_named
 from outrider.sched.pace import PromptPace
-from outrider.sched.table import resolve_schedule, schedule_for
-from outrider.verify.table import rule_for
+from outrider.sched.schedules import resolve_schedule, schedule_for
+from outrider.verify.rules import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096

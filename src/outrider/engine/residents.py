@@ -19,9 +19,8 @@ from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
-from outrider.sched.admission import Limits, num_admissible
-from outrider.sched.batch import BatchLimit
-from outrider.sched.jobs import Job, Pool, Stage
+from outrider.sched.batch_limit import BatchLimit
+from outrider.sched.jobs import Job, Limits, Pool, Stage, num_admissible
 from outrider.sched.ledger import Ledger
 
 

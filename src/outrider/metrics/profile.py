@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.budget import RoundTrace
-from outrider.metrics.acceptance import acceptance_histogram, position_counts
+from outrider.metrics.summary import acceptance_histogram, position_counts
 
 STAGES = ("load", "prefill", "decode")
 

@@ -1,13 +1,88 @@
-"""Round traces in, numbers out. Nothing else in the project counts tokens, passes or seconds."""
+"""Round traces in, numbers out. Nothing else in the project counts tokens, passes or seconds.
+
+How much of what was drafted was kept: by round, by position, and for other programs to read.
+
+Only rounds that drafted count here. A round without a draft (no room left, nothing found) could
+accept nothing and would look like a refusal.
+
+From arrivals to latencies.
+
+An arrival is the time at which a token's id was on the host, in seconds since the request was
+handed in. Reading an id waits for the device, so arrivals need no other synchronisation. All tokens
+of a round arrive together; hence two views of the same times:
+
+- `round_latencies` are the gaps between arrivals: the pauses that a reader sees.
+- `token_latencies` give every token an equal share of its round's gap. There is one a token, with
+  or without speculation, so their percentiles can be compared; they add up to the last arrival.
+
+The first gap is the time to the first token: waiting, prefill and a whole round.
+`inter_token_latencies` leave the tokens of that round out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from itertools import groupby
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
 
 from outrider.core.budget import RoundTrace
-from outrider.metrics.acceptance import acceptance_histogram
+
+
+class SpecMetrics(TypedDict):
+    """The per-request figures under vLLM's names, which load generators read.
+
+    Invariants: the histogram adds up to `num_spec_steps`; weighted by its index, to
+    `num_accepted_draft_tokens`; `mean_acceptance_length` is 1 + accepted / steps.
+    `num_spec_tokens` is left out when the draft length adapts.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: NotRequired[int]
+
+
+def acceptance_histogram(traces: Iterable[RoundTrace], k: int) -> tuple[int, ...]:
+    """Entry j counts the rounds that kept j draft tokens: k + 1 entries, or none if k is 0."""
+    kept = [trace.num_accepted for trace in traces if trace.num_drafted]
+    return tuple(kept.count(j) for j in range(max([k, *kept]) + 1)) if k else ()
+
+
+def position_counts(traces: Iterable[RoundTrace], k: int) -> list[tuple[int, int]]:
+    """How often the i-th token of a draft was proposed, and how often it was kept.
+
+    A trace has no shape of the draft, so the depth of a tree is taken to be the lesser of its
+    nodes and k.
+    """
+    rounds = [(min(trace.num_drafted, k), trace.num_accepted) for trace in traces]
+    return [
+        (sum(drafted > i for drafted, _ in rounds), sum(kept > i for _, kept in rounds))
+        for i in range(k)
+    ]
+
+
+def spec_metrics(histogram: Iterable[int], *, num_drafted: int, k: int | None) -> SpecMetrics:
+    """From an acceptance histogram; `k` is None when the draft length adapts."""
+    counts = list(histogram)
+    num_rounds = sum(counts)
+    num_accepted = sum(j * count for j, count in enumerate(counts))
+    found = SpecMetrics(
+        mean_acceptance_length=1 + (num_accepted / num_rounds if num_rounds else 0.0),
+        draft_acceptance_rate=num_accepted / num_drafted if num_drafted else 0.0,
+        acceptance_histogram=counts,
+        num_spec_steps=num_rounds,
+        num_accepted_draft_tokens=num_accepted,
+        num_draft_tokens=num_drafted,
+    )
+    if k is not None:
+        found["num_spec_tokens"] = k
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +219,27 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
         num_hits=sum(trace.hit is True for trace in rounds),
         num_misses=sum(trace.hit is False for trace in rounds),
     )
+
+
+def round_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
+    """Seconds from each arrival to the next, the first one counted from 0."""
+    moments = [moment for moment, _ in groupby(arrivals)]
+    return tuple(now - before for before, now in zip([0.0, *moments], moments, strict=False))
+
+
+def token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
+    """Each token's share of the time since the arrival before its own: one entry a token."""
+    sizes = [len(list(tokens)) for _, tokens in groupby(arrivals)]
+    gaps = zip(round_latencies(arrivals), sizes, strict=True)
+    return tuple(gap / size for gap, size in gaps for _ in range(size))
+
+
+def inter_token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
+    """The token latencies after the first round: what writing cost once it had begun."""
+    num_first = sum(moment == arrivals[0] for moment in arrivals)
+    return token_latencies(arrivals)[num_first:]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """As np.percentile computes it, between two values in proportion; 0 when there is no value."""
+    return float(np.percentile(values, percent)) if values else 0.0

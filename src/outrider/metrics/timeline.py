@@ -8,6 +8,11 @@
   percentiles are of time, not of jobs.
 - *Window use*: the time of AHEAD jobs inside verifying jobs, over the time of verifying jobs. A
   round's T_ahead / T_verify is how long its AHEAD took, over how long its verification took.
+
+Stretches of time as half-open intervals, and how long they last together.
+
+Nothing is sampled: every answer is a sum of differences of the given ends, so it is exact for
+numbers whose differences are.
 """
 
 from __future__ import annotations
@@ -16,11 +21,53 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.metrics.intervals import Interval, seconds, seconds_by_depth, shared_seconds
-from outrider.metrics.latency import percentile
+from outrider.metrics.summary import percentile
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as disjoint intervals, in order; empty ones are left out."""
+    found: list[Interval] = []
+    for began, ended in sorted(intervals):
+        if ended <= began:
+            continue
+        if found and began <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], ended))
+        else:
+            found.append((began, ended))
+    return found
+
+
+def seconds(intervals: Iterable[Interval]) -> float:
+    """How long they cover, moments in several of them counted once."""
+    return sum(ended - began for began, ended in union(intervals))
+
+
+def shared_seconds(first: Iterable[Interval], second: Iterable[Interval]) -> float:
+    """How long both cover."""
+    return sum(seconds_by_depth([list(first), list(second)])[2:])
+
+
+def seconds_by_depth(tracks: Sequence[Iterable[Interval]]) -> list[float]:
+    """Entry n: how long exactly n of the tracks cover, between the first beginning and the last
+    end. There are `len(tracks) + 1` entries."""
+    changes: list[tuple[float, int]] = []
+    for track in tracks:
+        for began, ended in union(track):
+            changes += [(began, 1), (ended, -1)]
+    changes.sort()
+    found = [0.0] * (len(tracks) + 1)
+    depth = 0
+    for (moment, change), (following, _) in pairwise(changes):
+        depth += change
+        if following > moment:
+            found[depth] += following - moment
+    return found
+
 
 QUEUES = ("prefill", "draft", "verify")
 WAITING = "waiting"

@@ -25,11 +25,10 @@ from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
 from outrider.planner.simulate_lanes import SharedLanes
 from outrider.planner.simulate_load import Load
 from outrider.planner.simulate_records import Pass, Running, Served, Simulated, Task
-from outrider.sched.admission import Limits, num_admissible
-from outrider.sched.jobs import Job, JobObserver, Pool, Stage, Work
+from outrider.sched.jobs import Job, JobObserver, Limits, Pool, Stage, Work, num_admissible
+from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
-from outrider.sched.orders import order_named
-from outrider.sched.table import schedule_for
+from outrider.sched.schedules import schedule_for
 
 
 def simulate(

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
-from outrider.metrics.latency import inter_token_latencies, percentile
-from outrider.metrics.summary import Stats, summarise
+from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.metrics.timeline import Timeline, hit_rate, timeline
 from outrider.planner.simulate_records import DRAFTER, Simulated
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from outrider.proof.planting import Mutant
 
-_TOKEN = "outrider.verify.token"
-_BLOCK = "outrider.verify.block"
+_TOKEN = "outrider.verify.exact"
+_BLOCK = "outrider.verify.exact"
 _MATCH = "outrider.verify.match"
-_COUPLED = "outrider.verify.coupled"
+_COUPLED = "outrider.verify.match"
 _LAWS = "outrider.core.sampling"
 _NOISE = "outrider.core.rng"
 _SAMPLING = "outrider.core.sampling"

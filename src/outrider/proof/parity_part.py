@@ -18,7 +18,7 @@ from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.proof.check import Check, Part
 from outrider.proof.parity import BATCH, Difference, Ids, Task, Written, differences
 from outrider.proof.triage import Decide, Finding, Place, look_into
-from outrider.verify.table import rule_for
+from outrider.verify.rules import rule_for
 
 # Each costs a few replays of its text; where kernels are not row-invariant there may be many.
 _MAX_LOOKED_INTO = 24

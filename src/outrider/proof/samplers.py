@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import DrawNode, pick_node, race_node
-from outrider.verify.table import rule_for
+from outrider.verify.rules import rule_for
 
 
 @dataclass(frozen=True, slots=True)

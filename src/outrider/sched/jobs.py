@@ -1,8 +1,14 @@
-"""What a schedule sees and what it may ask for. No tensors, no clocks."""
+"""What a schedule sees and what it may ask for. No tensors, no clocks.
+
+Which waiting requests may start: first come, first served, as memory and batch allow.
+
+How works are chosen from a pool: the few rules that schedules have in common.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from typing import Protocol, runtime_checkable
@@ -112,7 +118,7 @@ class Schedule(Protocol):
 
 
 class LaneOrder(Protocol):
-    """In which order idle lanes are asked for their next job (sched/orders.py)."""
+    """In which order idle lanes are asked for their next job (sched/lane_order.py)."""
 
     def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]: ...
 
@@ -124,3 +130,123 @@ class JobObserver(Protocol):
     def observe(self, trace: JobTrace) -> None:
         """A job of some lane ended."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be in flight at once: `num_sequences` of them, in `num_tokens` of the arena.
+
+    A round may stage `spare` tokens beside those that a sequence has, and `beyond` past what it may
+    finally keep, if that is less. A sequence counts for what it has and for the share `reserve` of
+    what it may still emit, in whole pages. With a share of 1 none is ever stopped half-way for want
+    of pages; with less more run at once, and some may have to be pre-empted. `max_waiting` requests
+    may wait.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    page_size: int = 1
+    spare: int = 0
+    reserve: float = 1.0
+    max_waiting: int = 1_000_000
+    beyond: int | None = None
+
+    def expected(self, num_tokens: int, num_left: int) -> int:
+        """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for."""
+        tokens = num_tokens + math.ceil(num_left * self.reserve) + self.spare
+        return min(self.most(num_tokens + num_left), self._whole_pages(tokens))
+
+    def most(self, num_tokens: int) -> int:
+        """Arena tokens, in whole pages, that a sequence which may keep `num_tokens` ever holds."""
+        return self._whole_pages(num_tokens + self.past_end)
+
+    @property
+    def past_end(self) -> int:
+        """Tokens that a round may stage past the last that is kept."""
+        return self.spare if self.beyond is None else min(self.spare, self.beyond)
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size) * self.page_size
+
+
+def num_admissible(waiting: Sequence[int], running: Sequence[int], limits: Limits) -> int:
+    """How many of `waiting`, in order, fit beside `running`: arena tokens that each counts for."""
+    room = limits.num_tokens - sum(running)
+    places = limits.num_sequences - len(running)
+    count = 0
+    for need in waiting[: max(places, 0)]:
+        room -= need
+        if room < 0:
+            break
+        count += 1
+    return count
+
+
+# The names of lanes that schedules have in common.
+PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSizes:
+    """Most prompt tokens in a pass, and most sequences in a job of each lane."""
+
+    chunk: int
+    prefill: int = 1024
+    decode: int = 1024
+    verify: int = 1024
+
+
+def job_of(works: Sequence[Work]) -> Job | None:
+    return Job(tuple(works)) if works else None
+
+
+def rounds(works: Sequence[Work]) -> list[Work]:
+    """Draft and verify of each of `works`, in one job."""
+    found: list[Work] = []
+    for work in works:
+        found.append(Work(work.seq_id, Stage.DRAFT, work.num_tokens))
+        found.append(Work(work.seq_id, Stage.VERIFY, work.num_tokens))
+    return found
+
+
+def shares(pool: Pool, room: int, most: int) -> list[Work]:
+    """Unread tokens, pending ones included, of at most `most` sequences that wait for PREFILL, for
+    a pass that has room for `room` tokens.
+
+    The oldest gets half of the room, or all that it needs if that is less, so that it comes to its
+    end; the rest goes to those that need least, which so do not wait for long prompts. What nobody
+    else needs is the oldest's again.
+    """
+    if not pool.prefill:
+        return []
+    room = pool.chunk(room)
+    oldest, *others = pool.prefill
+    first = min(oldest.num_tokens, max(room // 2, 1))
+    given: list[Work] = []
+    left = room - first
+    for work in sorted(others, key=lambda work: work.num_tokens)[: most - 1]:
+        count = min(work.num_tokens, left)
+        if count > 0:
+            given.append(Work(work.seq_id, Stage.PREFILL, count))
+        left -= count
+    first = min(oldest.num_tokens, first + left)
+    return [Work(oldest.seq_id, Stage.PREFILL, first), *given]
+
+
+def chunks(pool: Pool, room: int, most: int) -> list[Work]:
+    """Prompt tokens to read, without pending ones: those need a round."""
+    waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
+    given = shares(pool, room, most)
+    counts = [min(work.num_tokens, waiting[work.seq_id] - 1) for work in given]
+    return [
+        Work(work.seq_id, Stage.PREFILL, count)
+        for work, count in zip(given, counts, strict=True)
+        if count > 0
+    ]
+
+
+def beside(lane: str, pool: Pool, sizes: LaneSizes) -> Job | None:
+    """What a lane takes that only reads prompts, or only verifies drafts that are there."""
+    if lane == PREFILL:
+        return job_of(chunks(pool, sizes.chunk, sizes.prefill))
+    return job_of(pool.verify[: sizes.verify])

@@ -24,7 +24,7 @@ from outrider.cli.explain_verb import NAMES, ExplainOptions
 from outrider.core.draft import Draft
 from outrider.core.protocols import JudgeRow
 from outrider.core.sampling import Laws
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import TokenRule
 
 UNIT = st.floats(0, 1, exclude_max=True)
 

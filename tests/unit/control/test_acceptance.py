@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.acceptance import FIRST_RATE, MOST_SEQUENCES, Acceptance
+from outrider.estimate.acceptance import FIRST_RATE, MOST_SEQUENCES, Acceptance
 
 K = 4
 Rates = tuple[float, ...]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.controllers import trace
-from outrider.control.band import MOST_SEQUENCES, RECENT, WINDOW, BandController
+from outrider.control.heuristics import MOST_SEQUENCES, RECENT, WINDOW, BandController
 
 
 def band(*, k: int = 8, min_k: int = 1, target: float = 0.7) -> BandController:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doubles.rig import Rig
 from doubles.toy_hybrid import ToyHybrid
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 

@@ -10,8 +10,8 @@ import pytest
 from checks.controllers import trace
 from doubles.toy_machine import ToyMachine
 from outrider.control.exploration import SWEEP_ROUNDS
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import TOGETHER, GoodputController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.estimate.cost import CostTable, Curve
 

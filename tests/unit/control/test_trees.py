@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.controllers import trace
-from outrider.control.band import BandController
 from outrider.control.goodput import GoodputController
-from outrider.control.slo import SloController
+from outrider.control.heuristics import BandController, SloController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
 from outrider.estimate.cost import CostTable, Curve

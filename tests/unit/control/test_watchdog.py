@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checks.controllers import trace
 from checks.effort import examples
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.control.watchdog import (
     FADE,
     FIRST_REST,

@@ -10,9 +10,8 @@ from checks.engine import PROMPT, greedy, plain
 from checks.state import VOCAB
 from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.control.band import BandController
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
+from outrider.control.heuristics import BandController, FixedController
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
@@ -27,8 +26,8 @@ from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
+from outrider.verify.exact import TokenRule
 from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
 
 
 def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:

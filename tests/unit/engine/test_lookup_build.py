@@ -11,8 +11,8 @@ from checks.engine import PROMPT, greedy, plain
 from checks.state import VOCAB
 from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.control.fixed import FixedController
 from outrider.control.goodput import GoodputController
+from outrider.control.heuristics import FixedController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig

@@ -17,7 +17,7 @@ from outrider.core.rng import KeyedNoise
 from outrider.core.sampling import Laws
 from outrider.kernels import registry
 from outrider.kernels.pointwise.torch import argmax
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import TokenRule
 
 VOCAB = 5
 Form = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -24,8 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 from outrider.core.rng import inverse_cdf
 from outrider.core.sampling import PLAIN, Laws, Sampling, leftover, processed_probs
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import IMPLEMENTATIONS, kernels_named, randn
 
 # About lanes, blocks of sums and blocks of exponentials, and a vocabulary of no round size.

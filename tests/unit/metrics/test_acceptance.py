@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.budget import RoundTrace
-from outrider.metrics.acceptance import (
+from outrider.metrics.summary import (
     SpecMetrics,
     acceptance_histogram,
     position_counts,
     spec_metrics,
+    summarise,
 )
-from outrider.metrics.summary import summarise
 
 ROUND = RoundTrace(
     seq_id=0,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.metrics.latency import (
+from outrider.metrics.summary import (
     inter_token_latencies,
     percentile,
     round_latencies,

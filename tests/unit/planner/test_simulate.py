@@ -11,7 +11,7 @@ from doubles.invented_costs import calibration, drafter
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens
-from outrider.metrics.intervals import seconds, shared_seconds
+from outrider.metrics.timeline import seconds, shared_seconds
 from outrider.planner.simulate import simulate
 from outrider.planner.simulate_chance import Chance
 from outrider.planner.simulate_costs import JobCosts

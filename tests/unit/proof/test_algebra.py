@@ -19,7 +19,7 @@ from outrider.proof.case_table import FIXED, chain, generated
 from outrider.proof.check import Effort
 from outrider.proof.plain_law import plain_law
 from outrider.proof.samplers import Sampler, exact_samplers
-from outrider.verify.table import rule_for
+from outrider.verify.rules import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
 

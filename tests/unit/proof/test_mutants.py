@@ -63,7 +63,7 @@ def test_parity_catches_what_the_engine_does_wrong() -> None:
 
 
 def test_what_cannot_be_planted_is_not_caught() -> None:
-    stale = Mutant("stale", "outrider.verify.token", "no such text", "")
+    stale = Mutant("stale", "outrider.verify.exact", "no such text", "")
     found = attempt(stale, lambda: ("algebra", "never asked"))
     assert found.caught_by is None
     assert found.obstacle is not None
@@ -86,19 +86,19 @@ def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Chec
 
 @pytest.mark.weights
 def test_an_uncaught_bug_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    harmless = Mutant("harmless", "outrider.verify.token", "if total > 0", "if total > 1e-300")
+    harmless = Mutant("harmless", "outrider.verify.exact", "if total > 0", "if total > 1e-300")
     monkeypatch.setattr("outrider.proof.mutants.catch_by_algebra", lambda: (None, ""))
     check = check_of(monkeypatch, (DECISIONS[0], harmless))
     assert check.holds is False
     assert check.summary == "0 of 2 caught"
-    assert "harmless (outrider.verify.token): not caught" in check.problems
+    assert "harmless (outrider.verify.exact): not caught" in check.problems
 
 
 @pytest.mark.weights
 def test_an_unplanted_bug_is_not_checked_rather_than_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stale = Mutant("stale", "outrider.verify.token", "no such text", "")
+    stale = Mutant("stale", "outrider.verify.exact", "no such text", "")
     check = check_of(monkeypatch, (DECISIONS[0], stale))
     assert check.holds is None
     assert check.summary == "1 of 2 caught: 1 by algebra"

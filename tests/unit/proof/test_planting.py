@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from outrider.proof.planting import CannotPlantError, Mutant, planted
-from outrider.verify import token
-from outrider.verify.token import residual
+from outrider.verify import exact as token
+from outrider.verify.exact import residual
 
 MUTANT = Mutant(
-    "residual is p", "outrider.verify.token", "= leftover(law, proposal)", "= law.clone(), 1.0"
+    "residual is p", "outrider.verify.exact", "= leftover(law, proposal)", "= law.clone(), 1.0"
 )
 P_V = torch.tensor([0.5, 0.5])
 Q_V = torch.tensor([1.0, 0.0])
@@ -81,7 +81,7 @@ def test_methods_are_found_by_their_class() -> None:
 
 @pytest.mark.parametrize("old", ["no such text", "return", "torch import Tensor"])
 def test_a_bug_that_does_not_fit_is_refused(old: str) -> None:
-    mutant = Mutant("stale", "outrider.verify.token", old, f"{old}  ")
+    mutant = Mutant("stale", "outrider.verify.exact", old, f"{old}  ")
     with pytest.raises(CannotPlantError), planted(mutant):
         pytest.fail("it was planted")
     assert not is_planted()

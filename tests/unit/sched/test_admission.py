@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sched.admission import Limits, num_admissible
+from outrider.sched.jobs import Limits, num_admissible
 
 needs = st.lists(st.integers(1, 20), max_size=8)
 

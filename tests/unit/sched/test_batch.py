@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from checks.controllers import trace
-from outrider.sched.batch import NUM_PASSES, BatchLimit
+from outrider.sched.batch_limit import NUM_PASSES, BatchLimit
 
 
 def play(

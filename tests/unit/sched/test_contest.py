@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from doubles.job_traces import trace
-from outrider.sched.contest import FIRST, LONG_AGO, Contest
+from outrider.sched.overlap import FIRST, LONG_AGO, Contest
 
 
 @dataclass

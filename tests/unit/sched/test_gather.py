@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.job_traces import trace
-from outrider.sched.gather import LONG_AGO, Gathering, StageSeconds
-from outrider.sched.jobs import Pool, Stage, Work
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import LaneSizes, Pool, Stage, Work
+from outrider.sched.overlap import FORGOTTEN_AFTER, Gathering, StageSeconds
 
 VERIFY, DECODE = "verify", "decode"
 
@@ -52,7 +51,7 @@ def test_a_line_tells_what_a_job_takes_whoever_it_is_for() -> None:
 def test_sizes_that_were_not_seen_for_long_do_not_bend_the_line() -> None:
     seconds = StageSeconds()
     seconds.add(1, 9.0)
-    for size in (2, 4) * (LONG_AGO // 2):
+    for size in (2, 4) * (FORGOTTEN_AFTER // 2):
         assert seconds.longest(1) == 9.0
         seconds.add(size, float(size))
     assert seconds.fixed() == pytest.approx(0)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from doubles.job_traces import trace
 from doubles.lanes import Arrival, Lanes, Ran
 from outrider.core.config import EngineConfig
-from outrider.sched.draft_ahead import DraftAheadLanes
-from outrider.sched.jobs import Job, Pool, Schedule, Stage, Work
-from outrider.sched.prefill_decode import PrefillDecode
-from outrider.sched.prefill_draft_verify import PrefillDraftVerify
-from outrider.sched.table import schedule_for
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import Job, LaneSizes, Pool, Schedule, Stage, Work
+from outrider.sched.schedules import (
+    DraftAheadLanes,
+    PrefillDecode,
+    PrefillDraftVerify,
+    schedule_for,
+)
 
 DRAFTS = tuple(Work(i, Stage.DRAFT, 1) for i in (1, 2))
 VERIFIES = (Work(3, Stage.VERIFY, 1), Work(4, Stage.VERIFY, 6))

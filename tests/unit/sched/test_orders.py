@@ -10,7 +10,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
 from outrider.sched.jobs import LaneOrder, Pool, Stage, Work
-from outrider.sched.orders import (
+from outrider.sched.lane_order import (
     DRAFTS_FIRST,
     VERDICTS_FIRST,
     DepthOrder,

@@ -7,7 +7,7 @@ import pytest
 from outrider.sched import pace as module
 from outrider.sched.jobs import Job, Pool, Stage, Work
 from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, PromptPace
-from outrider.sched.single import SingleLane
+from outrider.sched.schedules import SingleLane
 
 CHUNK_SECONDS = 0.2
 

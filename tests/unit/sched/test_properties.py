@@ -13,8 +13,7 @@ from checks.effort import examples
 from checks.lanes import check_long_prompt, check_short_prompts
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.schedules import SCHEDULES
-from outrider.sched.jobs import Job, Stage
-from outrider.sched.works import LaneSizes
+from outrider.sched.jobs import Job, LaneSizes, Stage
 
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)
 arrivals = st.lists(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sched.jobs import Job, Pool, Stage, Work
-from outrider.sched.works import chunks, job_of, rounds, shares
+from outrider.sched.jobs import Job, Pool, Stage, Work, chunks, job_of, rounds, shares
 
 needs = st.lists(st.integers(2, 40), min_size=1, max_size=8)
 

@@ -10,7 +10,7 @@ import torch
 
 from doubles.kinds import close_to, stored
 from doubles.rig import Request, Rig, first_maximum
-from outrider.control.fixed import FixedController
+from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams

@@ -15,7 +15,7 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.rng import KeyedNoise
 from outrider.core.sampling import Laws
 from outrider.verify.lossy import LossyRule, Offer, above, among_top, in_nucleus, typical
-from outrider.verify.table import rule_for
+from outrider.verify.rules import rule_for
 
 LAW = (0.1, 0.4, 0.1, 0.3, 0.1, 0.0)
 NOISE = KeyedNoise(0, 0, 1)

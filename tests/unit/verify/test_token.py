@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from checks.law import Weights, normal
-from outrider.verify.token import residual
+from outrider.verify.exact import residual
 
 weights = st.tuples(*[st.integers(0, 8)] * 4).filter(any)
 

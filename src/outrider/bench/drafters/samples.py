@@ -19,8 +19,7 @@ from outrider.bench.quiet import Neighbours
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
-from outrider.metrics.acceptance import position_counts
-from outrider.metrics.summary import Stats, summarise
+from outrider.metrics.summary import Stats, position_counts, summarise
 
 Texts = tuple[tuple[int, ...], ...]
 # Tokens that a contestant writes untimed, to warm up.

@@ -1,7 +1,7 @@
 """What a run under load came to: one set of numbers, each computed from requests and their rounds.
 
 - ITL is the inter-token latency: every token's share of its round, without the first round
-  (metrics/latency.py). Its percentiles are over all tokens of all requests.
+  (metrics/summary.py). Its percentiles are over all tokens of all requests.
 - TTFT goes from a request's arrival to its first token, end-to-end to its last one.
 - A round latency is the pause between two arrivals of tokens, as a reader sees it.
 - Cumulative token time is the time from a request's arrival to each of its tokens. It is no latency
@@ -24,7 +24,7 @@ from itertools import chain
 from outrider.api.result import GenerationResult
 from outrider.bench.load.drive import Run, Served
 from outrider.core.budget import RoundTrace
-from outrider.metrics.latency import inter_token_latencies, percentile, round_latencies
+from outrider.metrics.summary import inter_token_latencies, percentile, round_latencies
 
 _NANO = 9
 

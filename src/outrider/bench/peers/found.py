@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.bench.peers.contestants import Contestant
-from outrider.metrics.latency import inter_token_latencies
+from outrider.metrics.summary import inter_token_latencies
 
 # A contestant at a temperature.
 Entry = tuple[Contestant, float]

@@ -17,7 +17,7 @@ from outrider.bench.interval import ratio_of_medians
 from outrider.bench.peers.contestants import DRAFTERS, OURS
 from outrider.bench.peers.found import Entry, Found, Place, Run
 from outrider.bench.race import Score
-from outrider.metrics.latency import percentile
+from outrider.metrics.summary import percentile
 
 
 def summary(found: Found, stop_ids: Sequence[int]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from outrider.bench.sweep_summary import Cell, cell_dict, cell_of, flat_row, los
 from outrider.bench.sweeps.axes import CONCURRENCY, OF_WAYS
 from outrider.bench.sweeps.scenes import FIELDS, named
 from outrider.core.settings import SETTINGS
-from outrider.metrics.latency import percentile
+from outrider.metrics.summary import percentile
 
 _CONFIG = tuple(item.name for item in fields(BenchmarkConfig) if item.name != "others")
 _AXIS_OF: Mapping[str, str] = {field: axis for axis, field in FIELDS.items()}

@@ -1,7 +1,7 @@
 """The portfolio's model: how deep it would pay to ask it, and asking it without trusting it.
 
 It says nothing of a draft before it has paid for it, so what it brings is foretold from how its
-drafts were accepted (control/acceptance.py), and its time from its last ones (pace.py). One that
+drafts were accepted (estimate/acceptance.py), and its time from its last ones (pace.py). One that
 was not asked for long is asked for some short drafts, since texts change.
 """
 
@@ -11,11 +11,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.control.acceptance import Acceptance
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.drafters.portfolio.pace import ROW_COST, Pace
+from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.theory import prefix_products
 
 _log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.control.acceptance import Acceptance
 from outrider.core.draft import Draft
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 from outrider.drafters.offers import LEAST_KEPT, NO_OFFER, Offer
+from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.theory import prefix_products
 
 # Places that are told apart; those behind them are kept as the last one is.

@@ -1,6 +1,6 @@
 """How captured rounds draw and judge, in plain tensor operators: the definition.
 
-What is decided is what verify/token.py and verify/block.py decide with the same numbers, row by row
+What is decided is what verify/exact.py and verify/exact.py decide with the same numbers, row by row
 up to its own depth; what lies behind is neither judged nor kept. Greedy rows are judged beside
 sampled ones.
 
@@ -111,13 +111,13 @@ def judge_greedy(logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
 
 
 def token_rule(offer: Offer) -> tuple[Tensor, Tensor | None]:
-    """As verify/token.py."""
+    """As verify/exact.py."""
     chance_BK = ratios(offer.tokens_BK, offer.q_BKV, offer.p_BWV)
     return kept_prefix((chance_BK >= 1) | (offer.coins_BK < chance_BK), offer.depth_B), None
 
 
 def block_rule(offer: Offer) -> tuple[Tensor, Tensor | None]:
-    """As verify/block.py."""
+    """As verify/exact.py."""
     p_BWV, q_BKV, depth_B = offer.p_BWV, offer.q_BKV, offer.depth_B
     shares = [torch.ones_like(offer.next_BW[:, 0])]
     for ratio_B in ratios(offer.tokens_BK, q_BKV, p_BWV).unbind(-1):

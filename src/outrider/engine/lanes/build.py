@@ -24,9 +24,9 @@ from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.single import SingleLane
-from outrider.sched.works import DECODE, PREFILL, VERIFY
-from outrider.verify.table import rule_for
+from outrider.sched.jobs import DECODE, PREFILL, VERIFY
+from outrider.sched.schedules import SingleLane
+from outrider.verify.rules import rule_for
 
 _log = logging.getLogger(__name__)
 

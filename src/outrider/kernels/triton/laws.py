@@ -195,7 +195,7 @@ class TritonLaws:
         *,
         block: bool = True,
     ) -> None:
-        """The block rule, or the token rule, on B chains (verify/block.py, verify/token.py).
+        """The block rule, or the token rule, on B chains (verify/exact.py, verify/exact.py).
 
         `p` has shape BWV: row n is the target's law after n drafted tokens. `q` has shape BKV; None
         says that drafted tokens were chosen deterministically, and then the token rule judges.

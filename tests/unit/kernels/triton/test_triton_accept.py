@@ -21,8 +21,7 @@ from outrider.core.rng import KeyedNoise, Role
 from outrider.core.sampling import Laws
 from outrider.kernels.triton import laws as laws_module
 from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
-from outrider.verify.block import BlockRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
 

@@ -9,10 +9,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.verify import lossy
-from outrider.verify.block import BlockRule
-from outrider.verify.coupled import CoupledRule
-from outrider.verify.match import MatchRule
-from outrider.verify.token import TokenRule
+from outrider.verify.exact import BlockRule, TokenRule
+from outrider.verify.match import CoupledRule, MatchRule
 
 # Each takes the operators that it judges with; the last two compare nothing, they draw.
 EXACT: Mapping[str, Callable[[Sampling], AcceptanceRule]] = {

@@ -16,8 +16,7 @@ from math import ceil, isqrt
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
-from outrider.sched.jobs import JobObserver, LaneOrder, Pool
-from outrider.sched.works import DECODE, PREFILL, VERIFY
+from outrider.sched.jobs import DECODE, PREFILL, VERIFY, JobObserver, LaneOrder, Pool
 
 DRAFTS_FIRST = (DECODE, VERIFY)
 VERDICTS_FIRST = (VERIFY, DECODE)

@@ -1,0 +1,211 @@
+"""Speculative speculation: while one lane verifies, another drafts for the likely verdicts.
+
+The verdict that comes is looked up among those foreseen (drafters/ahead/); a hit has its next draft
+ready. New drafts go first on the decode lane: the target waits for them, while what is done ahead
+has the time of a verification.
+
+Where drafting ahead takes longer than that, or slows the target down, a round in turns may be over
+sooner; then nothing is drafted ahead (contest.py). Groups that were parted meet again (gather.py).
+
+Two lanes: one reads prompts, the other drafts and verifies in one job.
+
+A long prompt holds nobody up, and the two share the machine instead of a pass.
+
+Three lanes: prompts are read, drafts made and drafts verified side by side, each of others.
+
+With few requests there is nothing to do side by side, and a second job a round only costs: then the
+decode lane drafts and verifies in one job, as with two lanes. The number of live requests decides,
+with some hysteresis, at every job, so it may change in the middle of a request.
+
+With more of them it depends on the machine. Two groups side by side read the weights twice, and may
+share one memory. So lanes that were separated are joined where that makes rounds shorter
+(contest.py), and groups go on together where that saves more than it hides (gather.py).
+
+One lane: every job is a whole round of all that decode, with prompt chunks beside it.
+
+Sequences that already decode always take part, so a long prompt cannot hold them up for more than
+one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read in the
+pass of its first round.
+
+Schedules and lane orders by the names that settings give them.
+"""
+
+from __future__ import annotations
+
+from outrider.core.budget import JobTrace
+from outrider.core.config import EngineConfig
+from outrider.sched.jobs import (
+    DECODE,
+    PREFILL,
+    VERIFY,
+    Job,
+    LaneSizes,
+    Pool,
+    Schedule,
+    Stage,
+    Work,
+    beside,
+    chunks,
+    job_of,
+    rounds,
+    shares,
+)
+from outrider.sched.overlap import Contest, Gathering
+
+# Hits and misses take turns, and a draft that nobody foresaw always takes the same.
+AHEAD_TRIAL_TURNS = (8, 1)
+# What is guessed from slows itself down: drafting ahead and verifying may share a memory.
+AHEAD_DOUBTFUL = 1.3
+
+
+class DraftAheadLanes:
+    """`always` drafts ahead, however long that takes."""
+
+    lanes = (DECODE, VERIFY, PREFILL)
+
+    def __init__(self, sizes: LaneSizes, *, always: bool = False) -> None:
+        self._sizes, self._always = sizes, always
+        self._groups = Gathering(sizes)
+        self._contest = Contest(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
+
+    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+        in_turns = not self._is_ahead(num_live)
+        if lane != PREFILL and self._groups.holds(lane, pool, in_turns=in_turns):
+            return job_of(self._ahead(pool, num_live)) if lane == DECODE else None
+        if lane != DECODE:
+            return beside(lane, pool, self._sizes)
+        return job_of(pool.draft[: self._sizes.decode] or self._ahead(pool, num_live))
+
+    def observe(self, trace: JobTrace) -> None:
+        self._groups.observe(trace)
+        self._contest.observe(trace, self._groups.in_turns(trace.num_live))
+
+    def _ahead(self, pool: Pool, num_live: int) -> tuple[Work, ...]:
+        return pool.ahead if self._is_ahead(num_live) else ()
+
+    def _is_ahead(self, num_live: int) -> bool:
+        return self._always or self._contest.way(num_live) == 0
+
+
+class PrefillDecode:
+    """`chunk` prompt tokens at most, of `prefill_batch` prompts, in one pass of the prefill lane;
+    rounds of `batch` sequences on the other."""
+
+    lanes = (DECODE, PREFILL)
+
+    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
+        self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
+
+    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+        del num_live
+        if lane == PREFILL:
+            return job_of(chunks(pool, self._chunk, self._prefill_batch))
+        return job_of(rounds(pool.draft[: self._batch]))
+
+
+# Requests fewer than the threshold at which the lanes are joined again.
+HYSTERESIS = 1
+# Groups are of unequal sizes, and a round in one job always takes the same.
+PDV_TRIAL_TURNS = (2, 1)
+# After a trial groups have to find themselves again, so there must be some hope.
+PDV_DOUBTFUL = 1.05
+
+
+class PrefillDraftVerify:
+    """Up to `threshold` live requests draft and verify in one job; one more separates the lanes,
+    unless that does not pay, until there are fewer than `threshold`. 0 keeps them separate."""
+
+    lanes = (DECODE, VERIFY, PREFILL)
+
+    def __init__(self, sizes: LaneSizes, *, threshold: int = 3) -> None:
+        self._sizes, self._threshold = sizes, threshold
+        self._separate = threshold == 0
+        self._groups = Gathering(sizes)
+        self._contest = Contest(PDV_TRIAL_TURNS, doubtful=PDV_DOUBTFUL)
+
+    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+        self._separate = self._is_separate(num_live)
+        separate = self._separate and (not self._threshold or self._contest.way(num_live) == 0)
+        if separate and lane != PREFILL and self._groups.holds(lane, pool):
+            return None
+        if lane != DECODE:
+            return beside(lane, pool, self._sizes)
+        waiting = pool.draft[: self._sizes.decode]
+        if not separate:
+            return job_of(rounds(waiting))
+        half = -(-len(pool.draft) // 2)
+        return job_of(waiting[:half] if self._groups.parts(pool) else waiting)
+
+    def observe(self, trace: JobTrace) -> None:
+        self._groups.observe(trace)
+        if self._separate:
+            self._contest.observe(trace, self._groups.in_turns(trace.num_live))
+
+    def _is_separate(self, num_live: int) -> bool:
+        if num_live > self._threshold:
+            return True
+        return self._separate and num_live > self._threshold - HYSTERESIS
+
+
+class SingleLane:
+    """Draft and verify fused. `chunk` prompt tokens at most, of `prefill_batch` prompts, in one
+    target pass beside the rounds of `batch` sequences."""
+
+    lanes = ("main",)
+
+    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
+        self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
+
+    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+        del lane, num_live
+        waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
+        decoding = list(pool.draft[: self._batch])
+        reads: list[Work] = []
+        for work in shares(pool, self._chunk, self._prefill_batch):
+            is_rest = work.num_tokens == waiting[work.seq_id]
+            if is_rest and len(decoding) < self._batch:
+                decoding.append(work)
+            else:  # without a round, the pending token is not read
+                reads.append(Work(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
+        return job_of([*rounds(decoding), *reads])
+
+
+def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
+    """The schedule that `config` means.
+
+    Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto` keeps
+    one lane. Drafting ahead pays where the draft model has a memory or cores of its own.
+    """
+    if config.schedule != "auto":
+        return config.schedule
+    elsewhere = "auto" not in (config.device, config.drafter_device)
+    elsewhere = elsewhere and config.device != config.drafter_device
+    apart = config.drafter_home == "process" or elsewhere
+    drafts = has_draft and config.k > 0 and config.drafter in ("auto", "model")
+    return "ssd" if apart and drafts else "single"
+
+
+def schedule_for(config: EngineConfig) -> Schedule:
+    """That of a configuration whose schedule is resolved."""
+    batch = config.batch_size
+    sizes = LaneSizes(
+        chunk=config.prefill_chunk,
+        prefill=config.prefill_batch or batch,
+        decode=config.decode_batch or batch,
+        verify=config.verify_batch or batch,
+    )
+    match config.schedule:
+        case "pd":
+            return PrefillDecode(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
+        case "pdv":
+            return PrefillDraftVerify(sizes, threshold=config.hybrid_threshold)
+        case "ssd":
+            return DraftAheadLanes(sizes, always=_always_ahead(config))
+        case _:
+            return SingleLane(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
+
+
+def _always_ahead(config: EngineConfig) -> bool:
+    """Who forces hits studies drafting ahead. Seconds a turn tell which way is better only if both
+    bring the same: with another fallback than jit a miss is not drafted for by the draft model."""
+    return config.force_hits >= 0 or config.fallback != "jit" or config.hybrid_threshold == 0
