@@ -11,16 +11,33 @@ from outrider.cli.explain_published import (
     DRAFT_TIMES,
     KS,
     PREDICTED,
-    alpha_of,
     rows,
-    with_hits,
 )
-from outrider.estimate.theory import expected_tokens, speed_up
+from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 from outrider.planner.ahead import hide_limit
 
 PAGE = Document.named("published-tables.md")
 PROSE = PAGE.prose
 SMALL, LARGE = DRAFT_TIMES["8B/1B"], DRAFT_TIMES["70B/1B"]
+
+
+def alpha_of(k: int, tokens: float) -> float:
+    """The acceptance that makes rounds of `k` emit `tokens`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, k) < tokens else (low, middle)
+    return low
+
+
+def with_hits(pair: str, p_hit: float) -> list[float]:
+    """The model's speed-up at each K where a hit and a miss emit alike and a miss costs T_SD."""
+    found: list[float] = []
+    for k, draft_time in zip(KS, DRAFT_TIMES[pair], strict=True):
+        tokens = expected_tokens(ALPHA, k)
+        times = AheadTimes(p_hit, tokens, tokens, ahead=draft_time, fallback=draft_time)
+        found.append(times.speed)
+    return found
 
 
 def test_a_draft_pass_takes_about_the_same_at_every_k() -> None:

@@ -20,7 +20,6 @@ DOMAINS = ("code", "maths", "conversation", "summarization", "translation", "ret
 # For drafters that copy from the text: prompts that begin a copy of themselves, and prompts whose
 # words come once. They are asked for by name, and are no part of any mixture.
 ECHO, ADVERSARIAL = "echo", "adversarial"
-EXTREMES = (ECHO, ADVERSARIAL)
 # Code, maths and conversation in turns.
 MIXED = "mixed"
 SUMMARIZE = "\n\nSummarize the above article:"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.cli.explain_page import Explanation, Numbers, Step
-from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
+from outrider.estimate.theory import expected_tokens, speed_up
 
 ALPHA = 0.9
 KS = (2, 4, 6, 8, 10, 12)
@@ -74,25 +74,6 @@ def rows() -> list[Published]:
 def draft_time_of(tokens: float, gain: float) -> float:
     """T with `gain` = `tokens` / (1 + T)."""
     return tokens / gain - 1
-
-
-def alpha_of(k: int, tokens: float) -> float:
-    """The acceptance that makes rounds of `k` emit `tokens`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(middle, k) < tokens else (low, middle)
-    return low
-
-
-def with_hits(pair: str, p_hit: float) -> list[float]:
-    """The model's speed-up at each K where a hit and a miss emit alike and a miss costs T_SD."""
-    found: list[float] = []
-    for k, draft_time in zip(KS, DRAFT_TIMES[pair], strict=True):
-        tokens = expected_tokens(ALPHA, k)
-        times = AheadTimes(p_hit, tokens, tokens, ahead=draft_time, fallback=draft_time)
-        found.append(times.speed)
-    return found
 
 
 def published(_: Numbers) -> Explanation:

@@ -87,11 +87,6 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
-def check_regular(path: Path) -> None:
-    """Raises OSError unless `path` is a regular file; for libraries that open files by name."""
-    open_regular(path).close()
-
-
 def read_bytes(path: Path, kind: Kind) -> bytes:
     """All of a file. Raises OSError if it cannot be read, or has more than its kind may."""
     with open_regular(path) as stream:

@@ -95,13 +95,6 @@ def _check(family: Family, drawn: list[PairTrials], effort: Effort) -> Check:
     )
 
 
-def false_alarms(seeds: Sequence[int], num_draws: int) -> int:
-    """How many seeds the ensemble would fail although nothing is wrong: first tokens of the six
-    pairs, `num_draws` each, by the token rule with a generator of that seed."""
-    values_SP = null_p_values(seeds, num_draws)
-    return int((values_SP.amin(-1) < threshold(len(PAIRS))).sum())
-
-
 def null_p_values(seeds: Sequence[int], num_draws: int) -> Tensor:
     """The six pairs' p-values for each seed, of shape SP."""
     laws = [tuple(table_VV[START] for table_VV in pair.tables()) for pair in PAIRS]

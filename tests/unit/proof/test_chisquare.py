@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
-from outrider.proof.ensemble import false_alarms, null_p_values
+from outrider.proof.ensemble import null_p_values
 from outrider.proof.pairs import PAIRS
 
 
@@ -52,7 +52,9 @@ def test_runs_are_tested_one_by_one() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [50, pytest.param(1_000, marks=pytest.mark.deep)])
 def test_the_ensemble_raises_no_alarm(num_seeds: int) -> None:
-    assert false_alarms(range(num_seeds), 10_000) == 0
+    """First tokens of the six pairs by the token rule, with a generator of each seed."""
+    values_SP = null_p_values(range(num_seeds), 10_000)
+    assert float(values_SP.amin()) >= threshold(len(PAIRS))
 
 
 def test_p_values_of_a_right_rule_are_uniform() -> None:

@@ -181,7 +181,6 @@ class AheadDrafter:
         began = self._clock()
         texts = {row.seq_id: text for row in rows if (text := self._text(row)) is not None}
         trunks = self._trunks.read([row for row in rows if row.seq_id in texts], texts, fan_out)
-        read = self._clock()
         rankings = [rank(t.logits_NV, t.draft, t.row.params.temperature) for t in trunks]
         trees: list[Tree] = []
         for trunk, ranking in zip(trunks, rankings, strict=True):
@@ -193,9 +192,7 @@ class AheadDrafter:
             foreseen = Foreseen(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
             self._table.put(trunk.row.seq_id, foreseen)
         self._count(trunks, trees, num_nodes)
-        self._stats.trunk_seconds += read - began
         ended = self._clock()
-        self._stats.tree_seconds += ended - read
         estimates = self._fallback.estimates
         saved = estimates.hits.value * estimates.jit_seconds.value
         self._pace.observe(ended - began, rows[0].window, saved)
@@ -203,7 +200,6 @@ class AheadDrafter:
     def _count(self, trunks: Sequence[Trunk], trees: Sequence[Tree], num_nodes: int) -> None:
         self._stats.num_prepared += len(trunks)
         self._stats.num_branches += sum(len(tree.branches) for tree in trees)
-        self._stats.num_trunk_tokens += sum(trunk.num_tokens for trunk in trunks)
         self._stats.num_tree_nodes += num_nodes
 
     def _look(self, row: DraftRow, asked: float) -> _Look:

@@ -28,10 +28,10 @@ class AheadStats:
 
     `looks` are all look-ups; `by_accepted` the same by how many tokens the verdict had accepted;
     `bonus` those after a draft that was accepted whole. `num_made_good` hits were forced and not
-    really found. `num_prepared` is how many rounds something was prepared for, `num_trunk_tokens`
-    and `num_tree_nodes` what the draft model was fed for that, `trunk_seconds` and `tree_seconds`
-    the time it took. `recovered_ranks` and `bonus_ranks` say how often the target's own token was
-    the i-th of the draft model's list; their last entry counts those beyond it.
+    really found. `num_prepared` is how many rounds something was prepared for, `num_tree_nodes`
+    what the draft model was fed for their trees. `recovered_ranks` and `bonus_ranks` say how often
+    the target's own token was the i-th of the draft model's list; their last entry counts those
+    beyond it.
     """
 
     looks: Looks = field(default_factory=Looks)
@@ -40,10 +40,7 @@ class AheadStats:
     num_made_good: int = 0
     num_prepared: int = 0
     num_branches: int = 0
-    num_trunk_tokens: int = 0
     num_tree_nodes: int = 0
-    trunk_seconds: float = 0.0
-    tree_seconds: float = 0.0
     recovered_ranks: tuple[int, ...] = ()
     bonus_ranks: tuple[int, ...] = ()
 

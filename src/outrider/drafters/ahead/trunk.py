@@ -29,7 +29,6 @@ class Trunk:
 
     row: AheadRow
     root: int
-    num_tokens: int
     num_branches: int
     logits_NV: Tensor
 
@@ -69,9 +68,7 @@ class Trunks:
             step, end = feed.step, start + feed.step.num_logits
             self._jit.note(step.seq_id, step.tokens)
             logits_NV = logits_MV[start:end]
-            trunks.append(
-                Trunk(feed.row, step.logits_from, len(step.tokens), feed.num_branches, logits_NV)
-            )
+            trunks.append(Trunk(feed.row, step.logits_from, feed.num_branches, logits_NV))
             start = end
         return trunks
 
