@@ -41,6 +41,8 @@ KNOWN = frozenset(
     (
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + _SPACES,
         r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+        # Of the embedded pair.
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+" + _SPACES,
         # cl100k and what became of it: Llama 3, Qwen, and their descendants.
         *(
             f"{_CONTRACTIONS}|{_WORD}|{digits}{_SIGNS}{_LINES}"
