@@ -68,14 +68,22 @@ def attempt(compiler: str | None, cache_dir: Path | None) -> Built:
     return built_kernels(compiler, cache_dir)
 
 
-def later_process(compiler: str, cache_dir: Path) -> str:
-    """What a process finds there, and finds again: "loaded", or why not."""
+def later_process(compiler: str, *cache_dirs: Path) -> str:
+    """What a process finds in each, and finds again: "loaded", or why not."""
     program = (
-        "import sys, pathlib, tempfile; tempfile.tempdir = sys.argv[3];"
+        "import sys, pathlib, tempfile; tempfile.tempdir = sys.argv[2];"
         "from outrider.kernels.build import built_kernels;"
-        "built = [built_kernels.__wrapped__(sys.argv[1], pathlib.Path(sys.argv[2])) for _ in '12'];"
-        "print({'loaded' if one.library else one.refusal for one in built}.pop())"
+        "dirs = [pathlib.Path(one) for one in sys.argv[3:] for _ in '12'];"
+        "built = [built_kernels.__wrapped__(sys.argv[1], one) for one in dirs];"
+        "print(*{'loaded' if one.library else one.refusal for one in built}, sep='; ')"
     )
-    command = [sys.executable, "-c", program, compiler, str(cache_dir), tempfile.gettempdir()]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        compiler,
+        tempfile.gettempdir(),
+        *map(str, cache_dirs),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return result.stdout.strip()

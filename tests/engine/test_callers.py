@@ -311,6 +311,7 @@ def _use(call: Any, told: Any) -> None:
         told.put("not refused")
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_gets_an_error_and_the_parent_goes_on(llm: LLM) -> None:

@@ -76,7 +76,7 @@ def test_greedy_tokens_equal_plain_decoding(
         {"prefill_chunk": 7},
         {"fused_round": False},
         {"batched_verify": False},
-        {"schedule": "pdv"},
+        pytest.param({"schedule": "pdv"}, marks=pytest.mark.deep),  # test_drafter_matrix.py has it
         {"arena_tokens": 256, "page_size": 16, "reserve": 0.0},
         {"controller": "band", "k": 3},
     ],
@@ -104,7 +104,9 @@ def test_text_that_the_seed_determines(
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(CHAIN, marks=pytest.mark.deep), TREE], ids=["chain", "tree"]
+)
 def test_a_seeded_text_does_not_depend_on_its_batch(
     config: EngineConfig, folders: Mapping[str, Path]
 ) -> None:
@@ -116,7 +118,7 @@ def test_a_seeded_text_does_not_depend_on_its_batch(
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.deep), 3])
 def test_lite_drafts_without_weights(batch_size: int, plain: list[tuple[int, ...]]) -> None:
     llm = LLM(config=EngineConfig(drafter="eagle-lite", batch_size=batch_size))
     assert texts(llm, GREEDY) == plain

@@ -75,7 +75,9 @@ def plain() -> tuple[list[list[int]], list[tuple[int, ...]]]:
     return prompts, texts
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.wide if "process" in way else ()) for way in WAYS]
+)
 def test_every_token_comes_whatever_drafts(
     plain: tuple[list[list[int]], list[tuple[int, ...]]], way: str
 ) -> None:
@@ -93,7 +95,16 @@ def test_an_arena_of_one_window_is_enough(
     assert found == expected
 
 
-@pytest.mark.parametrize("config", [{}, {"schedule": "ssd"}, {"tree_nodes": 12}, {"k": 30}])
+# Trees and long drafts end at the target's window above; here at the draft model's.
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"schedule": "ssd"},
+        pytest.param({"tree_nodes": 12}, marks=pytest.mark.deep),
+        pytest.param({"k": 30}, marks=pytest.mark.deep),
+    ],
+)
 def test_a_draft_model_with_a_shorter_window_drafts_as_far_as_it_reaches(
     plain: tuple[list[list[int]], list[tuple[int, ...]]], config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -29,7 +29,11 @@ def test_a_cached_branch_keeps_the_law() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [TokenRule(), pytest.param(BlockRule(), marks=pytest.mark.deep)],
+    ids=lambda rule: rule.name,
+)
 def test_so_do_branches_of_two_nodes(rule: TokenRule | BlockRule) -> None:
     assert True in check_law_ahead(TOP_K, replace(ONE_EACH, k=2), rule)
 
@@ -59,7 +63,7 @@ def test_with_forced_hits(share: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [0.0, pytest.param(0.3, marks=pytest.mark.deep)])
 def test_with_saguaro_sampling(weight: float) -> None:
     check_saguaro_is_exact(weight)
 
