@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.core.errors import ConfigError
-from outrider.estimate.cost import Curve
+from outrider.estimate.cost import Curve, curve_of
 from outrider.estimate.theory import RoundLaw
 
 SCHEMA = "outrider-calibration/1"
@@ -123,7 +123,7 @@ class Calibration:
             if record.pop("schema") != SCHEMA:
                 raise ConfigError("the calibration is of another version.", hint=_HINT)
             target, drafters = record.pop("target"), record.pop("drafters")
-            target["rows"] = _curve(target["rows"])
+            target["rows"] = curve_of(target["rows"])
             found = tuple(_drafter(one) for one in drafters)
             return cls(target=PassCosts(**target), drafters=found, **record)
         except ConfigError:
@@ -135,7 +135,7 @@ class Calibration:
 
 
 def _drafter(record: dict[str, Any]) -> DrafterCosts:
-    record["draft"] = tuple((int(count), _curve(curve)) for count, curve in record["draft"])
+    record["draft"] = tuple((int(count), curve_of(curve)) for count, curve in record["draft"])
     record["places"] = _counts(record["places"])
     record["requests"] = tuple(_counts(places) for places in record["requests"])
     record["laws"] = tuple(_law(law) for law in record["laws"])
@@ -150,7 +150,3 @@ def _law(record: Mapping[str, Any]) -> RoundLaw:
 
 def _counts(places: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:
     return tuple(PlaceCount(**place) for place in places)
-
-
-def _curve(record: Mapping[str, Sequence[Sequence[float]]]) -> Curve:
-    return Curve(tuple((float(x), float(seconds)) for x, seconds in record["points"]))

@@ -34,7 +34,7 @@ import json
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
@@ -128,9 +128,9 @@ class CostTable:
         """What `to_json` wrote. Raises ConfigError if this is something else."""
         try:
             record = json.loads(text)
-            drafts = [(int(count), _curve(curve)) for count, curve in record["drafts"]]
+            drafts = [(int(count), curve_of(curve)) for count, curve in record["drafts"]]
             shared = float(record["overhead"]), float(record["host"])
-            return cls(_curve(record["target"]), tuple(drafts), *shared)
+            return cls(curve_of(record["target"]), tuple(drafts), *shared)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no table of costs: {error}.", hint=_HINT) from error
 
@@ -138,7 +138,7 @@ class CostTable:
 _HINT = "measure anew: run without a stored table of costs"
 
 
-def _curve(record: dict[str, Sequence[Sequence[float]]]) -> Curve:
+def curve_of(record: Mapping[str, Sequence[Sequence[float]]]) -> Curve:
     return Curve(tuple((float(x), float(seconds)) for x, seconds in record["points"]))
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.native import SUFFIXES, NativeOps, Pass
+from outrider.kernels.native import SUFFIXES, NativeOps, Pass, pointer
 from outrider.kernels.packed import PackedLinear
 from outrider.kernels.plan import PackedPlan
 
@@ -197,7 +197,7 @@ class NativeForward:
             ops.team,
             *ops.functions(),
             parts.embedding_VD.data_ptr(),
-            _pointer(parts.final_norm_D),
+            pointer(parts.final_norm_D),
             _linear(parts.head, None),
             parts.cos_TH.data_ptr(),
             parts.sin_TH.data_ptr(),
@@ -257,8 +257,8 @@ def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:
     return _Layer(
         layer.attention_norm_D.data_ptr(),
         _linear(layer.qkv, layer.qkv_bias_E),
-        _pointer(layer.q_norm_H),
-        _pointer(layer.k_norm_H),
+        pointer(layer.q_norm_H),
+        pointer(layer.k_norm_H),
         _linear(layer.out, layer.out_bias_D),
         layer.ffn_norm_D.data_ptr(),
         _linear(layer.gate_up, layer.gate_up_bias_2F),
@@ -271,8 +271,8 @@ def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:
 def _entrance(entrance: Entrance) -> _Entrance:
     join = entrance.join
     return _Entrance(
-        _pointer(entrance.token_norm_D),
-        _pointer(entrance.state_norm_D),
+        pointer(entrance.token_norm_D),
+        pointer(entrance.state_norm_D),
         _Linear() if join is None else _linear(join, entrance.join_bias_D),
         entrance.states_ND.data_ptr(),
         entrance.pair_N2D.data_ptr(),
@@ -283,8 +283,4 @@ def _entrance(entrance: Entrance) -> _Entrance:
 
 
 def _linear(packed: PackedLinear, bias: Tensor | None) -> _Linear:
-    return _Linear(packed.call, packed.pointer, _pointer(bias))
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    return _Linear(packed.call, packed.pointer, pointer(bias))

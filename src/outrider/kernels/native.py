@@ -276,13 +276,13 @@ class NativeOps:
         self._pass = self.blank(row_size, k_GSD, plan.page_size)
         self._pass.num_tokens = plan.num_tokens
         self._pass.num_page_columns = plan.pages_BP.shape[1]
-        self._pass.positions = _address(plan.positions_N)
-        self._pass.slots = _address(plan.slots_N)
-        self._pass.seq = _address(plan.seq_N)
-        self._pass.visible = _address(plan.visible_N)
-        self._pass.pages = _address(plan.pages_BP)
-        self._pass.extra_offsets = _address(plan.extra_offsets_N1)
-        self._pass.extra_slots = _address(plan.extra_slots_E)
+        self._pass.positions = pointer(plan.positions_N)
+        self._pass.slots = pointer(plan.slots_N)
+        self._pass.seq = pointer(plan.seq_N)
+        self._pass.visible = pointer(plan.visible_N)
+        self._pass.pages = pointer(plan.pages_BP)
+        self._pass.extra_offsets = pointer(plan.extra_offsets_N1)
+        self._pass.extra_slots = pointer(plan.extra_slots_E)
         self._pass_address = ctypes.addressof(self._pass)
         self._plan, self._strides = plan, strides
         return self._pass_address
@@ -311,5 +311,5 @@ class NativeOps:
         return address(self._rope_append), address(self._attention)
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

@@ -19,8 +19,8 @@ from outrider.bench.report.reading import doubts, origin_of
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part, Table
 from outrider.bench.sweep_results import K_SWEEP, SWEEP, ResultsFolder, Schema
-from outrider.bench.sweep_summary import Cell, Spread, cells, summary
-from outrider.bench.sweeps.report import sections
+from outrider.bench.sweep_summary import Cell, cells, summary
+from outrider.bench.sweeps.report import sections, spread_text
 from outrider.bench.sweeps.summary import axes_in, points
 from outrider.bench.sweeps.summary import summary as grid_summary
 from outrider.core.errors import ContractError
@@ -173,17 +173,10 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(cell.k) if cell.k else "plain",
         str(cell.num_samples),
         str(cell.num_failures),
-        _spread(cell.tokens_per_second, 1),
+        spread_text(cell.tokens_per_second, 1),
         "1" if cell.k == 0 else "-" if cell.speedup is None else spoken(cell.speedup),
         "" if claim is None else claim.verdict,
-        _spread(cell.acceptance, 1, scale=100),
+        spread_text(cell.acceptance, 1, scale=100),
         "-" if cell.tokens_per_round is None else f"{cell.tokens_per_round:.2f}",
-        _spread(cell.latency_ms, 1),
+        spread_text(cell.latency_ms, 1),
     )
-
-
-def _spread(spread: Spread | None, digits: int, *, scale: float = 1) -> str:
-    if spread is None:
-        return "-"
-    std = "" if spread.std is None else f" ± {scale * spread.std:.{digits}f}"
-    return f"{scale * spread.mean:.{digits}f}{std}"

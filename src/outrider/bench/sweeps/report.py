@@ -8,7 +8,7 @@ from typing import cast
 
 from outrider.bench.config import Plain
 from outrider.bench.interval import MIN_PAIRS, Ratio
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, number
 from outrider.bench.presets import Reference
 from outrider.bench.quiet import said_of
 from outrider.bench.sweep_results import ResultsFolder
@@ -128,9 +128,9 @@ def _row(point: Point, axes: Sequence[str], *, loops: bool) -> tuple[str, ...]:
         spread_text(cell.tokens_per_second, 1),
         "1" if point.is_plain else _ratio(point.ratio),
         spread_text(cell.acceptance, 1, scale=100),
-        _number(cell.tokens_per_round, 2),
-        _number(cell.verify_ms and cell.verify_ms.mean, 3),
-        *((_number(value, 1) for value in times) if loops else ()),
+        number(cell.tokens_per_round, 2),
+        number(cell.verify_ms and cell.verify_ms.mean, 3),
+        *((number(value, 1) for value in times) if loops else ()),
     )
 
 
@@ -146,7 +146,7 @@ def _by_axis(axis: str, rows: Sequence[Marginal]) -> Section:
                 f"{one.mean:.2f}",
                 f"{one.least:.2f}",
                 f"{one.most:.2f}",
-                _number(one.acceptance and 100 * one.acceptance, 1),
+                number(one.acceptance and 100 * one.acceptance, 1),
                 str(one.num_gains),
                 str(one.num_losses),
             )
@@ -192,8 +192,8 @@ def _references(listed: Sequence[Reference]) -> Section:
             one.pair,
             one.device,
             one.setting,
-            _number(one.tokens_per_second, 2),
-            _number(one.acceptance and 100 * one.acceptance, 1),
+            number(one.tokens_per_second, 2),
+            number(one.acceptance and 100 * one.acceptance, 1),
             one.note,
         )
         for one in listed
@@ -218,7 +218,3 @@ def spread_text(spread: Spread | None, digits: int, *, scale: float = 1) -> str:
         return "-"
     std = "" if spread.std is None else f" ± {scale * spread.std:.{digits}f}"
     return f"{scale * spread.mean:.{digits}f}{std}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError, NumericsError
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.kernels.trees.native import NativeTrees
+from outrider.kernels.trees.native import NativeTrees, is_plain
 
 
 def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
@@ -60,27 +60,27 @@ class _NativeSampling:
         self._room_V = torch.empty(0)
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
-        if not (_plain(logits_NV) and _plain(out_NV)):
+        if not (is_plain(logits_NV) and is_plain(out_NV)):
             return PLAIN.softmax(logits_NV, temperature, out_NV)
         num_rows, size = logits_NV.shape
         logits, out = logits_NV.data_ptr(), out_NV.data_ptr()
         return self._softmax(self._team, logits, temperature, out, num_rows, size)
 
     def top_k(self, logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
-        if not (_plain(logits_NV) and _plain(out_NV)):
+        if not (is_plain(logits_NV) and is_plain(out_NV)):
             return PLAIN.top_k(logits_NV, k, out_NV)
         num_rows, size = logits_NV.shape
         logits, out = logits_NV.data_ptr(), out_NV.data_ptr()
         return self._top_k(self._team, logits, k, out, num_rows, size)
 
     def keep_likely(self, probs_NV: Tensor, top_p: float, min_p: float) -> None:
-        if not _plain(probs_NV):
+        if not is_plain(probs_NV):
             return PLAIN.keep_likely(probs_NV, top_p, min_p)
         num_rows, size = probs_NV.shape
         return self._keep_likely(self._team, probs_NV.data_ptr(), top_p, min_p, num_rows, size)
 
     def pick(self, weights_V: Tensor, uniform: float) -> int:
-        if not _plain(weights_V):
+        if not is_plain(weights_V):
             return PLAIN.pick(weights_V, uniform)
         index = self._pick(self._team, weights_V.data_ptr(), uniform, weights_V.shape[0])
         if index < 0:
@@ -91,7 +91,7 @@ class _NativeSampling:
         self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
     ) -> tuple[Tensor, float]:
         certain = isinstance(proposal, int)
-        if not (_plain(p_V) and (certain or _plain(proposal))):
+        if not (is_plain(p_V) and (certain or is_plain(proposal))):
             return PLAIN.leftover(p_V, proposal, share)
         size = p_V.shape[0]
         if self._room_V.shape[0] != size:
@@ -104,7 +104,7 @@ class _NativeSampling:
 
 def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
     """Read where they lie: a call of PyTorch for so few numbers is most of its own cost."""
-    if not _plain(probs_NV):
+    if not is_plain(probs_NV):
         return PLAIN.masses(probs_NV, tokens)
     start, row = probs_NV.data_ptr(), probs_NV.shape[-1]
     if len(tokens) > probs_NV.shape[0]:
@@ -113,7 +113,3 @@ def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
         raise ContractError("a token lies outside its row")
     places = [start + 4 * (node * row + token) for node, token in enumerate(tokens)]
     return [c_float.from_address(place).value for place in places]
-
-
-def _plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
