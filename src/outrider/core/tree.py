@@ -134,10 +134,10 @@ def chain_shape(depth: int) -> Shape:
     return Shape(tuple(range(ROOT, depth - 1)), (0,) * depth, (1.0,) * depth)
 
 
-def fill_rows(num_nodes: int, most: int, tile: int = ROW_TILE) -> int:
+def fill_rows(num_nodes: int, most: int) -> int:
     """At least `num_nodes`, and as many more, up to `most`, as fill the last tile of rows; one row
     is the pending token's. What a pass costs grows by whole tiles."""
-    rows = -(-(num_nodes + 1) // tile) * tile
+    rows = -(-(num_nodes + 1) // ROW_TILE) * ROW_TILE
     return max(min(rows - 1, most), 0)
 
 

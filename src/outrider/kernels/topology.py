@@ -33,6 +33,6 @@ def cache_bytes() -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def last_cache_bytes(unknown: int = 32 << 20) -> int:
-    """Of the largest cache; `unknown` where the system does not tell."""
-    return max(cache_bytes().values(), default=unknown)
+def last_cache_bytes() -> int:
+    """Of the largest cache; 32 MiB where the system does not tell."""
+    return max(cache_bytes().values(), default=32 << 20)

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from outrider.proof.chisquare import FAMILY_LEVEL, p_value, p_values, threshold
-from outrider.proof.ensemble import null_p_values
-from outrider.proof.pairs import PAIRS
+from outrider.proof.pairs import PAIRS, START, VOCAB
+from outrider.verify.batched import ChainNumbers, judge_chains, pick
+
+
+def null_p_values(seeds: Sequence[int], num_draws: int) -> Tensor:
+    """The six pairs' p-values for each seed, of shape SP."""
+    laws = [tuple(table_VV[START] for table_VV in pair.tables()) for pair in PAIRS]
+    counts_PSV = torch.zeros(len(PAIRS), len(seeds), VOCAB, dtype=torch.int64)
+    for run, seed in enumerate(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        for place, (p_V, q_V) in enumerate(laws):
+            uniforms_4B = torch.rand(4, num_draws, generator=generator, dtype=torch.float64)
+            first_B = _first_tokens(p_V, q_V, uniforms_4B)
+            counts_PSV[place, run] = torch.bincount(first_B, minlength=VOCAB)
+    tested = zip(counts_PSV, laws, strict=True)
+    return torch.stack([p_values(counts_SV, p_V) for counts_SV, (p_V, _) in tested], -1)
+
+
+def _first_tokens(p_V: Tensor, q_V: Tensor, uniforms_4B: Tensor) -> Tensor:
+    """What rounds of one draft emit first, by the token rule."""
+    num_draws = uniforms_4B.shape[1]
+    tokens_B1 = pick(q_V.expand(num_draws, -1), uniforms_4B[0])[:, None]
+    numbers = ChainNumbers(uniforms_4B[1, :, None], uniforms_4B[2:].T)
+    q_BKV = q_V.expand(num_draws, 1, -1)
+    p_BWV = p_V.expand(num_draws, 2, -1)
+    verdict = judge_chains(tokens_B1, q_BKV, p_BWV, numbers)
+    return torch.where(verdict.num_accepted_B > 0, tokens_B1[:, 0], verdict.next_B)
 
 
 @given(st.integers(10, 400), st.integers(10, 400), st.integers(10, 400))
