@@ -30,7 +30,7 @@ from outrider.core.rng import KeyedNoise, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.reading import read_pass
-from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels, choose
 from outrider.verify.rules import rule_for
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta.plan import StateShape
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -43,9 +43,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.kernels.bandwidth import ceilings
-from outrider.kernels.ceiling import Reader
-from outrider.kernels.topology import hardware_threads
+from outrider.kernels.bandwidth import Reader, ceilings
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

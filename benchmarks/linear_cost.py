@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from outrider.bench.provenance import provenance, write_json
-from outrider.kernels.ceiling import Reader
+from outrider.kernels.bandwidth import Reader
 from outrider.kernels.registry import choose
 
 ROWS = (1, 4, 8, 16)

@@ -21,7 +21,7 @@ from common import options_of, reported
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.engine.engine import Engine
-from outrider.kernels.round import Decided, NativeRounds
+from outrider.kernels.native.rounds import Decided, NativeRounds
 from outrider.models.llama import LlamaModel
 
 CELLS = (("none", 0), ("ngram", 4), ("ngram", 8), ("model", 4), ("model", 8))

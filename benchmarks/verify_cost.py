@@ -43,9 +43,9 @@ from torch import Tensor
 
 from outrider.core.protocols import StepRow
 from outrider.core.spec import StateRoom
-from outrider.kernels.ceiling import Reader
+from outrider.kernels.bandwidth import Reader
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
-from outrider.kernels.topology import hardware_threads
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve

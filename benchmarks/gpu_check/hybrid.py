@@ -25,8 +25,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.spec import StateRoom
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
-from outrider.kernels.delta.plan import Run, StateShape
-from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape, torch_delta
 from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -56,7 +55,7 @@ def run(setting: Setting, record: dict[str, Any]) -> None:
 def _kernels(setting: Setting, record: dict[str, Any]) -> None:
     try:
         from outrider.kernels.triton.delta_ops import TritonDelta
-        from outrider.kernels.triton.room import Room as Scratch
+        from outrider.kernels.triton.scratch import Room as Scratch
         from outrider.kernels.triton.trial import delta_alike
     except ImportError as error:
         if setting.on_cuda:

@@ -19,11 +19,10 @@ from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
 from outrider.engine.captured.passes import PageTables, chains_plan
-from outrider.kernels.attention.torch import TorchAttention
-from outrider.kernels.linear.quantised import TorchQuantised
-from outrider.kernels.linear.torch import TorchLinear, pack_plain
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.pointwise import torch as pointwise
+from outrider.kernels.reference import pointwise
+from outrider.kernels.reference.attention import TorchAttention
+from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain
 
 # Largest error as a share of the largest value: what rounding the inputs of a product leaves.
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}
@@ -60,7 +59,7 @@ def _ops(setting: Setting) -> Callable[[str], Any]:
     """Operators by scheme. Imported here: Triton comes with PyTorch for CUDA alone."""
     try:
         from outrider.kernels.triton.ops import TritonOps
-        from outrider.kernels.triton.room import Room
+        from outrider.kernels.triton.scratch import Room
     except ImportError as error:
         raise SkippedError(f"Triton cannot be imported: {error}") from error
     room = Room(setting.device)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.kernels import build
-from outrider.kernels.build import Built, built_kernels
+from outrider.kernels.native import build
+from outrider.kernels.native.build import Built, built_kernels
 
 SOURCES = Path(build.__file__).parent / "csrc"
 
@@ -72,7 +72,7 @@ def later_process(compiler: str, *cache_dirs: Path) -> str:
     """What a process finds in each, and finds again: "loaded", or why not."""
     program = (
         "import sys, pathlib, tempfile; tempfile.tempdir = sys.argv[2];"
-        "from outrider.kernels.build import built_kernels;"
+        "from outrider.kernels.native.build import built_kernels;"
         "dirs = [pathlib.Path(one) for one in sys.argv[3:] for _ in '12'];"
         "built = [built_kernels.__wrapped__(sys.argv[1], one) for one in dirs];"
         "print(*{'loaded' if one.library else one.refusal for one in built}, sep='; ')"

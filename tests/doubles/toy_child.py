@@ -25,7 +25,7 @@ from outrider.core.rng import inverse_cdf
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.options import ChildOptions
-from outrider.kernels.pointwise import torch as pointwise
+from outrider.kernels.reference import pointwise
 
 NAP_SECONDS = 0.4
 

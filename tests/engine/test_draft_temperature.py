@@ -14,8 +14,8 @@ from outrider.core.budget import Budget
 from outrider.core.env import cache_folder, compiler
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.build import built_kernels
-from outrider.kernels.round import Decided, NativeRounds, RoundRow
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.rounds import Decided, NativeRounds, RoundRow
 
 pytestmark = pytest.mark.weights
 

@@ -19,7 +19,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.rng import philox_uniform
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.build import built_kernels
+from outrider.kernels.native.build import built_kernels
 from outrider.models.llama import LlamaModel
 
 pytestmark = pytest.mark.weights

@@ -24,7 +24,7 @@ from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.build import built_kernels
+from outrider.kernels.native.build import built_kernels
 from outrider.models.llama import LlamaModel
 
 pytestmark = pytest.mark.weights

@@ -21,9 +21,8 @@ from outrider.core.params import SamplingParams
 from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
-from outrider.kernels.build import built_kernels
-from outrider.kernels.round import NativeRounds
-from outrider.kernels.round_memory import Feed, Lane
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.rounds import Feed, Lane, NativeRounds
 from outrider.models.llama import LlamaModel
 from outrider.state.paged_kv import PagedKV
 

@@ -9,9 +9,9 @@ import pytest
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core import env
 from outrider.core.tree_nodes import TreeLimits
-from outrider.kernels.build import built_kernels
-from outrider.kernels.round_memory import Feed
-from outrider.kernels.trees.drafts import Grown, NativeTreeDrafts
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.rounds import Feed
+from outrider.kernels.native.trees import Grown, NativeTreeDrafts
 
 
 @pytest.mark.slow

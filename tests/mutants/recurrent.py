@@ -5,7 +5,7 @@ from __future__ import annotations
 from checks.recurrent import recurrent_beginnings, recurrent_forks, recurrent_rounds
 from mutants.planting import Mutant
 
-DELTA = "outrider.kernels.delta.torch"
+DELTA = "outrider.kernels.reference.delta"
 HYBRID = "outrider.state.hybrid"
 RECURRENT = "outrider.state.recurrent"
 STAGING = "outrider.state.staging"

@@ -23,8 +23,7 @@ from outrider.bench.comm_peer import HERE, READY, Exercise, do, place_of
 from outrider.bench.quiet import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.kernels.cpu import num_physical_cores
-from outrider.kernels.topology import hardware_threads
+from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.ranks import Ranks

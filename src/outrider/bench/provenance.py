@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from outrider.core.files import Kind, read_text
-from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.native.cpu import num_physical_cores
 
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 

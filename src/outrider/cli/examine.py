@@ -25,10 +25,10 @@ from outrider.core.errors import MachineError, OutriderError
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.bandwidth import Ceiling, ceilings
-from outrider.kernels.build import COMPILERS, trusted_folders
-from outrider.kernels.measured import forget
+from outrider.kernels.native.build import COMPILERS, trusted_folders
+from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
-from outrider.kernels.topology import hardware_threads
 from outrider.models.loading import DTYPES, pick_device, resolve
 from outrider.models.names import ALIASES
 from outrider.state.capacity import free_bytes, total_bytes

@@ -24,7 +24,7 @@ def start_logging(program: ProgramConfig) -> None:
     logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
     if sys.stderr.isatty():
         # The first run compiles, which takes a while; whoever waits is told.
-        logging.getLogger("outrider.kernels.build").setLevel(logging.INFO)
+        logging.getLogger("outrider.kernels.native.build").setLevel(logging.INFO)
     for note in notes_on(variables_with(VARIABLES_OF_OTHERS)):
         logging.getLogger(__name__).warning(note)
 

@@ -5,7 +5,7 @@ arXiv 2406.16858). A level has only nodes whose children may still be among the 
 one is known when the level has been read. Of equal nodes those found first are the worthier, so
 parents come before children and, of equal tokens, those with the lower id come first.
 
-This is the definition; kernels/trees/native.py does the same in C++.
+This is the definition; kernels/native/trees.py does the same in C++.
 
 Shapes:  V = vocabulary, M = nodes of a level, R = ranks.
 """

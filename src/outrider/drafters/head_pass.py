@@ -1,8 +1,8 @@
 """A pass of a block, or a whole draft, as one native call: what MTP and EAGLE share on CPUs.
 
 Both are a layer of a Llama behind an entrance where a token meets the state before it
-(kernels/forward.py). Where there is no native library, or a block has another layer, the nets run
-operator by operator, which is the definition.
+(kernels/native/forward.py). Where there is no native library, or a block has another layer, the
+nets run operator by operator, which is the definition.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          D = hidden size, K = depth of the deepest draft, B = texts.
@@ -23,10 +23,9 @@ from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growing import GrowingChain, Growth
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.hidden_chain import Part, target_states
-from outrider.kernels.chains import ChainRow, NativeChains
-from outrider.kernels.forward import Entrance, ForwardParts, NativeForward
+from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
+from outrider.kernels.native.rounds import ChainRow, Feed, NativeChains, RoundModel
 from outrider.kernels.registry import Kernels
-from outrider.kernels.round_memory import Feed, RoundModel
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 

@@ -16,9 +16,9 @@ from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.growing_tree import chosen_draft, tree_limits
 from outrider.drafters.head_pass import HeadPass
 from outrider.drafters.hidden_chain import Part, target_states
-from outrider.kernels.forward import NativeForward
-from outrider.kernels.round_memory import Feed, RoundModel
-from outrider.kernels.trees.drafts import Grown, NativeTreeDrafts, most_fed
+from outrider.kernels.native.forward import NativeForward
+from outrider.kernels.native.rounds import Feed, RoundModel
+from outrider.kernels.native.trees import Grown, NativeTreeDrafts, most_fed
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LlamaModel
 

@@ -26,9 +26,16 @@ from outrider.engine.clamp import clamp
 from outrider.engine.round import Chunk
 from outrider.engine.settle import PassTimes, Settled, settle
 from outrider.engine.stages import Stages
-from outrider.kernels.forward import NativeForward
-from outrider.kernels.round import RULES, Decided, NativeRounds, RoundRow, RoundVerdict
-from outrider.kernels.round_memory import Feed, RoundModel
+from outrider.kernels.native.forward import NativeForward
+from outrider.kernels.native.rounds import (
+    RULES,
+    Decided,
+    Feed,
+    NativeRounds,
+    RoundModel,
+    RoundRow,
+    RoundVerdict,
+)
 from outrider.models.llama import LlamaModel
 
 _log = logging.getLogger(__name__)

@@ -27,23 +27,19 @@ from outrider.core import env
 from outrider.core.errors import ContractError
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.accept.torch import verify_prefix
-from outrider.kernels.attention.torch import TorchAttention
-from outrider.kernels.build import built_kernels
-from outrider.kernels.contests import kind_answer, thread_answer
-from outrider.kernels.delta.native import NativeDelta
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells, DeltaWeights, torch_delta
-from outrider.kernels.forward import Forward, ForwardParts, NativeForward
-from outrider.kernels.kinds import RULE, refused_kinds
-from outrider.kernels.linear.quantised import TorchQuantised
-from outrider.kernels.linear.quantised_native import NativeQuantised
-from outrider.kernels.linear.torch import TorchLinear, pack_plain, pack_tiled
-from outrider.kernels.measured import Timing
-from outrider.kernels.native import SUFFIXES, NativeOps, join_lane
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
-from outrider.kernels.pointwise import torch as pointwise
-from outrider.kernels.sampling.native import native_sampling
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.cpu import RULE, refused_kinds
+from outrider.kernels.native.delta import NativeDelta
+from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
+from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
+from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.sampling import native_sampling
+from outrider.kernels.native.tuning import Timing, kind_answer, thread_answer
+from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.reference import pointwise
+from outrider.kernels.reference.attention import TorchAttention
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, torch_delta
+from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain, pack_tiled
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
@@ -311,9 +307,9 @@ def _triton(
     has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
     from outrider.kernels.triton.delta_ops import TritonDelta
-    from outrider.kernels.triton.eager import EagerLaws
+    from outrider.kernels.triton.launchers import EagerLaws
     from outrider.kernels.triton.ops import TritonOps
-    from outrider.kernels.triton.room import Room
+    from outrider.kernels.triton.scratch import Room
     from outrider.kernels.triton.trial import rows_alike
 
     room = Room(device)

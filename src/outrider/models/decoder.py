@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec, StateRoom
-from outrider.kernels.forward import Forward
+from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig

@@ -27,9 +27,8 @@ from torch import Tensor
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.forward import Forward
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.native.forward import Forward
+from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.gemm_shape import GemmShape

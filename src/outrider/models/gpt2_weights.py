@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.models.gpt2_config import GPT2Config
 from outrider.models.weight_reader import WeightReader
 

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.native.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
+from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.compacting import compact
 from outrider.models.decoder import Passes, Room, Scratch

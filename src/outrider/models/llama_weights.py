@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.forward import LayerWeights
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.plan import PackedLinear
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.parallel.shard import WHOLE, Share
 from outrider.models.rope import turning_order

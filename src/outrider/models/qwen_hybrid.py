@@ -2,7 +2,7 @@
 
 A layer is  x += mix(norm(x))  and then  x += feed(norm(x)). An attending layer turns a part of each
 head only, and scales what its heads find by a sigmoid of a gate. A recurrent layer is a gated delta
-rule (kernels/delta/torch.py) whose output is normed per head and scaled by silu(z):
+rule (kernels/reference/delta.py) whose output is normed per head and scaled by silu(z):
 
     c, z, b, a = first(x);   o = delta(silu(conv(c)), b, a);   x += out(norm(o) * silu(z)).
 
@@ -27,8 +27,8 @@ from torch import Tensor
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.delta.torch import by_row
 from outrider.kernels.plan import PackedPlan
+from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.llama_weights import Tables

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
-from outrider.kernels.delta.plan import StateShape
+from outrider.kernels.reference.delta import StateShape
 from outrider.models.config_keys import (
     CONTRADICTION,
     MAX_LAYERS,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta.torch import DeltaWeights
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.delta import DeltaWeights
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import Experts, QwenHybridConfig
 from outrider.models.qwen_moe import DenseWeights, MixtureWeights

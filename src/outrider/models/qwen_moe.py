@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_rows
-from outrider.kernels.delta.torch import by_row
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.qwen_hybrid_config import Experts
 

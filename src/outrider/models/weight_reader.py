@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.spec import ModelSpec
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.weights import HEAD, Weights

@@ -25,7 +25,7 @@ from outrider.core.rng import ROOT, DrawNode, Noise, pick_node
 from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.reading import read_pass
-from outrider.kernels.pointwise.torch import argmax
+from outrider.kernels.reference.pointwise import argmax
 from outrider.proof.plain_law import plain_law
 
 Weights = tuple[int, ...]

@@ -16,7 +16,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
-from outrider.kernels.pointwise.torch import argmax
+from outrider.kernels.reference.pointwise import argmax
 from outrider.models.fake import Script, ScriptedLM
 from outrider.proof.cases import Text
 from outrider.proof.plain_law import plain_law

@@ -12,7 +12,7 @@ from outrider.core.logits import Shaper
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.engine.reading import read_pass
-from outrider.kernels.pointwise.torch import argmax
+from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.proof.check import Check, Part

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import RLock
 
-from outrider.kernels.delta.plan import StateCell
+from outrider.kernels.reference.delta import StateCell
 from outrider.state.cells import CellPool
 
 Beginning = tuple[int, ...]

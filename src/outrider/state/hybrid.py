@@ -24,8 +24,7 @@ from torch import Tensor
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import StateRoom
-from outrider.kernels.delta.plan import InputCell, Run, StateCell, StateShape
-from outrider.kernels.delta.torch import Cells
+from outrider.kernels.reference.delta import Cells, InputCell, Run, StateCell, StateShape
 from outrider.state.capacity import states_that_fit
 from outrider.state.cells import CellPool
 from outrider.state.checkpoints import Checkpoints

@@ -35,7 +35,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
-from outrider.kernels.huge_pages import zeros
+from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
 from outrider.state.columns import Columns, PageTable
 from outrider.state.pages import PagePool

@@ -8,7 +8,7 @@ pass does those to the old state first, which it reads anyway.
 Nothing else is needed for the law of `commit`: a state that was not kept can be had by reading the
 text again from one that was, so any token can be returned to, at the price of time.
 
-Shapes are those of kernels/delta/plan.py; nothing here touches a tensor.
+Shapes are those of kernels/reference/delta.py; nothing here touches a tensor.
 """
 
 from __future__ import annotations

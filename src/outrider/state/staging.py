@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
-from outrider.kernels.delta.plan import Run
 from outrider.kernels.plan import PackedPlan
+from outrider.kernels.reference.delta import Run
 from outrider.state.recurrent import RecurrentSequence, Wants
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from outrider.kernels.delta.plan import StateShape
+from outrider.kernels.reference.delta import StateShape
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope

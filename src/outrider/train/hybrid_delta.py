@@ -1,6 +1,6 @@
 """The gated delta rule over whole windows, a chunk at a time, so that training is matrix products.
 
-Token by token (kernels/delta/torch.py) the state S of a value head goes
+Token by token (kernels/reference/delta.py) the state S of a value head goes
 
     S <- a S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.kernels.delta.torch import NORM_EPS
+from outrider.kernels.reference.delta import NORM_EPS
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.hybrid_config import attending_sizes
 from outrider.train.hybrid_delta import chunked_delta

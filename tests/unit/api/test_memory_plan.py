@@ -24,7 +24,7 @@ from outrider.api.memory_plan import fitted
 from outrider.api.pair_plan import PairPlan, plan_pair
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.kernels import huge_pages
+from outrider.kernels.native import cpu as huge_pages
 from outrider.models.llama import LlamaModel
 from outrider.state import capacity
 from outrider.state.capacity import Limit, free_bytes, limits, total_bytes

@@ -19,7 +19,9 @@ from outrider.cli.session import TOLD_BY_NOTES
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """What commands change of it, as on a terminal, is put back."""
-    loggers = [logging.getLogger(name) for name in (*TOLD_BY_NOTES, "outrider.kernels.build")]
+    loggers = [
+        logging.getLogger(name) for name in (*TOLD_BY_NOTES, "outrider.kernels.native.build")
+    ]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):

@@ -13,7 +13,7 @@ from doubles.command_line import Command
 from outrider.cli import examine
 from outrider.core.errors import MachineError
 from outrider.kernels.bandwidth import Ceiling
-from outrider.kernels.measured import Answer, Timing
+from outrider.kernels.native.tuning import Answer, Timing
 from outrider.kernels.registry import Choice, Kernels, choose
 
 pytestmark = pytest.mark.weights

@@ -190,7 +190,7 @@ def test_hostile_json_is_refused(text: str, reason: str) -> None:
 # Who reads without `core/files.py`, and why.
 EXCEPTIONS = {
     ("bench/workloads.py", "read_text"): "prompts of this package",
-    ("kernels/build.py", "read_bytes"): "sources of this package, and what it compiled",
+    ("kernels/native/build.py", "read_bytes"): "sources of this package, and what it compiled",
     ("models/weights.py", "safe_open"): "behind check_header",
     ("train/checkpoint.py", "safe_open"): "behind check_header",
     ("train/laws.py", "memmap"): "made by this run",

@@ -28,8 +28,8 @@ from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted
 from outrider.drafters.model_tree import ModelTreeDrafter
 from outrider.drafters.tree_pass import ModelTrees, head_trees, model_trees
 from outrider.drafters.trees import pick_in_tree
+from outrider.kernels.native.trees import Grown
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.trees.drafts import Grown
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.delta.plan import Run, StateShape
-from outrider.kernels.delta.torch import Cells, DeltaWeights
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape
 from outrider.kernels.registry import Delta
 
 SHAPE = StateShape(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.kernels.build import built_kernels
+from outrider.kernels.native.build import built_kernels
 from outrider.kernels.registry import Kernels, choose
 
 CPU = torch.device("cpu")

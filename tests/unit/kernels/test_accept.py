@@ -16,7 +16,7 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.rng import KeyedNoise
 from outrider.core.sampling import Laws
 from outrider.kernels import registry
-from outrider.kernels.pointwise.torch import argmax
+from outrider.kernels.reference.pointwise import argmax
 from outrider.verify.exact import TokenRule
 
 VOCAB = 5

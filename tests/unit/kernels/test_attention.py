@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.kernels.attention.torch import TorchAttention
+from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.registry import Kernels
 from unit.kernels.implementations import (
     DTYPES,

@@ -27,9 +27,9 @@ from doubles.posing_compiler import (
     script,
 )
 from outrider.core import env
-from outrider.kernels import build
-from outrider.kernels.build import built_kernels
-from outrider.kernels.native import NativeOps
+from outrider.kernels.native import build
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.ops import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
 pytestmark = pytest.mark.wide
@@ -150,7 +150,7 @@ def test_a_process_that_waits_too_long_builds_for_itself(
 def test_what_a_killed_build_left_is_swept(tmp_path: Path) -> None:
     compiler, cache_dir = empty_library(tmp_path, "sleep 60"), tmp_path / "cache"
     program = (
-        "import sys, pathlib; from outrider.kernels.build import built_kernels;"
+        "import sys, pathlib; from outrider.kernels.native.build import built_kernels;"
         "built_kernels(sys.argv[1], pathlib.Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, compiler, str(cache_dir)]
@@ -168,7 +168,7 @@ def test_what_a_killed_build_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_a_log_says_that_it_compiles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="outrider.kernels.build")
+    caplog.set_level(logging.INFO, logger="outrider.kernels.native.build")
     compiler = empty_library(tmp_path)
     attempt(compiler, tmp_path / "cache")
     assert any(message.startswith("Compiling the native kernels") for message in caplog.messages)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from outrider.core.errors import MachineError
-from outrider.kernels import ceiling
-from outrider.kernels.build import Built
-from outrider.kernels.ceiling import Reader
+from outrider.kernels import bandwidth as ceiling
+from outrider.kernels.bandwidth import Reader
+from outrider.kernels.native.build import Built
 
 
 def reader(threads: int) -> Reader:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import torch_delta
+from outrider.kernels.reference.delta import Run, torch_delta
 from outrider.kernels.registry import Delta, choose
 from unit.kernels.delta_cases import (
     HOST,

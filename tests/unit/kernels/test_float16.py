@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core import env
-from outrider.kernels import build
-from outrider.kernels.build import built_kernels
-from outrider.kernels.native import NativeOps
+from outrider.kernels.native import build
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.ops import NativeOps
 from unit.kernels.implementations import kernels_named, randn
 from unit.kernels.paged_cases import Heads, chain, make_pass
 

@@ -11,11 +11,12 @@ import torch
 
 from outrider.core import env
 from outrider.core.errors import ContractError
-from outrider.kernels import contests, kinds
-from outrider.kernels.build import built_kernels
-from outrider.kernels.contests import kind_answer
-from outrider.kernels.kinds import DOTS, TILES, VECTORS, refused_kinds
-from outrider.kernels.native import NativeOps
+from outrider.kernels.native import cpu as kinds
+from outrider.kernels.native import tuning as contests
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
+from outrider.kernels.native.ops import NativeOps
+from outrider.kernels.native.tuning import kind_answer
 from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU
 

@@ -16,24 +16,34 @@ from hypothesis import strategies as st
 
 from outrider.core import env
 from outrider.core.errors import ConfigError
-from outrider.kernels import contests, measured, registry
-from outrider.kernels.build import built_kernels
-from outrider.kernels.contests import copied, kind_answer, thread_answer
-from outrider.kernels.huge_pages import PAGE_BYTES
-from outrider.kernels.kinds import DOTS, TILES, VECTORS
-from outrider.kernels.linear.quantised_native import NativeQuantised
-from outrider.kernels.measured import (
+from outrider.kernels import registry
+from outrider.kernels.native import tuning as contests
+from outrider.kernels.native import tuning as measured
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.cpu import (
+    DOTS,
+    PAGE_BYTES,
+    TILES,
+    VECTORS,
+    cache_bytes,
+    hardware_threads,
+    last_cache_bytes,
+)
+from outrider.kernels.native.ops import NativeOps
+from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.tuning import (
     BUDGET_SECONDS,
     MARGIN,
     MAX_TURNS,
     Answer,
     Timing,
+    copied,
     decide,
     forget,
+    kind_answer,
+    thread_answer,
 )
-from outrider.kernels.native import NativeOps
 from outrider.kernels.registry import choose
-from outrider.kernels.topology import cache_bytes, hardware_threads, last_cache_bytes
 from unit.kernels.implementations import CPU, kernels_named, randn
 
 ASKED = {"choice": "loop", "library": "kernels-1", "candidates": "plain,other"}

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core import env
-from outrider.kernels import build
-from outrider.kernels.linear.quantised import (
+from outrider.kernels.native import build
+from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.linear import (
     GROUP,
     SCHEMES,
     TorchQuantised,
     quantise_groups,
     quantise_rows,
 )
-from outrider.kernels.linear.quantised_native import NativeQuantised
-from outrider.kernels.packed import PackedLinear
 from outrider.kernels.registry import Kernels, choose
 from unit.kernels.implementations import CPU, kernels_named, randn, row_choices
 
@@ -215,7 +215,7 @@ def test_a_matrix_may_be_quantised_in_parts(scheme: str, monkeypatch: pytest.Mon
     kernels = [quantised_kernels(name, scheme) for name in ("reference", "native-1")]
     weight_IO = randn(50, 200)
     whole = [side.pack(weight_IO.T).data for side in kernels]
-    monkeypatch.setattr("outrider.kernels.linear.quantised._WEIGHTS_AT_ONCE", 64)
+    monkeypatch.setattr("outrider.kernels.reference.linear._WEIGHTS_AT_ONCE", 64)
     for side, expected in zip(kernels, whole, strict=True):
         assert torch.equal(side.pack(weight_IO.T).data, expected)
 

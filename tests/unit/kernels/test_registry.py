@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.kernels import registry
-from outrider.kernels.cpu import cpu_identity, num_physical_cores
+from outrider.kernels.native.cpu import cpu_identity, num_physical_cores
 from outrider.kernels.registry import OPS, choose
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
@@ -99,5 +99,5 @@ def test_the_definition_of_a_linear_on_other_devices(dtype: torch.dtype) -> None
 def test_a_cpu_has_cores_and_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_physical_cores() >= 1
     assert cpu_identity()
-    monkeypatch.setattr("outrider.kernels.cpu._TOPOLOGY", tmp_path)
+    monkeypatch.setattr("outrider.kernels.native.cpu._TOPOLOGY", tmp_path)
     assert num_physical_cores() >= 1

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels import build, forward
-from outrider.kernels.native import Pass
-from outrider.kernels.round_memory import Memory, Round, Row
-from outrider.kernels.trees.drafts import TreeDrafts, TreeRow
-from outrider.kernels.trees.native import Tree
+from outrider.kernels.native import build, forward
+from outrider.kernels.native.ops import Pass
+from outrider.kernels.native.rounds import Memory, Round, Row
+from outrider.kernels.native.trees import Tree, TreeDrafts, TreeRow
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (

@@ -17,14 +17,15 @@ from torch import Tensor
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core import env
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.kernels import build, registry
-from outrider.kernels.build import Built, built_kernels
-from outrider.kernels.kinds import DOTS, TILES, VECTORS, refused_kinds
-from outrider.kernels.linear.quantised import SCHEMES, TorchQuantised
-from outrider.kernels.linear.quantised_native import NativeQuantised
-from outrider.kernels.measured import Answer
-from outrider.kernels.native import NativeOps
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels import registry
+from outrider.kernels.native import build
+from outrider.kernels.native.build import Built, built_kernels
+from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
+from outrider.kernels.native.ops import NativeOps
+from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.tuning import Answer
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.linear import SCHEMES, TorchQuantised
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from outrider.core import env
-from outrider.kernels import build, tiles
-from outrider.kernels.build import built_kernels
-from outrider.kernels.tiles import tiles_refusal
+from outrider.kernels.native import build
+from outrider.kernels.native import cpu as tiles
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.cpu import tiles_refusal
 
 pytestmark = pytest.mark.wide
 

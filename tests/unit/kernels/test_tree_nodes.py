@@ -15,9 +15,9 @@ from torch import Tensor
 from outrider.core.env import cache_folder, compiler
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
-from outrider.kernels.build import built_kernels
-from outrider.kernels.native import team
-from outrider.kernels.trees.native import MOST_NODES, MOST_WIDTH, NativeTrees
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.ops import team
+from outrider.kernels.native.trees import MOST_NODES, MOST_WIDTH, NativeTrees
 
 NAN, INF = float("nan"), float("inf")
 

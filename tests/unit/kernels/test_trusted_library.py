@@ -24,7 +24,7 @@ from doubles.posing_compiler import (
     names,
     num_builds,
 )
-from outrider.kernels import build
+from outrider.kernels.native import build
 
 pytestmark = pytest.mark.wide
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.models.decoder import Room
 from outrider.models.gemm import Costs, GemmModel, make_gemm, products
 from outrider.models.gemm_shape import GEMM_SHAPES, gemm_shape

@@ -14,7 +14,7 @@ from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import ROOT
 from outrider.core.spec import StateRoom
-from outrider.kernels.delta.plan import StateCell, StateShape
+from outrider.kernels.reference.delta import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.state.capacity import ARENA_SHARE, arena_slots, total_bytes

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells, DeltaInputs, recur
+from outrider.kernels.reference.delta import Cells, DeltaInputs, Run, recur
 from outrider.train.hybrid_delta import chunked_delta
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

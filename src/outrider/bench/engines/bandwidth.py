@@ -1,7 +1,7 @@
 """How long a bare read of a pair's weights takes here: the floor under every round.
 
-The read is done by one thread and by all, and the faster counts (kernels/ceiling.py); medians of a
-few turns. Only weights in this machine's own memory can be read so, by native kernels.
+The read is done by one thread and by all, and the faster counts (kernels/bandwidth.py); medians of
+a few turns. Only weights in this machine's own memory can be read so, by native kernels.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from outrider.api.llm import LLM
 from outrider.bench.engines.models import BareReads
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.errors import MachineError
-from outrider.kernels.ceiling import Reader
-from outrider.kernels.topology import hardware_threads
+from outrider.kernels.bandwidth import Reader
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.models.llama import LlamaModel
 
 _TURNS = 7

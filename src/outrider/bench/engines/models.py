@@ -6,8 +6,9 @@ is faster than one that does nothing else, and
 
     gain <= 1 / eta,    eta = (passes x T_read(target) + draft steps x T_read(draft)) / seconds,
 
-where T_read is a bare read of the weights on this machine (kernels/ceiling.py) and all else is the
-synchronous run's. Keys and values are left out, so eta is a little low and the bound a little high.
+where T_read is a bare read of the weights on this machine (kernels/bandwidth.py) and all else is
+the synchronous run's. Keys and values are left out, so eta is a little low and the bound a little
+high.
 
 SSD against SD. `estimate/theory.py` has S, the tokens in a time of T_verify; the synchronous engine
 has S_SD = E / (1 + T_SD). The prediction is S / S_SD: lanes with resources of their own. What the

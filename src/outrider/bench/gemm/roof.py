@@ -24,9 +24,9 @@ from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.record import Ceilings, ProductRow
 from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.kernels.bandwidth import ceilings
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
-from outrider.kernels.topology import hardware_threads
 from outrider.models.gemm import RandomWeights, products
 from outrider.models.gemm_shape import GemmShape
 from outrider.models.loading import pick_device

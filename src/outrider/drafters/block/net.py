@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.drafters.block.config import BlockConfig
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
 from outrider.models.weight_reader import WeightReader
 from outrider.models.weights import Weights

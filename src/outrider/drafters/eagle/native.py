@@ -1,4 +1,5 @@
-"""The pass of EAGLE heads as one native call (kernels/forward.py), where there is a native library.
+"""The pass of EAGLE heads as one native call (kernels/native/forward.py), where there is a native
+library.
 
 EAGLE 1 and 2 join token and state by fc, and attention reads the residual as it is. In EAGLE 3 the
 residual is the state, and attention reads the normed pair.
@@ -14,7 +15,7 @@ from torch import Tensor
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.parts import EagleLayer, EagleParts
 from outrider.drafters.head_pass import EntranceRoom, HeadPass, head_pass
-from outrider.kernels.forward import (
+from outrider.kernels.native.forward import (
     Attends,
     Entrance,
     ForwardBuffers,

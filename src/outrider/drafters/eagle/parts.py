@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
 from outrider.drafters.eagle.native import native_pass
 from outrider.drafters.eagle.net import EagleNet
 from outrider.drafters.eagle.parts import EagleHead, EagleLayer, EagleParts
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import WeightReader

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.drafters.medusa.config import MedusaConfig
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.models.weight_reader import WeightReader
 from outrider.models.weights import Weights
 

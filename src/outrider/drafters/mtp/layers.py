@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.delta.torch import by_row
-from outrider.kernels.forward import LayerWeights
+from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.plan import PackedPlan
+from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch
 from outrider.models.llama_config import LlamaConfig

@@ -29,7 +29,7 @@ from outrider.drafters.head_pass import EntranceRoom, HeadPass, head_pass
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
-from outrider.kernels.forward import Entrance, Forward, ForwardBuffers, ForwardParts
+from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch
 from outrider.models.heads import HeadMemory

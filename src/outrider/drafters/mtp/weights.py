@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
 from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.layers import BlockLayer, GatedLayer, LlamaLayer
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.plan import PackedLinear
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.llama_weights import read_layer
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

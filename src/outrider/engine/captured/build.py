@@ -124,8 +124,8 @@ def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
     from outrider.engine.captured.triton import TritonGreedyLaws, TritonRoundLaws
-    from outrider.kernels.triton.laws import TritonLaws
-    from outrider.kernels.triton.room import Room
+    from outrider.kernels.triton.launchers import TritonLaws
+    from outrider.kernels.triton.scratch import Room
 
     laws = TritonLaws(Room(device))
 

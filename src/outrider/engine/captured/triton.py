@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.rng import Role
 from outrider.engine.captured.accept import kept_prefix
 from outrider.engine.captured.laws import Judged, Keys, Rows
-from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
+from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
 
 
 class TritonRoundLaws:

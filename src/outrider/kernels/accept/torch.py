@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.pointwise import torch as pointwise
+from outrider.kernels.reference import pointwise
 
 
 def verify_prefix(

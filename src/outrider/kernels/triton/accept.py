@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 
 from outrider.core.rng import Role
-from outrider.kernels.triton.philox import uniform
-from outrider.kernels.triton.sampling import probability, read_law
+from outrider.kernels.triton.sampling import probability, read_law, uniform
 
 _ACCEPT = tl.constexpr(int(Role.ACCEPT))
 _NOWHERE = tl.constexpr(0x7FFFFFFF)

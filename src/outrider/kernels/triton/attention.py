@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.rounding import dot_whole, rounded
+from outrider.kernels.triton.tiles import dot_whole, rounded
 
 
 @triton.jit

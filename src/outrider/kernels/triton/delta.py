@@ -1,5 +1,5 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""The gated delta rule of one layer, in two launches: kernels/delta/torch.py defines it.
+"""The gated delta rule of one layer, in two launches: kernels/reference/delta.py defines it.
 
 `prepare_kernel`: one program takes one token and one key head with its value heads. It makes the
 convolution, the norms and the gates, and writes what cells keep of them. `recur_kernel`: one
@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.delta import torch as definition
+from outrider.kernels.reference import delta as definition
 from outrider.kernels.triton import delta_tables
 
 LINE_FIELDS = tl.constexpr(delta_tables.LINE_FIELDS)

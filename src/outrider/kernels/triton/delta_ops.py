@@ -15,13 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells, DeltaWeights
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run
 from outrider.kernels.triton import delta
 from outrider.kernels.triton.delta_tables import DeltaTables, delta_tables
-from outrider.kernels.triton.launch import cdiv, launch, power_of_two
-from outrider.kernels.triton.room import Room
-from outrider.kernels.triton.shapes import delta_columns, num_warps
+from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.tiles import cdiv, delta_columns, launch, num_warps, power_of_two
 
 
 class TritonDelta:

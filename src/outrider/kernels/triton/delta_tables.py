@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells
+from outrider.kernels.reference.delta import Cells, Run
 
 # An address and the floats of a layer there; of a row of this pass, 0 and the row's number.
 LINE_FIELDS = 2

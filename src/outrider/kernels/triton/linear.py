@@ -1,9 +1,16 @@
-# pyright: basic, reportGeneralTypeIssues=false
 """out (+)= round(x) W^T, one program for 16 rows and some outputs, over all inputs in order.
 
 Neighbouring programs have the same outputs and other rows, so they find the weights in the cache.
 
 Shapes:  as flat pointers; x is [rows, inputs], the weight [outputs, inputs], out [rows, outputs].
+
+Products by weights of 8 or 4 bits, with the bits of linear/quantised.py.
+
+Sums of integers are exact in any order, so only the floating point operations must follow the
+definition one by one: a division and a product a row, and for 4 bits one product and one sum a
+group, the groups in order.
+
+Shapes:  as flat pointers; values are [rows, padded inputs], weights as packing.py lays them out.
 """
 
 from __future__ import annotations
@@ -11,7 +18,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.rounding import dot, rounded
+from outrider.kernels.triton.tiles import dot, rounded
+
+# pyright: basic, reportGeneralTypeIssues=false
 
 
 # One binary whatever the number of rows: Triton would compile another for 1 or for multiples of 16.
@@ -45,3 +54,120 @@ def linear_kernel(
     if ACCUMULATE:
         acc = tl.load(out_ptrs, mask=mask, other=0.0).to(tl.float32) + acc
     tl.store(out_ptrs, rounded(acc, out_ptr.dtype.element_ty), mask=mask)
+
+
+# pyright: basic, reportGeneralTypeIssues=false
+
+
+# As linear/quantised.py has them: a row below TINY is all zeros.
+_TINY = tl.constexpr(1e-30)
+_GROUP = tl.constexpr(32)
+# Added and taken away, it leaves a float32 below 2^22 rounded to an integer, ties to even.
+_TO_INTEGER = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def quantise_kernel(x_ptr, values_ptr, scale_ptr, num_in, padded_in, x_stride, BLOCK: tl.constexpr):
+    """One row a program: integers of -127 to 127, zeros behind the inputs, and the row's scale."""
+    row = tl.program_id(0).to(tl.int64)
+    step = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    spoilt = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, num_in, BLOCK):
+        mask = start + step < num_in
+        size = tl.abs(tl.load(x_ptr + row * x_stride + start + step, mask=mask, other=0.0))
+        size = size.to(tl.float32)
+        # Comparisons with NaN are false, so this is true for NaN and for infinity.
+        spoilt = spoilt | tl.where(size < float("inf"), 0, 1)
+        largest = tl.where(size > largest, size, largest)
+    most = tl.max(largest, 0)
+    usable = (tl.max(spoilt, 0) == 0) & (most >= _TINY)
+    inverse = tl.where(usable, tl.div_rn(127.0, tl.where(usable, most, 1.0)), 0.0)
+    scale = tl.where(tl.max(spoilt, 0) == 0, tl.div_rn(most, 127.0), float("nan"))
+    tl.store(scale_ptr + row, scale)
+    for start in range(0, padded_in, BLOCK):
+        x = tl.load(x_ptr + row * x_stride + start + step, mask=start + step < num_in, other=0.0)
+        value = tl.where(usable, x.to(tl.float32), 0.0) * inverse
+        value = (value + _TO_INTEGER) - _TO_INTEGER
+        tl.store(
+            values_ptr + row * padded_in + start + step,
+            value.to(tl.int8),
+            mask=start + step < padded_in,
+        )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int8_kernel(
+    values_ptr, row_scale_ptr, weight_ptr, scale_ptr, out_ptr,
+    num_rows, padded_in, num_out, out_stride,
+    ACCUMULATE: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """out (+)= sum * (row's scale * output's scale)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    step = tl.arange(0, INPUTS)
+    value_ptrs = values_ptr + row[:, None].to(tl.int64) * padded_in + step[None, :]
+    weight_ptrs = weight_ptr + output[:, None].to(tl.int64) * padded_in + step[None, :]
+    total = tl.zeros((ROWS, OUTPUTS), tl.int32)
+    for start in range(0, padded_in, INPUTS):
+        value = tl.load(value_ptrs + start, mask=row[:, None] < num_rows, other=0)
+        weight = tl.load(
+            weight_ptrs + start,
+            mask=output[:, None] < num_out,
+            other=0,
+            eviction_policy="evict_first",
+        )
+        total = tl.dot(value, tl.trans(weight), total, out_dtype=tl.int32)
+    row_scale = tl.load(row_scale_ptr + row, mask=row < num_rows, other=0.0)
+    scale = tl.load(scale_ptr + output, mask=output < num_out, other=0.0)
+    result = total.to(tl.float32) * (row_scale[:, None] * scale[None, :])
+    _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int4_kernel(
+    values_ptr, row_scale_ptr, weight_ptr, scale_ptr, out_ptr,
+    num_rows, padded_in, num_out, out_stride,
+    ACCUMULATE: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """out (+)= (((sum_0 * scale_0) + sum_1 * scale_1) + ...) * row's scale."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    place = tl.arange(0, _GROUP)
+    row_mask, output_mask = row < num_rows, output < num_out
+    value_ptrs = values_ptr + row[:, None].to(tl.int64) * padded_in + place[None, :]
+    acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for start in range(0, padded_in, INPUTS):
+        for pair in tl.static_range(INPUTS // (2 * _GROUP)):
+            first = start + pair * 2 * _GROUP
+            at = (first // (2 * _GROUP)).to(tl.int64) * num_out
+            both = tl.load(
+                weight_ptr + (at + output[:, None]) * _GROUP + place[None, :],
+                mask=output_mask[:, None],
+                other=0x88,
+                eviction_policy="evict_first",
+            )
+            low = (both & 15).to(tl.int8) - 8
+            high = (both >> 4).to(tl.int8) - 8
+            value = tl.load(value_ptrs + first, mask=row_mask[:, None], other=0)
+            total = tl.dot(value, tl.trans(low), out_dtype=tl.int32)
+            scale = tl.load(scale_ptr + at * 2 + output, mask=output_mask, other=0.0)
+            acc = acc + total.to(tl.float32) * scale.to(tl.float32)[None, :]
+            value = tl.load(value_ptrs + first + _GROUP, mask=row_mask[:, None], other=0)
+            total = tl.dot(value, tl.trans(high), out_dtype=tl.int32)
+            scale = tl.load(scale_ptr + at * 2 + num_out + output, mask=output_mask, other=0.0)
+            acc = acc + total.to(tl.float32) * scale.to(tl.float32)[None, :]
+    row_scale = tl.load(row_scale_ptr + row, mask=row_mask, other=0.0)
+    result = acc * row_scale[:, None]
+    _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE)
+
+
+@triton.jit
+def _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE: tl.constexpr):
+    out_ptrs = out_ptr + row[:, None].to(tl.int64) * out_stride + output[None, :]
+    mask = (row[:, None] < num_rows) & (output[None, :] < num_out)
+    if ACCUMULATE:
+        result = tl.load(out_ptrs, mask=mask, other=0.0).to(tl.float32) + result
+    tl.store(out_ptrs, rounded(result, out_ptr.dtype.element_ty), mask=mask)

@@ -24,18 +24,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
-from outrider.kernels.triton import attention, linear, pointwise, quantised
-from outrider.kernels.triton.launch import cdiv, launch, power_of_two
-from outrider.kernels.triton.packing import pack, padded_inputs
-from outrider.kernels.triton.room import Room
-from outrider.kernels.triton.shapes import (
+from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.triton import attention, linear, pointwise
+from outrider.kernels.triton import linear as quantised
+from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.tiles import (
     ROWS,
     AttentionShape,
     attention_shape,
+    cdiv,
+    launch,
     linear_shape,
     num_warps,
+    pack,
+    padded_inputs,
+    power_of_two,
 )
 
 # More rows are attended in several launches, so that the room for parts of a context stays small.

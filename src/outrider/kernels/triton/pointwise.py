@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.rounding import rounded
+from outrider.kernels.triton.tiles import rounded
 
 BLOCK = 1024
 

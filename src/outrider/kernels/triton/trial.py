@@ -15,9 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta.plan import Run, StateShape
-from outrider.kernels.delta.torch import Cells, DeltaWeights
 from outrider.kernels.plan import PackedPlan
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.ops import TritonOps
 

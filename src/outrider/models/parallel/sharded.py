@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.cpu import num_physical_cores
+from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.hf_config import DecoderConfig

@@ -14,12 +14,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from outrider.core.rng import Role
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.triton import delta_ops, laws, ops
+from outrider.kernels.reference.delta import Run
+from outrider.kernels.triton import delta_ops, ops
+from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton.delta_ops import TritonDelta
-from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
+from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
-from outrider.kernels.triton.room import Room
+from outrider.kernels.triton.scratch import Room
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from outrider.kernels.registry import Kernels, choose
 from outrider.kernels.triton import ops as ops_module
-from outrider.kernels.triton.laws import TritonLaws
+from outrider.kernels.triton.launchers import TritonLaws
 from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.room import Room
-from outrider.kernels.triton.shapes import AttentionShape, attention_shape
+from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.tiles import AttentionShape, attention_shape
 
 CPU = torch.device("cpu")
 

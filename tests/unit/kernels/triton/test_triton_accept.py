@@ -19,8 +19,8 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, JudgeRow
 from outrider.core.rng import KeyedNoise, Role
 from outrider.core.sampling import Laws
-from outrider.kernels.triton import laws as laws_module
-from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
+from outrider.kernels.triton import launchers as laws_module
+from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, Verdicts
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws

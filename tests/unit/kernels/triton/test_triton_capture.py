@@ -15,10 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.rng import Role
-from outrider.kernels.triton import laws, ops
-from outrider.kernels.triton.laws import Chains, LawRows, RoundKeys, Verdicts
+from outrider.kernels.triton import launchers as laws
+from outrider.kernels.triton import ops
+from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, Verdicts
 from outrider.kernels.triton.ops import HeadNorms
-from outrider.kernels.triton.room import Room
+from outrider.kernels.triton.scratch import Room
 from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
 from unit.kernels.triton.interpreted import triton_laws, triton_ops

@@ -20,11 +20,10 @@ from checks.recurrent import model_with
 from checks.state import NEEDS
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells, torch_delta
+from outrider.kernels.reference.delta import Cells, Run, torch_delta
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.delta_tables import delta_tables
-from outrider.kernels.triton.room import Room
+from outrider.kernels.triton.scratch import Room
 from outrider.kernels.triton.trial import delta_alike
 from unit.kernels.delta_cases import (
     HOST,

@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.core.clock import host_ints
 from outrider.core.rng import KeyedNoise, Role, inverse_cdf
 from outrider.core.sampling import leftover
-from outrider.kernels.triton import laws as laws_module
-from outrider.kernels.triton.laws import LawRows, RoundKeys
+from outrider.kernels.triton import launchers as laws_module
+from outrider.kernels.triton.launchers import LawRows, RoundKeys
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
 

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels.linear.quantised import SCHEMES
-from outrider.kernels.triton.packing import padded_inputs
-from outrider.kernels.triton.shapes import linear_shape
+from outrider.kernels.reference.linear import SCHEMES
+from outrider.kernels.triton.tiles import linear_shape, padded_inputs
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import linear, reference, triton_ops
 

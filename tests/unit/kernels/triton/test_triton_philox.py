@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.rng import Role, philox_uniforms
-from outrider.kernels.triton.philox import uniform
+from outrider.kernels.triton.sampling import uniform
 
 words = st.integers(0, 2**32 - 1)
 

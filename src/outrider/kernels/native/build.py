@@ -34,8 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
-from outrider.kernels.cpu import cpu_identity, num_physical_cores
-from outrider.kernels.kinds import ENDINGS
+from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
 
 COMPILERS = ("c++", "g++", "clang++")
 # Rounding is part of the contract: contraction is asked for by name, -ffast-math never. Tuned for

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels import huge_pages
-from outrider.kernels.kinds import ENDINGS, TILES, VECTORS
-from outrider.kernels.linear.quantised import GROUP, in_parts, num_groups
-from outrider.kernels.native import TILE_BLOCK, TILE_BYTES, address, function, team
-from outrider.kernels.packed import PackedLinear
+from outrider.kernels.native import cpu
+from outrider.kernels.native.cpu import ENDINGS, TILES, VECTORS
+from outrider.kernels.native.ops import TILE_BLOCK, TILE_BYTES, address, function, team
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.linear import GROUP, in_parts, num_groups
 
 
 class _Weights(Structure):
@@ -61,7 +61,7 @@ class NativeQuantised:
         num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
         padded_in = -(-groups * GROUP // self._step) * self._step
         size = 4 + padded_in if self.scheme == "int8" else groups * (2 + GROUP // 2)
-        data_PY = huge_pages.empty(num_blocks, self._block * size, dtype=torch.uint8).zero_()
+        data_PY = cpu.empty(num_blocks, self._block * size, dtype=torch.uint8).zero_()
         lay_out = _int8_blocks if self.scheme == "int8" else _int4_blocks
         for first, values_OI, scales in in_parts(weight_OI, self.scheme, self._block):
             part_PY = lay_out(values_OI, scales, self._block)

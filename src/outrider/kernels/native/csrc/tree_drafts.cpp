@@ -14,7 +14,7 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `TreeRow` in kernels/trees/drafts.py: one sequence. What was read is told in `tokens`
+// Mirrored by `TreeRow` in kernels/native/trees.py: one sequence. What was read is told in `tokens`
 // and `parents`, with room for all that may be; parents are places in there, or ROOT.
 struct TreeRow {
     Tree* tree;
@@ -22,7 +22,7 @@ struct TreeRow {
     int32_t length, num_unread, num_staged, unused;
 };
 
-// Mirrored by `TreeDrafts` in kernels/trees/drafts.py.
+// Mirrored by `TreeDrafts` in kernels/native/trees.py.
 struct TreeDrafts {
     Team* team;
     Memory* memory;

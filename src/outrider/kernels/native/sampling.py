@@ -18,11 +18,11 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError, NumericsError
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.kernels.trees.native import NativeTrees, is_plain
+from outrider.kernels.native.trees import NativeTrees, is_plain
 
 
 def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
-    """The operators of `library` on the team at this address (`kernels/native.py`)."""
+    """The operators of `library` on the team at this address (`kernels/native/ops.py`)."""
     ops = _NativeSampling(library, team)
     return Sampling(
         ops.softmax,

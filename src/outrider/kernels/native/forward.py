@@ -21,9 +21,8 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.native import SUFFIXES, NativeOps, Pass, pointer
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.native.ops import SUFFIXES, NativeOps, Pass, pointer
+from outrider.kernels.plan import PackedLinear, PackedPlan
 
 
 @dataclass(frozen=True, slots=True)

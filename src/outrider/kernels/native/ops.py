@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels import huge_pages
-from outrider.kernels.kinds import DOTS, ENDINGS, TILES, VECTORS
-from outrider.kernels.packed import PackedLinear
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.native import cpu
+from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
+from outrider.kernels.plan import PackedLinear, PackedPlan
 
 # In the order of csrc/forward.cpp.
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -162,7 +161,7 @@ class NativeOps:
         num_out, num_in = weight_OI.shape
         padded_out = -(-num_out // self._block) * self._block
         padded_in = -(-num_in // self._step) * self._step
-        data = huge_pages.empty(padded_out * padded_in, dtype=self._dtype)
+        data = cpu.empty(padded_out * padded_in, dtype=self._dtype)
         self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
         weights = _Weights(self.team, data.data_ptr(), num_in, num_out)
         return PackedLinear(

@@ -1,4 +1,4 @@
-// The gated delta rule of one layer, token by token: kernels/delta/torch.py defines it.
+// The gated delta rule of one layer, token by token: kernels/reference/delta.py defines it.
 //
 // Key heads are independent of each other, with their value heads and their channels of the
 // convolution, so each is one work item; within one, columns of a state are independent, so a block

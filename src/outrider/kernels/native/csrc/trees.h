@@ -1,4 +1,4 @@
-// A greedy draft tree while it grows (kernels/trees/native.py; core/tree_nodes.py defines it).
+// A greedy draft tree while it grows (kernels/native/trees.py; core/tree_nodes.py defines it).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace outrider {
 
 constexpr int MOST_NODES = 256, MOST_WIDTH = 16;
 
-// Mirrored by `Tree` in kernels/trees/native.py. Nodes are sorted, the worthiest first and, of equal
+// Mirrored by `Tree` in kernels/native/trees.py. Nodes are sorted, the worthiest first and, of equal
 // ones, those that were found first; so parents come before children. Parents are places among them.
 struct Tree {
     int32_t num_nodes, most_depth, width;  // limits

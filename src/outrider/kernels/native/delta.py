@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from outrider.kernels.delta.plan import Run
-from outrider.kernels.delta.torch import Cells, DeltaWeights
+from outrider.kernels.reference.delta import Cells, DeltaWeights, Run
 
 _ABSENT = -1
 _Numbers = np.ndarray[Any, np.dtype[np.int32]]

@@ -1,4 +1,4 @@
-// What a round is made of, as pointers: models, rows and room (kernels/round_memory.py).
+// What a round is made of, as pointers: models, rows and room (kernels/native/rounds.py).
 #pragma once
 
 #include <algorithm>

@@ -1,0 +1,308 @@
+"""Memory in huge pages, where the system has them for the asking.
+
+A pass reads every weight once. In pages of 4 KB even a small model has more of them than a core
+knows the addresses of (its TLB), and each one more is looked up in memory; in pages of 2 MB it
+reads about a tenth faster. Linux gives them to memory that asks, `madvise(2)`, if it is private and
+lies on a boundary of such a page. Matrices smaller than a page share a region.
+
+Whether the CPU's matrix tiles (AMX) can be used, found out without risking the process.
+
+Three questions, the harmless ones first: does the CPU have tiles, does the operating system keep
+them, and did the compiler know them? If so, a short trial of the kernels runs in another process,
+so that whatever is wrong with this machine, compiler or hypervisor ends that process and not the
+user's. A trial that was passed leaves an empty file beside the library and is not repeated. At last
+this process asks the kernel for its own permission, which must come before it uses a tile.
+
+The kinds of native linear, which of them this machine can run, and which bfloat16 gets.
+
+Vectors run anywhere. Dots multiply pairs of bfloat16 with one instruction (AVX512-BF16); tiles
+multiply blocks of bfloat16 or of bytes (AMX). See csrc/linear.cpp and csrc/tiles.h.
+
+In bfloat16 kinds sum in different orders, so that a near-tie may fall another way: there a rule on
+the CPU decides, and machines of one make write one text. Integers have the same sums by any kind,
+so for them the faster is measured (contests.py).
+
+Which hardware threads this process may use, and how large the caches above them are.
+
+What the kernels need to know of the CPU: how many cores are ours, and which CPU it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import math
+import mmap
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+from outrider.core.files import Kind, read_text
+
+PAGE_BYTES = 2 << 20
+# Regions that small tensors share, of whichever model; a full one is freed with the last of them.
+# What is left of one takes memory only in a page that the tensor before it reaches into.
+_REGION_BYTES = 16 << 20
+_ALIGNMENT = 64
+# From here on zeros are left to the system, which gives them page by page.
+_LAZY_BYTES = 256 << 20
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class Regions:
+    """Hands out parts of the region that was opened last."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def part(self, num_bytes: int) -> Tensor | None:
+        """At a cache line; None if the system refuses."""
+        room = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            if room > len(self._rest):
+                fresh = _region(_REGION_BYTES)
+                if fresh is None:
+                    return None
+                self._rest = fresh
+            data, self._rest = self._rest[:num_bytes], self._rest[room:]
+        return data
+
+
+_regions = Regions()
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A contiguous CPU tensor, its contents undefined, that begins at a cache line; in ordinary
+    pages where there are no others."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    data = _taken(num_bytes) if num_bytes and _ADVICE is not None else None
+    if data is None:
+        return torch.empty(shape, dtype=dtype)
+    return data.view(dtype).view(shape)
+
+
+def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous tensor of zeros. On a CPU only what is written to of a large one takes memory,
+    in ordinary pages: one token's keys and values lie in as many places as there are layers and
+    heads, and a huge page for each would be most of the arena. Raises MemoryError or OSError."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _LAZY_BYTES or device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with torch.inference_mode(False):
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
+# Other models get parts of the same region, whatever mode it was opened in.
+@torch.inference_mode(False)
+def _taken(num_bytes: int) -> Tensor | None:
+    large = num_bytes > _REGION_BYTES // 4
+    return _region(num_bytes) if large else _regions.part(num_bytes)
+
+
+def _region(num_bytes: int) -> Tensor | None:
+    """From a boundary of a page; None if the system refuses. Freed with the last tensor in it."""
+    if _ADVICE is None:
+        raise ContractError("the system takes no advice on pages")
+    size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, size + PAGE_BYTES, flags=flags)
+        memory.madvise(_ADVICE)
+    except OSError:
+        return None
+    data = torch.frombuffer(memory, dtype=torch.uint8)
+    first = -data.data_ptr() % PAGE_BYTES
+    return data[first : first + num_bytes]
+
+
+TRIAL_SECONDS = 60
+
+_FORBIDDEN = "AMX: the kernel forbids it"
+# As in csrc/tiles.cpp.
+_MISSING = (
+    None,
+    "AMX: this CPU has no tiles for bfloat16 and int8",
+    "AMX: the operating system does not keep tiles",
+    "AMX: the compiler does not know it",
+)
+# As in csrc/tiles_check.cpp.
+_VERDICTS = {3: _FORBIDDEN, 4: "AMX: its trial gave wrong sums"}
+# Without site packages, so it starts in some 20 ms; without a core file, since it may crash.
+_TRIAL = """
+import ctypes, resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sys.exit(ctypes.CDLL(sys.argv[1]).outrider_tiles_check())
+"""
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def tiles_refusal(library: ctypes.CDLL) -> str | None:
+    """Why linears cannot use tiles, in one sentence; None if they can, in this process from now on.
+
+    `library` is the one of `built_kernels`. The permission is for all threads of the process, those
+    that run already too.
+    """
+    missing: int = library.outrider_tiles_missing()
+    if missing:
+        return _MISSING[missing]
+    path = Path(library._name)  # pyright: ignore[reportPrivateUsage] - its only name
+    passed = path.with_suffix(".tiles")
+    if not passed.exists():
+        if refusal := _trial(path):
+            return refusal
+        with contextlib.suppress(OSError):
+            passed.touch()
+    return None if library.outrider_tiles_permit() else _FORBIDDEN
+
+
+def _trial(library: Path) -> str | None:
+    start = time.monotonic()
+    command = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library)]
+    try:
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TRIAL_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"AMX: its trial did not run: {error}"
+    _log.info("Tried tiles in %.2f s: %d.", time.monotonic() - start, result.returncode)
+    if result.returncode == 0:
+        return None
+    if result.returncode < 0:
+        return f"AMX: its trial crashed: {signal.strsignal(-result.returncode)}"
+    if result.returncode in _VERDICTS:
+        return _VERDICTS[result.returncode]
+    last = (result.stderr.strip().splitlines() or ["it gave no message"])[-1]
+    return f"AMX: its trial failed: {last}"
+
+
+VECTORS, DOTS, TILES = "vectors", "dots", "tiles"
+# What the names of a kind's functions end in.
+ENDINGS = {VECTORS: "", DOTS: "_dots", TILES: "_tiles"}
+
+RULE = (
+    "by rule, since kinds of bfloat16 differ in bits: tiles where they can be used, else dots on "
+    "AMD's CPUs, else vectors"
+)
+
+# As in csrc/pairs.cpp.
+_NO_DOTS = (
+    None,
+    "AVX512-BF16: this CPU has no dot products of bfloat16",
+    "AVX512-BF16: the compiler does not know it",
+)
+
+
+def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict[str, str]:
+    """By kind, why linears of `dtype`, or of a scheme of quantisation unless that is "none", cannot
+    use it, in one sentence. Kinds that are not named can be used."""
+    # Asked of every precision: permission must come before the first team of threads.
+    no_tiles = tiles_refusal(library)
+    missing: int = library.outrider_dots_missing()
+    no_dots: str | None = _NO_DOTS[missing]
+    if scheme != "none" or dtype != torch.bfloat16:
+        no_dots = "they multiply bfloat16 only"
+    if scheme == "none" and dtype != torch.bfloat16:
+        no_tiles = "they multiply bfloat16 and integers only"
+    return {kind: why for kind, why in ((DOTS, no_dots), (TILES, no_tiles)) if why}
+
+
+def kind_by_rule(library: ctypes.CDLL, refused: Mapping[str, str]) -> str:
+    """What RULE says, where `refused` kinds cannot be used."""
+    if TILES not in refused:
+        return TILES
+    return DOTS if DOTS not in refused and library.outrider_dots_faster() else VECTORS
+
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def hardware_threads() -> tuple[int, ...]:
+    """Their numbers, in order."""
+    if not hasattr(os, "sched_getaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def cache_bytes() -> dict[int, int]:
+    """Bytes of the first core's data caches by level; empty where the system does not tell."""
+    found: dict[int, int] = {}
+    for folder in _CACHES.glob("index*"):
+        try:
+            level, kind, size = (
+                read_text(folder / name, Kind.SYSTEM).strip() for name in ("level", "type", "size")
+            )
+            if kind != "Instruction":
+                found[int(level)] = int(size[:-1]) * _UNITS[size[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return dict(sorted(found.items()))
+
+
+def last_cache_bytes() -> int:
+    """Of the largest cache; 32 MiB where the system does not tell."""
+    return max(cache_bytes().values(), default=32 << 20)
+
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def num_physical_cores() -> int:
+    """Cores this process may run on; the hardware threads of one core count once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return read_text(_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", Kind.SYSTEM)
+    except OSError:
+        return str(cpu)
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """Equal for two machines only if code compiled for one may run on the other."""
+    lines = [platform.machine(), platform.processor(), platform.system()]
+    try:
+        text = read_text(_CPUINFO, Kind.SYSTEM)
+    except OSError:
+        return "\n".join(lines)
+    first_core = text.split("\n\n", 1)[0]
+    names = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "model name",
+        "stepping",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+        "CPU variant",
+    )
+    lines += [line for line in first_core.splitlines() if line.split("\t")[0].strip() in names]
+    return "\n".join(lines)

@@ -1,0 +1,390 @@
+"""The drafts of a batch as one native call: what a native round does before it verifies.
+
+See `outrider_drafts` in csrc/round.cpp. For drafters that read hidden states, and so cannot be part
+of the round itself: the states that their first pass reads are made in Python, and are to lie in
+the entrance's `states_ND` when the call is made.
+
+Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary.
+
+What a native round is made of, laid out as in csrc/round.h: models, rows and room.
+
+Shapes:  M = logits rows, V = vocabulary (of heads: the ids that they draft).
+
+A whole speculative round of a batch as one native call: draft, verify, accept.
+
+See csrc/round.cpp. The stages in Python (`engine/stages.py`) define what a round gives; this one
+gives the same tokens, and where a number is none it gives nothing, so that the stages can say what.
+
+Shapes:  M = logits rows, V = vocabulary, L = drafted tokens of all rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+from outrider.kernels.native.forward import NativeForward
+from outrider.kernels.native.ops import Pass
+
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RoundModel:
+    """`logits_MV` is room for what a pass wants; `page_size` is that of the model's arena. `ids_V`
+    (int64) are the ids that the logits of heads are of, None for the whole vocabulary."""
+
+    forward: NativeForward
+    logits_MV: Tensor
+    page_size: int
+    ids_V: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
+    room for them and for the draft: always the same object of a sequence, which only grows."""
+
+    length: int
+    unread: Sequence[int]
+    pages: Sequence[int]
+
+
+class Memory(Structure):
+    _fields_ = [
+        ("decoder", c_void_p),
+        ("described", Pass),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("seq", c_void_p),
+        ("visible", c_void_p),
+        ("wanted", c_void_p),
+        ("logits", c_void_p),
+        ("states", c_void_p),
+        ("own", c_void_p),
+        ("ids", c_void_p),
+        ("num_wanted", c_int32),
+        ("num_logits", c_int32),
+        ("state_size", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Row(Structure):
+    _fields_ = [
+        ("seed", c_uint64),
+        ("sample", c_uint32),
+        ("start", c_uint32),
+        ("temperature", c_float),
+        ("depth", c_int32),
+        ("target_length", c_int32),
+        ("target_unread", c_int32),
+        ("draft_length", c_int32),
+        ("draft_unread", c_int32),
+        ("num_accepted", c_int32),
+        ("next", c_int32),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
+    ]
+
+
+class Round(Structure):
+    _fields_ = [
+        ("team", c_void_p),
+        ("target", c_void_p),
+        ("draft", c_void_p),
+        ("rows", c_void_p),
+        ("num_rows", c_int32),
+        ("most_depth", c_int32),
+        ("vocab_size", c_int32),
+        ("rule", c_int32),
+        ("drafts", c_void_p),
+        ("unread_target", c_void_p),
+        ("unread_draft", c_void_p),
+        ("laws", c_void_p),
+        ("leftover", c_void_p),
+        ("best", c_void_p),
+        ("draft_seconds", c_double),
+        ("verify_seconds", c_double),
+    ]
+
+
+class Lane:
+    """One model's side: room for the plan of a pass, and the tokens that it is given to read."""
+
+    def __init__(self, model: RoundModel, batch_size: int) -> None:
+        self._model = model  # whose tensors `memory` points to
+        forward, size = model.forward, model.forward.max_tokens
+        self._batch_size = batch_size
+        self.unread = (c_int32 * size)()
+        self._columns = [(c_int32 * size)() for _ in range(6)]
+        self.memory = Memory(forward.address, forward.blank_pass(model.page_size))
+        described = self.memory.described
+        tokens, positions, slots, seq, visible, wanted = map(ctypes.addressof, self._columns)
+        described.positions, described.slots = positions, slots
+        described.seq, described.visible = seq, visible
+        self.memory.tokens, self.memory.positions, self.memory.slots = tokens, positions, slots
+        self.memory.seq, self.memory.visible, self.memory.wanted = seq, visible, wanted
+        self.memory.logits = model.logits_MV.data_ptr()
+        self.memory.num_logits = model.logits_MV.shape[1]
+        if forward.entrance is not None:
+            self.memory.states = forward.entrance.states_ND.data_ptr()
+            self.memory.own = forward.entrance.own_ND.data_ptr()
+            self.memory.state_size = forward.entrance.states_ND.shape[1]
+        if model.ids_V is not None:
+            self.memory.ids = model.ids_V.data_ptr()
+        self._held: list[tuple[Sequence[int], int]] = [((), 0)] * batch_size
+        self._num_columns, self._pages = 0, (c_int32 * 0)()
+        self._widen(16)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    def read(self, row: int, feed: Feed, start: int) -> int:
+        """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
+        end = start + len(feed.unread)
+        self.unread[start:end] = feed.unread
+        held, num_listed = self._held[row]
+        pages, count = feed.pages, len(feed.pages)
+        if pages is held and count == num_listed:
+            return end
+        # Until all are written, which an interrupt may prevent, the row holds none.
+        self._held[row] = (), 0
+        if count > self._num_columns:
+            self._widen(2 * count)
+        at = row * self._num_columns
+        self._pages[at : at + count] = pages
+        self._held[row] = pages, count
+        return end
+
+    def _widen(self, num_columns: int) -> None:
+        """Make room for so many pages a row; rows keep those that they have."""
+        pages = (c_int32 * (num_columns * self._batch_size))()
+        for row, (_, count) in enumerate(self._held):
+            old, new = row * self._num_columns, row * num_columns
+            pages[new : new + count] = self._pages[old : old + count]
+        described, address = self.memory.described, ctypes.addressof(pages)
+        # One statement, which no interrupt divides: the old table is freed by it.
+        self._pages, self._num_columns, described.pages, described.num_page_columns = (
+            pages, num_columns, address, num_columns,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRow:
+    """One sequence: what is read of it, how deep to draft, and how tokens are chosen; temperature 0
+    is greedy and needs no numbers."""
+
+    feed: Feed
+    depth: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample: int = 0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The drafts of all rows; `laws_BKV` are what those at a temperature were drawn from, None if
+    all are greedy."""
+
+    drafted: Sequence[Sequence[int]]
+    laws_BKV: Tensor | None
+
+
+class NativeChains:
+    """Drafts of up to `batch_size` rows. Not thread-safe: memory is used again by every call."""
+
+    def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
+        self._lane = Lane(model, batch_size)
+        self._rows = (Row * batch_size)()
+        self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
+        self._best = (c_int64 * batch_size)()
+        self._max_logits, self._vocab_size = model.logits_MV.shape[0], vocab_size
+        self._round = Round(
+            model.forward.team,
+            None,
+            self._lane.address,
+            ctypes.addressof(self._rows),
+            vocab_size=vocab_size,
+            drafts=ctypes.addressof(self._drafts),
+            unread_draft=ctypes.addressof(self._lane.unread),
+            best=ctypes.addressof(self._best),
+        )
+        self._address = ctypes.addressof(self._round)
+        self._run: Any = model.forward.library.outrider_drafts
+        self._run.argtypes = (c_void_p,)
+        self._run.restype = ctypes.c_int
+
+    def fits(self, rows: Sequence[ChainRow]) -> bool:
+        """Whether buffers have room for the drafts, each of one token at least."""
+        return (
+            len(rows) <= min(len(self._rows), self._max_logits)
+            and all(0 < row.depth <= MAX_DEPTH for row in rows)
+            and sum(len(row.feed.unread) for row in rows) <= len(self._lane.unread)
+        )
+
+    def __call__(self, rows: Sequence[ChainRow]) -> Chains | None:
+        """None if some logits are no numbers; memory then holds nothing that counts."""
+        most, at = max(row.depth for row in rows), 0
+        for index, row in enumerate(rows):
+            told = self._rows[index]
+            told.seed, told.sample, told.start = row.seed, row.sample, row.start
+            told.temperature, told.depth = row.temperature, row.depth
+            told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
+            told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
+            at = self._lane.read(index, row.feed, at)
+        self._round.num_rows, self._round.most_depth = len(rows), most
+        laws_BKV = None
+        if any(row.temperature for row in rows):
+            laws_BKV = torch.empty(len(rows), most, self._vocab_size)
+            self._round.laws = laws_BKV.data_ptr()
+        if not self._run(self._address):
+            return None
+        drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
+        return Chains(drafted, laws_BKV)
+
+
+RULES = {"token": 0, "block": 1, "match": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One sequence of a round. `drafted` is a chain that somebody else chose; else `draft` is what
+    the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`."""
+
+    seed: int
+    sample: int
+    start: int
+    temperature: float
+    target: Feed
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    drafted: Sequence[int] = ()
+    draft: Feed | None = None
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """The chain, how much of it was kept, and the target's own token after that."""
+
+    drafted: tuple[int, ...]
+    num_accepted: int
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A verdict a row; seconds are those of all draft passes, and of the target's."""
+
+    verdicts: Sequence[RoundVerdict]
+    draft_seconds: float
+    verify_seconds: float
+
+
+class NativeRounds:
+    """Rounds of up to `batch_size` rows. Not thread-safe: memory is used again by every round.
+
+    `rule` is a name in RULES. Without a `draft` the rows bring their drafts.
+    """
+
+    def __init__(
+        self, target: RoundModel, draft: RoundModel | None, *, batch_size: int, rule: str
+    ) -> None:
+        self._target = Lane(target, batch_size)
+        self._draft = None if draft is None else Lane(draft, batch_size)
+        self._rows = (Row * batch_size)()
+        self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
+        num_logits, vocab_size = target.logits_MV.shape
+        self._best = (c_int64 * num_logits)()
+        self._leftover_V = torch.empty(vocab_size)
+        self._laws_LV = torch.empty(0)
+        self._round = Round(
+            target.forward.team,
+            self._target.address,
+            None if self._draft is None else self._draft.address,
+            ctypes.addressof(self._rows),
+            vocab_size=vocab_size,
+            rule=RULES[rule],
+            drafts=ctypes.addressof(self._drafts),
+            unread_target=ctypes.addressof(self._target.unread),
+            unread_draft=None if self._draft is None else ctypes.addressof(self._draft.unread),
+            leftover=self._leftover_V.data_ptr(),
+            best=ctypes.addressof(self._best),
+        )
+        self._address = ctypes.addressof(self._round)
+        self._run: Any = target.forward.library.outrider_round
+        self._run.argtypes = (c_void_p,)
+        self._run.restype = ctypes.c_int
+
+    def fits(self, rows: Sequence[RoundRow]) -> bool:
+        """Whether buffers have room for the round."""
+        num_drafted = [row.depth or len(row.drafted) for row in rows]
+        num_logits = sum(num_drafted) + len(rows)
+        num_read = sum(len(row.target.unread) for row in rows) + sum(num_drafted)
+        num_drafting = sum(len(row.draft.unread) for row in rows if row.draft)
+        return (
+            len(rows) <= len(self._rows)
+            and max(num_drafted) <= MAX_DEPTH
+            and num_logits <= len(self._best)
+            and num_read <= len(self._target.unread)
+            and (self._draft is None or num_drafting <= len(self._draft.unread))
+        )
+
+    def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
+        """None if some law is none or a token is foreign; memory then holds nothing of it."""
+        depths = [row.depth or len(row.drafted) for row in rows]
+        most = max(depths)
+        self._take(rows, depths, most)
+        self._round.num_rows, self._round.most_depth = len(rows), most
+        if self._draft is not None and any(row.temperature for row in rows):
+            self._round.laws = self._laws(len(rows) * most)
+        if not self._run(self._address):
+            return None
+        verdicts = [
+            RoundVerdict(
+                tuple(self._drafts[index * most : index * most + depth]),
+                self._rows[index].num_accepted,
+                self._rows[index].next,
+            )
+            for index, depth in enumerate(depths)
+        ]
+        return Decided(verdicts, self._round.draft_seconds, self._round.verify_seconds)
+
+    def _take(self, rows: Sequence[RoundRow], depths: Sequence[int], most: int) -> None:
+        at_target = at_draft = 0
+        for index, (row, depth) in enumerate(zip(rows, depths, strict=True)):
+            told = self._rows[index]
+            told.seed, told.sample, told.start = row.seed, row.sample, row.start
+            told.temperature, told.depth = row.temperature, depth
+            told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
+            told.target_length, told.target_unread = row.target.length, len(row.target.unread)
+            at_target = self._target.read(index, row.target, at_target)
+            if row.drafted:
+                self._drafts[index * most : index * most + depth] = row.drafted
+            if row.draft is not None:
+                if self._draft is None:
+                    raise ContractError("there is no draft")
+                told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
+                at_draft = self._draft.read(index, row.draft, at_draft)
+
+    def _laws(self, count: int) -> int:
+        """Room for so many laws. A longer batch or draft than ever before makes it anew."""
+        if self._laws_LV.shape[0] < count:
+            self._laws_LV = torch.empty(count, self._leftover_V.shape[0])
+        return self._laws_LV.data_ptr()

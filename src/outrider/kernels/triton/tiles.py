@@ -1,0 +1,230 @@
+"""How kernels are launched: with products and sums left apart.
+
+A compiler may fuse a product and a sum into one rounding, and where it does so is its own affair.
+Two kernels that share a formula, and a kernel and its definition, agree bit for bit only if none
+is fused, so every launch forbids it.
+
+Weights as the Triton kernels read them.
+
+    plain   [O, I], as it is
+    int8    [O, I'] of int8 and a float32 scale an output: the reference's own form, the inputs
+            padded to whole steps
+    int4    [I' / 64][O][32] bytes and a bfloat16 scale [G'][O]: the low halves of 32 bytes hold
+            one group, the high halves the next, each value plus 8. Padding has scale 0.
+
+A step of all outputs lies together for int4, since 32 bytes of one output alone would be half of
+what memory moves at a time.
+
+Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups.
+
+Rounding and dot products that mean the same to a GPU and to Triton's interpreter.
+
+The interpreter cuts numbers off where a GPU rounds to the nearest bfloat16, ties to even, and has
+no dot product of bfloat16. There, and only there, rounding is done on the bits and products in
+float32, which is exact for products of bfloat16.
+
+The fixed sizes of tiles: pure functions of what a model is, never of how many rows there are.
+
+Tuning at run time would give another machine, or another run, other sums. So each class of shapes
+has one size, chosen for sm_90 with these aims: some 100 programs at least, since no product is
+split, and some 20 kB of weights on their way to each multiprocessor, which is what hides the
+latency of memory.
+
+Shapes:  N = rows of a call, A = query heads, P = parts of the context, D = head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton import knobs
+
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.linear import GROUP, SCHEMES, in_parts
+from outrider.kernels.triton.scratch import Part
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Puts one kernel on the current stream. An empty grid is no launch."""
+    if 0 not in grid:
+        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+
+
+def cdiv(number: int, step: int) -> int:
+    return -(-number // step)
+
+
+def power_of_two(number: int) -> int:
+    """The least that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+# Inputs of one step of the kernels; they are padded to a multiple.
+STEP = 256
+
+
+def padded_inputs(num_in: int) -> int:
+    return -(-num_in // STEP) * STEP
+
+
+def pack(weight_OI: Tensor, scheme: str) -> PackedLinear:
+    """At load, on the weight's device."""
+    num_out, num_in = weight_OI.shape
+    if scheme not in SCHEMES:
+        return PackedLinear(num_out, num_in, weight_OI.detach().contiguous())
+    parts = list(in_parts(weight_OI, scheme, 1))
+    values_OI = torch.cat([values_OI for _, values_OI, _ in parts])
+    scales = torch.cat([scales for _, _, scales in parts])
+    values_OI = functional.pad(values_OI, (0, padded_inputs(num_in) - values_OI.shape[1]))
+    if scheme == "int8":
+        return PackedLinear(num_out, num_in, values_OI.contiguous(), scales=scales)
+    scale_GO = functional.pad(scales, (0, values_OI.shape[1] // GROUP - scales.shape[1])).T
+    data_JOC = _in_pairs(values_OI)
+    return PackedLinear(num_out, num_in, data_JOC, scales=scale_GO.to(torch.bfloat16).contiguous())
+
+
+def _in_pairs(values_OI: Tensor) -> Tensor:
+    values_OJ2C = (values_OI + 8).to(torch.uint8).view(values_OI.shape[0], -1, 2, GROUP)
+    low_OJC, high_OJC = values_OJ2C.unbind(2)
+    return (low_OJC | high_OJC << 4).transpose(0, 1).contiguous()
+
+
+# pyright: basic, reportGeneralTypeIssues=false
+
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """`x`, float32, to the nearest of `dtype`, ties to even."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
+    return x.to(dtype)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a b in float32, of a and b of one dtype."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def dot_whole(a, b, acc):
+    """acc + a b with all bits of the float32 `a`: where b is bfloat16, a is a sum of three of
+    them, and each product is exact."""
+    if INTERPRETED or b.dtype == tl.float32 or b.dtype == tl.float16:
+        acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        high = a.to(tl.bfloat16)
+        rest = a - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(low, b, acc)
+        acc = tl.dot(middle, b, acc)
+        acc = tl.dot(high, b, acc)
+    return acc
+
+
+# Rows of every tile: the least that the matrix units of a GPU take, so 1 row costs what 16 do.
+ROWS = 16
+# Positions of a context that one program attends to; results are merged in the order of parts.
+PART = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A tile has `outputs` outputs and goes over the inputs in steps of `inputs`."""
+
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
+    """`dtype` is that of the packed weight; uint8 holds two values of 4 bits to a byte."""
+    outputs = 64 if num_out >= 16_384 else 32 if num_out >= 2_048 else 16
+    if dtype == torch.float32:
+        return LinearShape(outputs, 32, 4, 3)
+    if dtype == torch.int8:
+        return LinearShape(outputs, 256, 4, 4)
+    return LinearShape(outputs, 256 if dtype == torch.uint8 else 128, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`shared` query heads read one key head. A tile holds `heads_of_a_tile` of them, a power of
+    two, for several tokens; `head_tiles` tiles hold them all. `dims` is the head size padded,
+    `keys` how many keys one step takes."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dims: int
+    keys: int
+    num_stages: int
+    part: int = PART
+
+    @property
+    def shared(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def heads_of_a_tile(self) -> int:
+        return min(ROWS, power_of_two(self.shared))
+
+    @property
+    def head_tiles(self) -> int:
+        return cdiv(self.shared, self.heads_of_a_tile)
+
+    def tokens_of_a_tile(self, num_tokens: int, num_seqs: int) -> int:
+        """As many neighbours as a sequence has on average, a power of two: tokens of one sequence
+        read its keys together. A token's bits do not depend on it."""
+        average = max(1, num_tokens // max(1, num_seqs))
+        return min(ROWS // self.heads_of_a_tile, 1 << (average.bit_length() - 1))
+
+    def room(self, num_rows: int, num_parts: int) -> tuple[Part, Part, Part]:
+        """What a call needs: the maximum, the sum and the mixed values of each part."""
+        shape = (num_rows, self.num_heads, num_parts)
+        return (
+            (shape, torch.float32),
+            (shape, torch.float32),
+            ((*shape, self.head_dim), torch.float32),
+        )
+
+
+def attention_shape(
+    *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> AttentionShape:
+    """`dtype` is the arena's."""
+    dims = max(16, power_of_two(head_dim))
+    keys = (32 if dims <= 64 else 16) if dtype == torch.float32 else 64 if dims <= 128 else 32
+    return AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dims=dims,
+        keys=keys,
+        num_stages=2 if dtype == torch.float32 else 3,
+    )
+
+
+def delta_columns(value_dim: int) -> int:
+    """Of a recurrent state, that one warp holds: 8 of 128 numbers are 32 registers a thread."""
+    return min(8, power_of_two(value_dim))
+
+
+def num_warps(size: int) -> int:
+    """For one program that holds a row of `size` numbers."""
+    return min(16, max(1, power_of_two(size) // 512))
