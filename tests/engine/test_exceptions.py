@@ -81,6 +81,13 @@ def wanted(llm: LLM) -> list[tuple[int, ...]]:
     return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
 
 
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    """Texts of plain decoding."""
+    llm = LLM(config=EngineConfig(drafter="none", device="cpu"))
+    return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
+
+
 def raising(kind: type[BaseException], after: int = 0) -> Callable[..., Any]:
     """Raises from its call number `after` on, always."""
     left = after
@@ -205,7 +212,7 @@ def test_what_a_drafter_raises_ends_drafts_only(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["budgets", "observe"])
 def test_what_a_controller_raises_ends_speculation_only(
-    place: str, kind: type[BaseException]
+    plain: list[tuple[int, ...]], place: str, kind: type[BaseException]
 ) -> None:
     class Controller:
         def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
@@ -222,16 +229,16 @@ def test_what_a_controller_raises_ends_speculation_only(
 
     for one in ("single", "pdv"):
         llm = LLM(config=config(one, True, True), controller=Controller())
-        plain = LLM(config=EngineConfig(drafter="none", device="cpu"))
-        expected = [result.token_ids for result in plain.generate(PROMPTS, PARAMS)]
         tickets = run(llm)
-        assert [ticket.result().token_ids for ticket in tickets] == expected
+        assert [ticket.result().token_ids for ticket in tickets] == plain
         assert any("the controller failed" in note for note in tickets[0].result().notes)
         llm.close()
 
 
 @pytest.mark.parametrize("given", [None, [], [Budget(99)], ["3"], 3])
-def test_budgets_that_are_none_end_speculation_only(given: Any) -> None:
+def test_budgets_that_are_none_end_speculation_only(
+    plain: list[tuple[int, ...]], given: Any
+) -> None:
     class Controller:
         def budgets(self, seq_ids: Sequence[int]) -> Any:
             del seq_ids
@@ -241,15 +248,14 @@ def test_budgets_that_are_none_end_speculation_only(given: Any) -> None:
             pass
 
     llm = LLM(config=EngineConfig(device="cpu", k=3), controller=Controller())
-    plain = LLM(config=EngineConfig(drafter="none", device="cpu"))
     (result,) = llm.generate(PROMPTS[0], PARAMS)
-    assert result.token_ids == plain.generate(PROMPTS[0], PARAMS)[0].token_ids
+    assert result.token_ids == plain[0]
     assert any("the controller failed" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_an_observer_raises_ends_nothing(
-    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+    plain: list[tuple[int, ...]], kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[JobTrace] = []
 
@@ -258,10 +264,7 @@ def test_what_an_observer_raises_ends_nothing(
         raise kind if kind is SpeechlessError else kind("planted")
 
     llm = LLM(on_job=observer)
-    plain = LLM(config=EngineConfig(drafter="none"))
-    assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == (
-        plain.generate(PROMPTS[0], PARAMS)[0].token_ids
-    )
+    assert llm.generate(PROMPTS[0], PARAMS)[0].token_ids == plain[0]
     assert len(heard) == 1
     assert "An observer of jobs failed" in caplog.text
 

@@ -165,13 +165,21 @@ def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path
 # holds for test_bench_ssd.py and test_bench_sweep.py.
 LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "sweep"))]
 ELSEWHERE = [*IN_A_SHELL, *LONG]
+# One writes a gigabyte, one starts ranks: test_inflate.py and test_bench_comm.py do less of it.
+LARGE = [("models", "inflate"), ("bench", "comm")]
 
 
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [words for words in EXAMPLES.values() if words not in ELSEWHERE], ids=" ".join
+    "words",
+    [
+        pytest.param(words, marks=pytest.mark.deep if words in LARGE else ())
+        for words in EXAMPLES.values()
+        if words not in ELSEWHERE
+    ],
+    ids=" ".join,
 )
 def test_examples_work(outrider: Command, words: tuple[str, ...]) -> None:
     """In this process, and with less to do where that is known."""
