@@ -31,6 +31,8 @@ from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
 
+pytestmark = pytest.mark.wide
+
 TEXTS = {"code": [f"code {i}" for i in range(6)], "maths": [f"maths {i}" for i in range(6)]}
 PARAMS = SamplingParams(max_tokens=12)
 

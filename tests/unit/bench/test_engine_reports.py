@@ -28,6 +28,8 @@ from outrider.bench.figure_style import Theme
 from outrider.bench.interval import Ratio
 from outrider.bench.pages import Page, html, markdown
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture(scope="module")
 def taken() -> list[Taken]:

@@ -18,6 +18,8 @@ from outrider.cli.options import KSweepOptions
 from outrider.core.errors import CapacityError
 from outrider.core.settings import describe
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("bench", "k", "--domains", "code", "--prompts", "2", "--ks", "1,2", "--max-tokens", "8")
 
 

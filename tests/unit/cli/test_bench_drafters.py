@@ -13,6 +13,8 @@ from doubles.command_line import Command
 from outrider.bench import figure_style
 from outrider.bench.drafters import samples
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("bench", "drafters", "--prompts", "1", "--max-tokens", "6", "--output-dir", "out")
 TWO = (*SMALL, "--domains", "code,adversarial", "--drafters", "ngram,model:2")
 

@@ -17,6 +17,8 @@ from outrider.bench.engines.plan import ENGINES
 from outrider.cli import engine_subjects
 from outrider.pairs.catalog import PAIRS
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("bench", "engines", "--engines", "off,single,pd", "--levels", "0,2", "--requests", "2")
 TINY = (*SMALL, "--repeats", "1", "--max-tokens", "6", "--gap", "0", "--output-dir", "out")
 

@@ -16,7 +16,7 @@ from doubles.command_line import Command
 from doubles.peer_sides import ScriptedSide, SidePeer
 from outrider.bench.peers import commands, compare
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 RUN = ("bench", "peers", "--output-dir", "out", "--formats", "f32")
 SHORT = (*RUN, "--prompts", "1", "--temperatures", "0")

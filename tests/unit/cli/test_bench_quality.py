@@ -11,7 +11,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.bench.quality import rules
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 SMALL = ("bench", "quality", "--domains", "code", "--prompts", "2", "--max-tokens", "8")
 CPU = ("--device", "cpu", "--dtype", "float32")

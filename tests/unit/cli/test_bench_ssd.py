@@ -14,6 +14,8 @@ from outrider.bench.gemm.engines import Bed, Taken
 from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.plan import Contestant
 
+pytestmark = pytest.mark.wide
+
 TINY = {
     "--pairs": "64x96x2x2x1x32/32x48x1x1x1x32",
     "--layer-share": "2",

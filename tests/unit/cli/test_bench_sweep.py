@@ -19,7 +19,7 @@ from outrider.bench.sweeps import figures
 from outrider.bench.sweeps.recipes import RECIPES
 from outrider.core.errors import ConfigError
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 SMALL = ("bench", "sweep", "--prompts", "2", "--max-tokens", "8", "--warmup", "0", "--no-plots")
 

@@ -17,6 +17,8 @@ from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.cli.draft_measure import DEAD, Measured, some_prompts, upper_bound
 
+pytestmark = pytest.mark.wide
+
 TINY = Path(pairs.__path__[0]) / "tiny"
 EMBEDDED = ("outrider/embedded", "outrider/embedded-draft")
 

@@ -19,6 +19,8 @@ from outrider.core.settings import ProgramConfig
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Candidate
 
+pytestmark = pytest.mark.wide
+
 SMALL = (
     *("plan", "--drafters", "ngram", "--domains", "code", "--seconds", "0.5"),
     *("--max-tokens", "6", "--batch", "2"),

@@ -15,6 +15,8 @@ from outrider.cli.bench_sweep_setup import set_up
 from outrider.cli.call import Call
 from outrider.core.settings import DEFAULT, file, resolve
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 PAGE = ROOT / "docs" / "engines.md"

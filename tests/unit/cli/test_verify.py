@@ -26,7 +26,7 @@ from outrider.proof.mutant_table import DECISIONS, ROUNDS
 from outrider.proof.planting import planted
 from outrider.proof.prompts import PROMPTS
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 LITTLE = Effort(
     num_generated=2,

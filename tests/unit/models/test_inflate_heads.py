@@ -35,6 +35,8 @@ from outrider.models.inflate_heads import write_inflated_heads
 from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, resolve
 
+pytestmark = pytest.mark.wide
+
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.
 SMALL = {"x4": Shape(1024, 10, 8, 2, 768), "x2": Shape(512, 9, 8, 4, 1024)}
 PROMPTS = ["def quicksort(items):", "Question: Tom has 3 apples and buys 4 more."]

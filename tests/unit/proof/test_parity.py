@@ -42,6 +42,7 @@ def half_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.proof.parity.PROMPTS", PROMPTS[::2])
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_the_prompts")
@@ -55,6 +56,7 @@ def test_the_embedded_pair_writes_the_same_text() -> None:
     assert texts.problems == texts.warnings == ()
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_the_prompts")
@@ -68,6 +70,7 @@ def test_users_settings_are_what_is_compared() -> None:
     assert "model" not in runs
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.usefixtures("half_the_prompts")
