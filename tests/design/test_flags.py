@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cyclopts import App
 
 from outrider.cli.call import completion_app
 from outrider.cli.verb import Verb
@@ -164,9 +165,14 @@ def test_the_verbs_are_frozen() -> None:
     assert parts == {words for words in FLAGS if len(words) > 1}
 
 
+@pytest.fixture(scope="module")
+def app() -> App:
+    return completion_app()
+
+
 @pytest.mark.parametrize("words", FLAGS, ids=" ".join)
-def test_the_parser_knows_exactly_these_flags(words: tuple[str, ...]) -> None:
-    _, chain, _ = completion_app().parse_commands(list(words))
+def test_the_parser_knows_exactly_these_flags(app: App, words: tuple[str, ...]) -> None:
+    _, chain, _ = app.parse_commands(list(words))
     found = {
         name
         for argument in chain[-1].assemble_argument_collection()

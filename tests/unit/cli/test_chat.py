@@ -11,7 +11,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.cli.paint import Painter
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 SHORT = ("--max-tokens", "12")
 QUESTION = "What is 3 plus 4?"

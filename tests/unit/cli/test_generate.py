@@ -14,7 +14,7 @@ from outrider.api.result import GenerationResult
 from outrider.bench.race import Score
 from outrider.cli.compare import Comparison
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 PROMPT = "def quicksort(items):"
 SHORT = ("--max-tokens", "16")

@@ -19,6 +19,8 @@ from doubles.hub_server import HubServer, Repo, blob, serving_hub
 from outrider.models.names import HUB_FILES
 from outrider.pairs.catalog import get_pair
 
+pytestmark = pytest.mark.wide
+
 SMALL = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "generation_config.json": b"{ }"}
 WEIGHTS = bytes(range(256)) * 20
 UNREAD = {

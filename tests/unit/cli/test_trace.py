@@ -24,6 +24,8 @@ from outrider.metrics.lanes import Counters, scheduler_stats
 from outrider.metrics.summary import pass_shapes
 from outrider.metrics.timeline import hit_rate, timeline
 
+pytestmark = pytest.mark.wide
+
 COUNTS = ("submitted", "rejected", "completed", "failed", "cancelled")
 PROMPTS = ("def quicksort(items):", "Once upon a time")
 SHORT = ("--max-tokens", "16")
