@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from common import TARGET, kernel_names, options_of, reported
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
-from outrider.state.paged_kv import PagedKV
 
 CONTEXTS = (256, 2048, 8192, 32_768)
 ROLLBACKS = (1, 16, 64)

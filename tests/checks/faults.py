@@ -13,9 +13,9 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.api.ticket import Ticket
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
 from outrider.models.llama import LlamaModel
-from outrider.state.paged_kv import PagedKV
 from outrider.verify.exact import BlockRule
 
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 12, "while True:")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.cache.pages import PagePool
 from outrider.core.errors import CapacityError
-from outrider.state.pages import PagePool
 
 SIZE = 2
 

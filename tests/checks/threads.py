@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from doubles.stamped import StampedArena
+from outrider.cache import paged_kv, pages
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
-from outrider.state import paged_kv, pages
 
 NUM_LANES = 4
 # Few beginnings, so that pages are shared all the time.

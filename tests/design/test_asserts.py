@@ -24,7 +24,7 @@ BOUNDARY = (
     "drafters",
     "engine/guard.py",
     "models",
-    "state",
+    "cache",
     "verify",
 )
 LEFT = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
-from outrider.state.paged_kv import PagedKV
 
 
 def live_slots(store: PagedKV) -> list[int]:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from doubles.tiny_attention import toy_spec
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.state.paged_kv import PagedKV
 
 _PRIME = 2**31 - 1
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from doubles.dead_space import live_slots, poison_dead_space
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
-from outrider.state.paged_kv import PagedKV
 
 WIDTH = 4
 NUM_LAYERS = 2

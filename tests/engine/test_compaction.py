@@ -16,6 +16,7 @@ from doubles.drafters import random_chains, random_trees
 from doubles.rig import Request, Rig, live, model_drafter
 from doubles.schedules import SCHEDULES
 from doubles.tiny_checkpoints import random_model, variant
+from outrider.cache.compaction import Keep
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
@@ -38,7 +39,6 @@ from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
-from outrider.state.compaction import Keep
 from outrider.verify.match import MatchRule
 
 KEEP = Compaction(Keep(budget=9, window=4))

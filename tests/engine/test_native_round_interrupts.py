@@ -15,6 +15,7 @@ import pytest
 from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.reader import Reader
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler
 from outrider.core.params import SamplingParams
@@ -24,7 +25,6 @@ from outrider.engine.native_round import NativeRound
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.rounds import Feed, Lane, NativeRounds
 from outrider.models.llama import LlamaModel
-from outrider.state.paged_kv import PagedKV
 
 pytestmark = pytest.mark.weights
 

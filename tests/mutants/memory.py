@@ -7,9 +7,9 @@ from checks.runs import poisoned_rollback, rollback
 from checks.state import check_speculation_is_not_found
 from mutants.planting import Mutant
 
-PAGED = "outrider.state.paged_kv"
-COLUMNS = "outrider.state.columns"
-PAGES = "outrider.state.pages"
+PAGED = "outrider.cache.paged_kv"
+COLUMNS = "outrider.cache.pages"
+PAGES = "outrider.cache.pages"
 
 MUTANTS = (
     Mutant(

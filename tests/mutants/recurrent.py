@@ -6,10 +6,10 @@ from checks.recurrent import recurrent_beginnings, recurrent_forks, recurrent_ro
 from mutants.planting import Mutant
 
 DELTA = "outrider.kernels.reference.delta"
-HYBRID = "outrider.state.hybrid"
-RECURRENT = "outrider.state.recurrent"
-STAGING = "outrider.state.staging"
-CHECKPOINTS = "outrider.state.checkpoints"
+HYBRID = "outrider.cache.hybrid"
+RECURRENT = "outrider.cache.recurrent"
+STAGING = "outrider.cache.hybrid"
+CHECKPOINTS = "outrider.cache.recurrent"
 
 MUTANTS = (
     Mutant(

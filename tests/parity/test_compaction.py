@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_checkpoints import Variant, random_llama, variant, write_checkpoint
+from outrider.cache.compaction import POOLED, Keep
 from outrider.core.clock import host_rows
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -28,7 +29,6 @@ from outrider.engine.compaction import Compaction
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.state.compaction import POOLED, Keep
 
 KEEP = Keep(budget=20, window=6)
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(47)]

@@ -10,8 +10,8 @@ import pytest
 
 from checks.threads import check_lanes
 from doubles.stamped import StampedArena
+from outrider.cache.pages import PagePool
 from outrider.core.protocols import StepRow
-from outrider.state.pages import PagePool
 
 TOUCHING = ("find_prefix", "share", "require", "take", "release", "remember", "check")
 

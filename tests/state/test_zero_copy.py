@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from doubles.dead_space import poison_dead_space
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.state.paged_kv import PagedKV
+from outrider.cache.paged_kv import PagedKV
 
 pytestmark = pytest.mark.weights
 

@@ -1,6 +1,6 @@
 """Whether a pair fits, before anything of it is allocated.
 
-Its parts (memory_parts.py) are held against every limit that holds here (state/capacity.py). An
+Its parts (memory_parts.py) are held against every limit that holds here (cache/capacity.py). An
 arena whose size nobody asked for shrinks until all fits; what still does not fit is refused, with
 the parts and the settings under which it would.
 """
@@ -21,12 +21,12 @@ from outrider.api.memory_parts import (
 )
 from outrider.api.pair_plan import PairPlan
 from outrider.api.sources import whole_pages
+from outrider.cache.capacity import ARENA_SHARE, Limit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
 from outrider.models.hf_config import FAMILIES
 from outrider.models.loading import pick_device
-from outrider.state.capacity import ARENA_SHARE, Limit, limits, total_bytes
 
 # Of an arena that nobody gave a size, the share of its memory that tables of positions and lists of
 # pages may take. Models of any size stay far below it; windows that no model has do not.

@@ -13,6 +13,7 @@ import torch
 from outrider.api.sources import Source, source_of, states_of, whole_pages
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
+from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window, rows_past_end
@@ -22,7 +23,6 @@ from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device, resolve
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
-from outrider.state.capacity import arena_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

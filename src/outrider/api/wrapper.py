@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
+from outrider.cache.capacity import arena_slots
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
@@ -28,8 +30,6 @@ from outrider.core.spec import StateRoom
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
-from outrider.state.capacity import arena_slots
-from outrider.state.paged_kv import PagedKV
 
 _NEEDS = DraftNeeds()
 # Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.

@@ -20,6 +20,7 @@ from outrider.bench.gemm.study import CostStudy, Sizes, outstanding, run
 from outrider.bench.gemm.units import Unit
 from outrider.bench.pages import Page
 from outrider.bench.provenance import provenance, write_json
+from outrider.cache.capacity import free_bytes
 from outrider.cli.bench_ssd_options import SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import print_page, say
@@ -29,7 +30,6 @@ from outrider.cli.paint import Bar, words
 from outrider.core.errors import ConfigError
 from outrider.models.gemm import Costs
 from outrider.models.loading import pick_device
-from outrider.state.capacity import free_bytes
 
 T = TypeVar("T", int, float)
 NO_STUDIES = "none"

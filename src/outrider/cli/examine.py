@@ -18,6 +18,7 @@ import torch
 from outrider import __version__
 from outrider.bench.calibrate.compute import ComputeCeiling, compute_ceiling
 from outrider.bench.calibrate.store import FOLDER, all_of
+from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.fit import memory_fit, read_spec
 from outrider.cli.output import size
 from outrider.core.env import cache_folder, compiler
@@ -31,7 +32,6 @@ from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import DTYPES, pick_device, resolve
 from outrider.models.names import ALIASES
-from outrider.state.capacity import free_bytes, total_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from outrider.cache.capacity import free_bytes
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, resolve
 from outrider.models.names import ALIASES
-from outrider.state.capacity import free_bytes
 
 
 def read_spec(name: str, dtype: str = "auto") -> ModelSpec:

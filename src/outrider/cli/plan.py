@@ -23,6 +23,7 @@ from outrider.bench.calibrate.session import (
 from outrider.bench.drafters.table import known
 from outrider.bench.load.requests import texts_of
 from outrider.bench.workloads import builtin_texts
+from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call
 from outrider.cli.fit import read_spec
 from outrider.cli.logs import start_logging
@@ -41,7 +42,6 @@ from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Job
 from outrider.planner.room import must_fit
-from outrider.state.capacity import free_bytes
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from outrider.cache.compaction import Keep
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CausalLM, Drafter, StateStore
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Chunk
-from outrider.state.compaction import Keep
 
 
 @runtime_checkable

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.cache.compaction import Keep
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.engine.compaction import CompactingLM
-from outrider.state.compaction import Keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -41,7 +42,6 @@ from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.weights import Weights
-from outrider.state.paged_kv import PagedKV
 
 
 @dataclass(frozen=True, slots=True)

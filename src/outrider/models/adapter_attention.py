@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.state.paged_kv import PagedKV
 
 Options = Mapping[str, Any]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

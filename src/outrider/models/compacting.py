@@ -2,7 +2,7 @@
 
 The queries of the prompt's end are needed once more, and no cache holds queries. So its last tokens
 go through the layers again, over a copy of the sequence's keys and values, layer by layer; each
-layer's queries and keys then choose (state/compaction.py), and what is kept is gathered. Nothing is
+layer's queries and keys then choose (cache/compaction.py), and what is kept is gathered. Nothing is
 written to the arena before all layers have chosen.
 
 It costs a pass of as many rows as the window has, and one copy of a layer's memory at a time.
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.cache.compaction import Keep, kept_keys
+from outrider.cache.paged_kv import PagedKV
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Scratch, Stack
-from outrider.state.compaction import Keep, kept_keys
-from outrider.state.paged_kv import PagedKV
 
 
 def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep) -> None:

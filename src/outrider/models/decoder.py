@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec, StateRoom
@@ -28,7 +29,6 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.weight_reader import Placement
-from outrider.state.paged_kv import PagedKV
 
 
 class Decoder(CausalLM, Protocol):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -36,7 +37,6 @@ from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement
-from outrider.state.paged_kv import PagedKV
 
 # Random numbers are drawn once and repeated: drawing gigabytes takes longer than multiplying.
 _NUM_DRAWN = (1 << 20) + 7

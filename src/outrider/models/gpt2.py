@@ -17,6 +17,8 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from outrider.cache.compaction import Keep
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
@@ -27,8 +29,6 @@ from outrider.models.gpt2_config import GPT2Config
 from outrider.models.gpt2_weights import MASKS, GPT2Reader, Layer, Linear, Norm
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
-from outrider.state.compaction import Keep
-from outrider.state.paged_kv import PagedKV
 
 
 class GPT2Model:

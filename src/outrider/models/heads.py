@@ -23,6 +23,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, StateStore, StepRow
 from outrider.core.spec import ModelSpec
@@ -33,7 +34,6 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama_weights import Tables
 from outrider.models.weight_reader import Placement
 from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
-from outrider.state.paged_kv import PagedKV
 
 HeadKind = Literal["eagle", "medusa", "mtp", "block"]
 DraftKind = Literal["model", "eagle", "medusa", "mtp", "block"]

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outrider.cache.compaction import Keep
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
@@ -34,8 +36,6 @@ from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
-from outrider.state.compaction import Keep
-from outrider.state.paged_kv import PagedKV
 
 ALONE = Alone()
 

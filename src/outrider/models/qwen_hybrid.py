@@ -24,6 +24,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from outrider.cache.hybrid import HybridPlan, HybridState
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -43,9 +45,6 @@ from outrider.models.qwen_moe import DenseWeights, MixtureWeights, mix
 from outrider.models.rope import rope_tables
 from outrider.models.weight_reader import Placement, WeightReader
 from outrider.models.weights import Weights
-from outrider.state.hybrid import HybridState
-from outrider.state.paged_kv import PagedKV
-from outrider.state.staging import HybridPlan
 
 
 @dataclass(frozen=True, slots=True)

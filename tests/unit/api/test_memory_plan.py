@@ -22,12 +22,12 @@ from outrider.api.loading import load_pair
 from outrider.api.memory_parts import Part, files_of, memory_parts, needed
 from outrider.api.memory_plan import fitted
 from outrider.api.pair_plan import PairPlan, plan_pair
+from outrider.cache import capacity
+from outrider.cache.capacity import Limit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.native import cpu as huge_pages
 from outrider.models.llama import LlamaModel
-from outrider.state import capacity
-from outrider.state.capacity import Limit, free_bytes, limits, total_bytes
 
 CPU = torch.device("cpu")
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"

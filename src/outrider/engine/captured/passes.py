@@ -17,12 +17,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch, Stack
-from outrider.state.paged_kv import PagedKV
 
 
 class StackModel(Stack, Protocol):

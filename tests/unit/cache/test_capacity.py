@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from doubles.tiny_attention import toy_spec
-from outrider.state.capacity import ARENA_SHARE, arena_slots, free_bytes, total_bytes
+from outrider.cache.capacity import ARENA_SHARE, arena_slots, free_bytes, total_bytes
 
 CPU = torch.device("cpu")
 

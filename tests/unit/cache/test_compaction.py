@@ -16,11 +16,11 @@ from torch import Tensor
 
 from checks.effort import examples
 from doubles.tiny_attention import TinyAttentionLM
+from outrider.cache.compaction import POOLED, Keep, kept_keys
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.errors import CapacityError, ConfigError, ContractError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.state.compaction import POOLED, Keep, kept_keys
-from outrider.state.paged_kv import PagedKV
 
 NEEDS = DraftNeeds()
 

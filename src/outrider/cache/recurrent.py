@@ -1,4 +1,16 @@
-"""Recurrent memory of one sequence: which states are held, and from where others can be had.
+"""Cells of recurrent memory: a fixed number at most, counted holders, written once and then shared.
+
+On a host a cell is made when it is first needed and never given back, since memory that nobody used
+costs nothing there. On a device all are made at once, before weights fill it. A cell that several
+hold is never written: whoever goes on from it writes another.
+
+States after known beginnings of texts, so that a later text with the same one can start there.
+
+Keys and values lie in pages that are shared whole; a recurrent state is only of use for the very
+token it stood after. So states are kept where a page ends, a bounded number of them, and the least
+recently used goes first. A key is the whole beginning: no two texts can be taken for one another.
+
+Recurrent memory of one sequence: which states are held, and from where others can be had.
 
 A recurrence cannot run backwards, so what a verification may have to return to is kept while it
 runs. With `ring` that is the state after each token, a cell a token. With `replay` it is what each
@@ -13,12 +25,143 @@ Shapes are those of kernels/reference/delta.py; nothing here touches a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
+from typing import Generic, TypeVar
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
+from outrider.kernels.reference.delta import StateCell
+
+Cell = TypeVar("Cell")
+
+
+class CellPool(Generic[Cell]):
+    """Numbered cells and how many hold each of them."""
+
+    def __init__(self, make: Callable[[], Cell], capacity: int, *, at_once: bool = False) -> None:
+        self._make = make
+        self.capacity = capacity
+        self.cells: list[Cell] = []
+        self._holders: list[int] = []
+        self._free: list[int] = []
+        self._lock = RLock()
+        if at_once:
+            self.release(self.take(capacity))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + self.capacity - len(self.cells)
+
+    def take(self, count: int) -> list[int]:
+        """Cells for the caller alone. Raises CapacityError, having taken none."""
+        with self._lock:
+            if count > self.num_free:
+                raise CapacityError(
+                    f"the recurrent memory is full: {count} more states are needed, and of "
+                    f"{self.capacity} {self.num_free} are free.",
+                    hint="lower --batch-size, --k or --state-history",
+                )
+            while len(self._free) < count:
+                self.cells.append(self._make())
+                self._holders.append(0)
+                self._free.append(len(self.cells) - 1)
+            taken = [self._free.pop() for _ in range(count)]
+            for number in taken:
+                self._holders[number] = 1
+            return taken
+
+    def share(self, numbers: Sequence[int]) -> None:
+        """One more holder of each."""
+        with self._lock:
+            for number in numbers:
+                if self._holders[number] <= 0:
+                    raise ContractError("a free cell is shared")
+                self._holders[number] += 1
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """One holder of each less."""
+        with self._lock:
+            for number in numbers:
+                self._holders[number] -= 1
+                if self._holders[number] < 0:
+                    raise ContractError("a cell was given back twice")
+                if self._holders[number] == 0:
+                    self._free.append(number)
+
+    def check(self, held: Sequence[int]) -> None:
+        """Assert that every cell has exactly as many holders as `held` names it times."""
+        with self._lock:
+            counts = [0] * len(self.cells)
+            for number in held:
+                counts[number] += 1
+            if counts != self._holders:
+                raise ContractError("holders of cells are counted wrong")
+            if sorted(self._free) != [n for n, count in enumerate(counts) if not count]:
+                raise ContractError("cells that nobody holds are free")
+
+
+Beginning = tuple[int, ...]
+
+
+class Checkpoints:
+    """Holds each of its cells once."""
+
+    def __init__(self, pool: CellPool[StateCell], capacity: int) -> None:
+        self._pool = pool
+        self.capacity = capacity
+        self._cells: OrderedDict[Beginning, int] = OrderedDict()
+        self._lock = RLock()
+
+    @property
+    def held(self) -> list[int]:
+        return list(self._cells.values())
+
+    def longest(self, tokens: Sequence[int], most: int) -> tuple[int, int | None]:
+        """How many of the first `most` tokens the best state has read, and its cell, of which the
+        caller becomes a holder; (0, None) if there is none."""
+        with self._lock:
+            fits = [
+                key for key in self._cells if len(key) <= most and key == tuple(tokens[: len(key)])
+            ]
+            if not fits:
+                return 0, None
+            best = max(fits, key=len)
+            self._cells.move_to_end(best)
+            cell = self._cells[best]
+            self._pool.share([cell])
+            return len(best), cell
+
+    def add(self, beginning: Beginning, cell: int) -> None:
+        """One that is known already keeps the cell it has: both hold the same bits."""
+        with self._lock:
+            if not self.capacity:
+                return
+            if beginning not in self._cells:
+                self._pool.share([cell])
+                self._cells[beginning] = cell
+            self._cells.move_to_end(beginning)
+            if len(self._cells) > self.capacity:
+                self._drop_oldest()
+
+    def drop(self, beginning: Beginning) -> None:
+        with self._lock:
+            cell = self._cells.pop(beginning, None)
+            if cell is not None:
+                self._pool.release([cell])
+
+    def make_room(self, count: int) -> None:
+        """Drop the oldest until `count` cells are free, or none is left."""
+        with self._lock:
+            while self._cells and self._pool.num_free < count:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, cell = self._cells.popitem(last=False)
+        self._pool.release([cell])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ import torch
 
 from doubles.tiny_attention import toy_spec
 from doubles.tiny_hybrids import tiny_hybrid
+from outrider.cache.capacity import ARENA_SHARE, arena_slots, total_bytes
+from outrider.cache.hybrid import HybridState
+from outrider.cache.paged_kv import PagedKV
+from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import ROOT
@@ -17,11 +21,6 @@ from outrider.core.spec import StateRoom
 from outrider.kernels.reference.delta import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.state.capacity import ARENA_SHARE, arena_slots, total_bytes
-from outrider.state.cells import CellPool
-from outrider.state.checkpoints import Checkpoints
-from outrider.state.hybrid import HybridState
-from outrider.state.paged_kv import PagedKV
 
 NEEDS = DraftNeeds()
 HOST = torch.device("cpu")
@@ -86,7 +85,7 @@ def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.Monke
             del device
             return free
 
-        monkeypatch.setattr("outrider.state.capacity.free_bytes", free_bytes)
+        monkeypatch.setattr("outrider.cache.capacity.free_bytes", free_bytes)
         kv = PagedKV(spec, dtype=torch.float32, device=device, num_slots=16, page_size=4)
         return HybridState(kv, SHAPE, room, device)
 

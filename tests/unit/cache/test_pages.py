@@ -16,8 +16,8 @@ from checks.pages import (
     check_ring,
     check_twins,
 )
+from outrider.cache.pages import PagePool
 from outrider.core.errors import ContractError
-from outrider.state.pages import PagePool
 
 CHECKS = (
     check_ring,

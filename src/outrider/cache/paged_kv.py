@@ -31,14 +31,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.cache.pages import Columns, PagePool, PageTable
 from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
-from outrider.state.columns import Columns, PageTable
-from outrider.state.pages import PagePool
 
 
 @dataclass(frozen=True, slots=True)
