@@ -42,8 +42,8 @@ from outrider.bench.provenance import provenance, write_json
 from outrider.bench.quiet import Neighbours
 from outrider.bench.workloads import load_prompts
 from outrider.core.env import cache_folder
-from outrider.models.inflate import shape_called
-from outrider.models.inflate_files import write_inflated
+from outrider.lab.inflate import shape_called
+from outrider.lab.inflate_files import write_inflated
 from outrider.models.loading import resolve
 
 BAR = 0.98

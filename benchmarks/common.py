@@ -28,8 +28,8 @@ from outrider.bench.provenance import provenance, write_json
 from outrider.bench.quiet import Neighbours
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
-from outrider.models.inflate import Shape, shape_called
-from outrider.models.inflate_files import write_inflated
+from outrider.lab.inflate import Shape, shape_called
+from outrider.lab.inflate_files import write_inflated
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 

@@ -41,10 +41,10 @@ from outrider.bench.drafters.report import findings
 from outrider.bench.drafters.samples import Plan, Race, pieces_of
 from outrider.bench.drafters.table import contestants_named
 from outrider.bench.workloads import ADVERSARIAL, builtin_texts
+from outrider.lab.inflate import Shape
+from outrider.lab.inflate_files import INFLATABLE, write_inflated_heads
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.inflate import Shape
-from outrider.models.inflate_heads import INFLATABLE, write_inflated_heads
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import resolve
 
 FLOOR = 0.97

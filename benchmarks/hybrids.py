@@ -17,9 +17,8 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope_config import Rope
-from outrider.models.weight_reader import Placement
-from outrider.models.weights import Weights
+from outrider.models.rope import Rope
+from outrider.models.weights import Placement, Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 
 Tier B is the embedded target inflated to 0.4 billion weights, with its draft model: real text, real
 acceptance. Tier C is a Llama of the same sizes whose weights are all random, and the same draft
-model; a script says the words (models/synthetic.py), and drafts are kept at the rate that brings as
+model; a script says the words (lab/synthetic.py), and drafts are kept at the rate that brings as
 many tokens a round as tier B's. Both run rounds by stages: the one call that runs a whole round
 knows no scripts. Prompts are of HumanEval, greedy. For plain decoding and each K the tiers take
 turns.
@@ -33,11 +33,11 @@ from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.bench.interval import ratio_of_medians
 from outrider.bench.workloads import load_prompts
 from outrider.estimate.theory import expected_tokens
+from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.inflate import shape_called
+from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
-from outrider.models.gemm_shape import GemmShape
-from outrider.models.inflate import shape_called
 from outrider.models.loading import LoadOptions, load_model, resolve
-from outrider.models.synthetic_llama import write_random
 
 BAR = 0.03
 WINDOW = 2048

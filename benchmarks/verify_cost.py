@@ -50,7 +50,7 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.models.weight_reader import Placement
+from outrider.models.weights import Placement
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
 CONTEXTS, QUICK_CONTEXTS = (256, 1000), (32,)

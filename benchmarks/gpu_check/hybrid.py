@@ -29,7 +29,7 @@ from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShap
 from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
-from outrider.models.weight_reader import Placement
+from outrider.models.weights import Placement
 
 # What a float32 sum of another order leaves, as a share of the largest value.
 TOLERANCE = 1e-4

@@ -17,14 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.kernels.registry import choose
+from outrider.lab.inflate import Inflation, Shape, inflated_config
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.inflate import Inflation, Shape, inflated_config
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, resolve
-from outrider.models.weight_reader import HEAD, Placement
-from outrider.models.weights import Weights
+from outrider.models.weights import HEAD, Placement, Weights
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 PAGE = 32

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.engine.captured.capture import launcher_for
-from outrider.models.inflate import Shape
+from outrider.lab.inflate import Shape
 
 LayerStep = Callable[..., Tensor]
 CONTEXT, LENGTH = 256, 2048

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider.models.inflate import SHAPES, Shape
+from outrider.lab.inflate import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 # Llama 3 has so many tokens; the accept step is measured at this size.

@@ -24,8 +24,8 @@ from outrider.bench.drafters.table import available, known
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.medusa.config import MedusaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.weights import Weights
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.models.adapter import AdapterModel, load_adapter
+from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
 

@@ -16,8 +16,8 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_hybrids import hybrid_kind
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
+from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
-from outrider.models.fake import Script, ScriptedLM
 from outrider.models.loading import LoadOptions, load_model
 
 

@@ -21,7 +21,7 @@ from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NetOutput
-from outrider.models.token_memory import TokenMemory
+from outrider.lab.scripted import TokenMemory
 
 VOCAB = 50
 LAYER = 2

@@ -20,8 +20,8 @@ from outrider.core.protocols import CausalLM
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.parallel.comm import RankError
-from outrider.models.parallel.link import HEADER, encode
 from outrider.models.parallel.messages import apply
+from outrider.models.parallel.ranks import HEADER, encode
 from outrider.models.parallel.sharded import ShardedLM
 
 PATIENCE_SECONDS = 20.0

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.drafters.mtp.config import MtpConfig, config_values
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 
 Tensors = dict[str, Tensor]
 

@@ -33,8 +33,8 @@ from outrider.engine.lanes.inline import InlineLanes
 from outrider.engine.lanes.runner import LaneRunner
 from outrider.engine.residents import Residents
 from outrider.engine.stepwise import StepwiseLM
+from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
-from outrider.models.fake import Script, ScriptedLM
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.sched.jobs import LaneSizes, Limits

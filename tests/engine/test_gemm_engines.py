@@ -12,7 +12,7 @@ from outrider.bench.gemm.engines import Bed, Taken
 from outrider.bench.gemm.pair import CostPair, Make, pair_shape
 from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
-from outrider.models.gemm import Costs
+from outrider.lab.gemm import Costs
 
 TEXT = Text(prompt_tokens=8, max_tokens=60)
 AR = Contestant(study="batch", method="ar")

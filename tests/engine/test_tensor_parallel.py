@@ -25,7 +25,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.models.parallel import sharded, torch_comm
+from outrider.models.parallel import comm as torch_comm
+from outrider.models.parallel import sharded
 from outrider.models.parallel.comm import RankError
 from outrider.models.parallel.ranks import Ranks
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
@@ -224,7 +225,7 @@ def test_followers_end_with_the_leader() -> None:
 
 
 def test_a_follower_that_cannot_start_says_why() -> None:
-    ranks = Ranks("outrider.models.parallel.follower", 2, {"folder": "/nowhere"})
+    ranks = Ranks("outrider.models.parallel.ranks", 2, {"folder": "/nowhere"})
     with pytest.raises(RankError, match="KeyError"):
         ranks.hear("here")
     assert all_gone(ranks.process_ids)

@@ -23,7 +23,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
 from outrider.drafters.ngram import NgramDrafter
-from outrider.models.adapter import AdapterModel, load_adapter
+from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 from parity.feeding import feed, greedy

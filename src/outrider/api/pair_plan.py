@@ -16,9 +16,9 @@ from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
+from outrider.drafters.self_draft import Cheaper
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window, rows_past_end
 from outrider.engine.own_drafter import own_copy
-from outrider.models.cheaper import Cheaper
 from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device, resolve
 from outrider.models.weights import stored_in

@@ -25,9 +25,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
-from outrider.models.parallel.comm import Comm
+from outrider.models.parallel.comm import Comm, TorchComm
 from outrider.models.parallel.ranks import Ranks
-from outrider.models.parallel.torch_comm import TorchComm
 
 PEER = "outrider.bench.comm_peer"
 FLOAT_BYTES = 4

@@ -13,9 +13,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outrider.models.parallel.comm import Comm
-from outrider.models.parallel.link import Link
-from outrider.models.parallel.torch_comm import TorchComm
+from outrider.models.parallel.comm import Comm, TorchComm
+from outrider.models.parallel.ranks import Link
 
 HERE, READY = "here", "ready"
 

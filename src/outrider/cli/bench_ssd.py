@@ -28,7 +28,7 @@ from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line
 from outrider.cli.paint import Bar, words
 from outrider.core.errors import ConfigError
-from outrider.models.gemm import Costs
+from outrider.lab.gemm import Costs
 from outrider.models.loading import pick_device
 
 T = TypeVar("T", int, float)

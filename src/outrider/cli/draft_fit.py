@@ -14,12 +14,11 @@ from shlex import quote
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
 from outrider.bench.drafters.heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.core.errors import CheckpointError, OutriderError
+from outrider.models.families import LlamaConfig
 from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LlamaConfig
-from outrider.models.loading import resolve
-from outrider.models.names import ALIASES, HEAD_ALIASES
+from outrider.models.loading import ALIASES, HEAD_ALIASES, resolve
 
 # Enough to compare vocabularies; weights stay where they are.
 _SMALL_FILES = [

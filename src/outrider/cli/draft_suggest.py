@@ -18,9 +18,9 @@ from outrider.bench.drafters.table import available
 from outrider.cli.draft_fit import small_files
 from outrider.cli.hub import local_models
 from outrider.core.errors import CheckpointError
+from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.heads import kind_of
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LLAMA_FAMILIES
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider.train.llama_module import read_llama_config
 

@@ -30,8 +30,7 @@ from outrider.kernels.native.build import COMPILERS, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
-from outrider.models.loading import DTYPES, pick_device, resolve
-from outrider.models.names import ALIASES
+from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
 
 
 @dataclass(frozen=True, slots=True)

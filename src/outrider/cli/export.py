@@ -17,8 +17,8 @@ def export(call: Call[ExportOptions]) -> int:
     from rich.progress import BarColumn, TimeElapsedColumn
 
     from outrider.cli.paint import Bar, words
-    from outrider.models.gguf_export import Exported, Wish
-    from outrider.models.gguf_export import export as written
+    from outrider.lab.gguf_export import Exported, Wish
+    from outrider.lab.gguf_export import export as written
     from outrider.models.loading import resolve
 
     options = call.options

@@ -13,8 +13,7 @@ from outrider.cache.capacity import free_bytes
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, resolve
-from outrider.models.names import ALIASES
+from outrider.models.loading import ALIASES, DTYPES, resolve
 
 
 def read_spec(name: str, dtype: str = "auto") -> ModelSpec:

@@ -10,8 +10,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from outrider.core.errors import CheckpointError
 from outrider.models.json_object import JsonObject
-from outrider.models.loading import resolve
-from outrider.models.names import ALIASES
+from outrider.models.loading import ALIASES, resolve
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ def inflate(call: Call[InflateOptions]) -> int:
 
     from outrider.bench.drafters.heads import heads_beside
     from outrider.cli.paint import Bar, words
-    from outrider.models.inflate import shape_called
-    from outrider.models.inflate_files import Written, write_inflated
-    from outrider.models.inflate_heads import INFLATABLE, write_inflated_heads
+    from outrider.lab.inflate import shape_called
+    from outrider.lab.inflate_files import INFLATABLE, Written, write_inflated, write_inflated_heads
     from outrider.models.loading import DTYPES, resolve
 
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]

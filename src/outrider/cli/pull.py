@@ -15,9 +15,16 @@ from outrider.cli.output import json_line, size
 from outrider.cli.pull_bar import pull_bar
 from outrider.cli.pull_options import PullOptions
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.models.fetch import check_room, fetch
-from outrider.models.hub import HubModel, HubName, HubUnreachableError, local_copy, look
-from outrider.models.names import ALIASES, HEAD_ALIASES, HUB_ID
+from outrider.models.hub import (
+    HubModel,
+    HubName,
+    HubUnreachableError,
+    check_room,
+    fetch,
+    local_copy,
+    look,
+)
+from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
 from outrider.pairs.catalog import partner_of
 
 

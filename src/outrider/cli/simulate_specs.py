@@ -10,9 +10,8 @@ from pathlib import Path
 
 from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
 from outrider.core.spec import ModelSpec
-from outrider.models.gpt2_config import GPT2Config
+from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig, parse_llama
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 _LLAMA3 = 128_256

@@ -90,7 +90,9 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("temperature", "--do-sample", "0 is greedy, anything else samples"),
     *_all("fused_round", "--cuda-graph"),
     *_all("profile", "--metrics-detailed"),
-    *_all("", "--impl", "the scripted model is a class for tests, outrider.models.fake.ScriptedLM"),
+    *_all(
+        "", "--impl", "the scripted model is a class for tests, outrider.lab.scripted.ScriptedLM"
+    ),
     *_all("", "--test-mode", "recipes/test.yaml, with --config, is a run of seconds"),
     *_all("context", "-c --ctx-size --max-model-len"),
     *_all("target", "base_model target_model verifier_model"),

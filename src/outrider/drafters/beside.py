@@ -14,7 +14,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import Kernels
 from outrider.models.heads import HeadTarget, head_target
-from outrider.models.weight_reader import Placement
+from outrider.models.weights import Placement
 
 
 class NormConfig(Protocol):

@@ -10,11 +10,10 @@ from pathlib import Path
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.rng import pick_node, race_node
-from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.self_draft import Cheaper, SelfDrafter, skipped_layers
 from outrider.engine.parts import Parts
-from outrider.models.cheaper import Cheaper, skipped_layers
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import DecoderConfig
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
 
 QUANTISED, FEWER_LAYERS = "quantised-self", "layer-skip"
 

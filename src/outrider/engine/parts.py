@@ -11,8 +11,8 @@ from outrider.core.protocols import CausalLM
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import Translator
 from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.self_draft import Cheaper
 from outrider.engine.lanes.build import Machine
-from outrider.models.cheaper import Cheaper
 from outrider.models.heads import Heads
 
 

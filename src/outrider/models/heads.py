@@ -31,9 +31,8 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_weights import Tables
-from outrider.models.weight_reader import Placement
-from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
+from outrider.models.llama import Tables
+from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Placement, Weights
 
 HeadKind = Literal["eagle", "medusa", "mtp", "block"]
 DraftKind = Literal["model", "eagle", "medusa", "mtp", "block"]

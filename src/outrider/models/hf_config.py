@@ -12,9 +12,14 @@ from typing import Protocol
 
 from outrider.core.errors import CheckpointError, nearest
 from outrider.core.spec import ModelSpec
-from outrider.models.gpt2_config import GPT2Config, parse_gpt2
+from outrider.models.families import (
+    LLAMA_FAMILIES,
+    GPT2Config,
+    LlamaConfig,
+    parse_gpt2,
+    parse_llama,
+)
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.qwen_hybrid_config import (
     HYBRID_FAMILIES,
     QwenHybridConfig,
@@ -61,7 +66,7 @@ def read_config(folder: Path) -> DecoderConfig:
     if read_model_type(folder) in FAMILIES:
         return read_native_config(folder)
     # Imported here: only such a family needs torch, and transformers, to be read.
-    from outrider.models.adapter_config import read_adapter_config
+    from outrider.models.adapter.config import read_adapter_config
 
     return read_adapter_config(folder)
 

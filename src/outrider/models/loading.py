@@ -3,11 +3,14 @@
 A name is an alias of a model inside this package, a local folder, or a Hugging Face hub id with an
 optional revision. From the hub only JSON, safetensors and tokenizer files are fetched, and nothing
 that is fetched is ever executed.
+
+What a model may be called, and which files of it are read. No tensors, nothing is looked up.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -19,18 +22,29 @@ from outrider.core.env import make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
+from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gpt2 import GPT2Model
-from outrider.models.gpt2_config import GPT2Config
 from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, read_native_config
 from outrider.models.llama import ALONE, LlamaModel
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.names import ALIASES, HEAD_ALIASES, HUB_FILES, HUB_ID, HUB_NOISE
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.weight_reader import EMBEDDINGS, Placement
-from outrider.models.weights import Weights
+from outrider.models.weights import EMBEDDINGS, Placement, Weights
+
+ALIASES = {
+    "outrider/embedded": "target",
+    "outrider/embedded-draft": "draft",
+    "outrider/embedded-hybrid": "hybrid/target",
+}
+# Heads for the embedded target, which are no models.
+HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+# Data only: nothing that is fetched is ever executed.
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+# Weights in another layout, and subfolders: a second copy of the model that nothing would read.
+HUB_NOISE = ["consolidated*", "*/*"]
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -94,7 +108,7 @@ def load_model(
                 hint=f"leave --quantise at none, or choose one of: {', '.join(FAMILIES)}",
             )
         # Imported here: such a family alone needs transformers, an optional dependency.
-        from outrider.models.adapter import load_adapter
+        from outrider.models.adapter.model import load_adapter
 
         return load_adapter(folder, options, name=name)
     config = read_native_config(folder)

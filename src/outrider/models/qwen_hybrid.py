@@ -33,18 +33,19 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room, wanted_tokens
-from outrider.models.llama_weights import Tables
+from outrider.models.llama import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
     BESIDE,
     AttentionWeights,
+    DenseWeights,
     HybridReader,
+    MixtureWeights,
     RecurrentWeights,
+    mix,
 )
-from outrider.models.qwen_moe import DenseWeights, MixtureWeights, mix
 from outrider.models.rope import rope_tables
-from outrider.models.weight_reader import Placement, WeightReader
-from outrider.models.weights import Weights
+from outrider.models.weights import Placement, WeightReader, Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
 from outrider.kernels.reference.delta import StateShape
-from outrider.models.config_keys import (
+from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
     OTHER_CHECKPOINT,
+    JsonObject,
     bounded_window,
     refuse_activation,
     refuse_quantised,
     stop_ids,
     stored_dtype,
 )
-from outrider.models.json_object import JsonObject
-from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
+from outrider.models.rope import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
 
 HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _KINDS = ("linear_attention", "full_attention")

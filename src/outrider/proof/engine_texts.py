@@ -2,7 +2,7 @@
 
 Nothing of a round is left out here: draft model, target pass, processing, rule, clamp, commit and
 the keys of each round are wired by `engine/build.py`. Only the weights are missing: both models'
-laws are hashes of the last tokens (`models/fake.py`), so the law of a whole text is known.
+laws are hashes of the last tokens (`lab/scripted.py`), so the law of a whole text is known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine
 from outrider.engine.parts import Parts
 from outrider.kernels.reference.pointwise import argmax
-from outrider.models.fake import Script, ScriptedLM
+from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.cases import Text
 from outrider.proof.plain_law import plain_law
 

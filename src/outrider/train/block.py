@@ -23,7 +23,7 @@ from torch.nn import functional
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block.config import BlockConfig, config_values
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import FFN, as_dtype, initialise

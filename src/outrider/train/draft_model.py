@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.train.exam import Exam, accepted_of_choices
 from outrider.train.laws import LawCache
 from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llama, read_llama

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from outrider.core.errors import ConfigError
 from outrider.drafters.eagle.config import EagleConfig, config_values
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import FFN, Attention, Turns, as_dtype, initialise

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from outrider.kernels.reference.delta import StateShape
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope_config import Rope
+from outrider.models.rope import Rope
 from outrider.train.shapes import HEAD_DIM, plain_layers, widths_of
 
 _FIRST, _EVERY = 2, 4

@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.draft_model import begin_like
 from outrider.train.hybrid_module import GatedAttention, Hybrid, HybridLayer

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.rope import rope_tables
 from outrider.models.weights import HEAD, Weights
 

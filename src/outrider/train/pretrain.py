@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llama
 from outrider.train.loop import Batch, Export
 from outrider.train.losses import next_token

@@ -16,8 +16,8 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
+from outrider.models.families import LlamaConfig
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import DTYPES, resolve
 from outrider.train.draft_model import DraftChoices, DraftRecipe
 from outrider.train.folder import fill, tokenizer_files

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from outrider.core.errors import ConfigError
 from outrider.core.spec import Sizes
-from outrider.models.llama_config import LlamaConfig
-from outrider.models.rope_config import Rope
+from outrider.models.families import LlamaConfig
+from outrider.models.rope import Rope
 
 HEAD_DIM = 64
 _DRAFT_LAYERS = 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import Llama, read_llama
 
 

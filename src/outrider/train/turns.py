@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import Attention, Turns
 from outrider.train.losses import TopLaws, distillation, top_laws
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 
 
 def frequent_ids(tokens: NDArray[np.integer[Any]], target: LlamaConfig, num_ids: int) -> Tensor:

@@ -14,7 +14,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.registry import Kernels, choose
-from outrider.models.fake import Script, ScriptedLM
+from outrider.lab.scripted import Script, ScriptedLM
 
 PARAMS = SamplingParams(max_tokens=12)
 

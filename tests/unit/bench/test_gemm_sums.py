@@ -34,8 +34,8 @@ from outrider.bench.gemm.samples import Sample, SamplesFile
 from outrider.bench.gemm.units import EngineUnit, Held, PassUnit
 from outrider.core.errors import ConfigError, MachineError
 from outrider.estimate.theory import MissCurve, expected_tokens
-from outrider.models.gemm import Costs, products
-from outrider.models.gemm_shape import GEMM_SHAPES
+from outrider.lab.gemm import Costs, products
+from outrider.lab.gemm_shape import GEMM_SHAPES
 
 AR = Contestant(study="hits", method="ar")
 SD = Contestant(study="hits", method="sd", k=4, alpha=0.9)

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from doubles import hub_server
 from doubles.command_line import Command
 from doubles.hub_server import HubServer, Repo, blob, serving_hub
-from outrider.models.names import HUB_FILES
+from outrider.models.loading import HUB_FILES
 from outrider.pairs.catalog import get_pair
 
 pytestmark = pytest.mark.wide
@@ -243,7 +243,7 @@ def test_what_the_client_is_content_with_is_looked_through(
         del names, options
         return str(folder)
 
-    monkeypatch.setattr("outrider.models.fetch.snapshot_download", from_cache)
+    monkeypatch.setattr("outrider.models.hub.snapshot_download", from_cache)
     shown = outrider("models", "pull", "org/m", *ALONE)
     assert (shown.code, shown.out) == (3, "")
     assert "did not come as a whole" in shown.err
@@ -283,7 +283,7 @@ def test_a_line_that_breaks_is_not_taken_for_a_disk(
         del words, options
         raise OSError(kind, os.strerror(kind))
 
-    monkeypatch.setattr("outrider.models.fetch.http_get", fail)
+    monkeypatch.setattr("outrider.models.hub.http_get", fail)
     shown = outrider("models", "pull", "org/m", *ALONE)
     assert shown.code == 3
     prose = " ".join(shown.err.split())

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from doubles.tiny_checkpoints import COMMON, COMMON_GPT2
-from outrider.models.gpt2_config import GPT2Config, parse_gpt2
+from outrider.models.families import GPT2Config, LlamaConfig, parse_gpt2, parse_llama
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LlamaConfig, parse_llama
 
 ABSENT = object()
 

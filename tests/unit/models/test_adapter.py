@@ -19,10 +19,9 @@ from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import ROOT
-from outrider.models.adapter import AdapterModel, load_adapter
-from outrider.models.adapter_attention import ArenaCache
-from outrider.models.adapter_config import read_adapter_config
-from outrider.models.adapter_rows import RowByRow, RowLinear
+from outrider.models.adapter.attention import ArenaCache, RowByRow, RowLinear
+from outrider.models.adapter.config import read_adapter_config
+from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
 from state.test_zero_copy import Watch

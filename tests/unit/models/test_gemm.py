@@ -13,9 +13,9 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
+from outrider.lab.gemm import Costs, GemmModel, make_gemm, products
+from outrider.lab.gemm_shape import GEMM_SHAPES, gemm_shape
 from outrider.models.decoder import Room
-from outrider.models.gemm import Costs, GemmModel, make_gemm, products
-from outrider.models.gemm_shape import GEMM_SHAPES, gemm_shape
 from outrider.models.loading import LoadOptions
 
 NEEDS = DraftNeeds()

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from doubles.gguf_file import Floats, Gguf, decoded, tokenizer_for
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
-from outrider.models.gguf_blocks import FORMATS, encoded
-from outrider.models.gguf_export import Exported, Wish, export
-from outrider.models.gguf_llama import interleave
+from outrider.lab.gguf import FORMATS, encoded, interleave
+from outrider.lab.gguf_export import Exported, Wish, export
 from outrider.models.loading import resolve
 from outrider.models.weights import Weights
 

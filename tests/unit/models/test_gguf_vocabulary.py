@@ -11,7 +11,7 @@ import pytest
 
 from doubles.gguf_file import tokenizer_for
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.models.gguf_vocabulary import Vocabulary, read_vocabulary
+from outrider.lab.gguf_vocabulary import Vocabulary, read_vocabulary
 from outrider.models.loading import resolve
 
 LLAMA3 = (

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
-from outrider.models.gpt2_config import GPT2Config
+from outrider.models.families import GPT2Config, LlamaConfig
 from outrider.models.hf_config import (
     FAMILIES,
     NativeConfig,
@@ -18,7 +18,6 @@ from outrider.models.hf_config import (
     read_model_type,
 )
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LlamaConfig
 
 
 def parse(**values: Any) -> NativeConfig:

@@ -17,12 +17,12 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models import inflate_files
+from outrider.lab import inflate_files
+from outrider.lab.inflate import SHAPES, Inflation, Shape, inflated_config, shape_called
+from outrider.lab.inflate_files import write_inflated
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.inflate import SHAPES, Inflation, Shape, inflated_config, shape_called
-from outrider.models.inflate_files import write_inflated
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.weights import Weights
 

@@ -25,14 +25,13 @@ from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.heads import HeadNet
 from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
-from outrider.models import inflate
+from outrider.lab import inflate
+from outrider.lab.inflate import Shape
+from outrider.lab.inflate_files import write_inflated, write_inflated_heads
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.heads import Heads, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
-from outrider.models.inflate import Shape
-from outrider.models.inflate_files import write_inflated
-from outrider.models.inflate_heads import write_inflated_heads
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 pytestmark = pytest.mark.wide

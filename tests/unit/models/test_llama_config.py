@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.models.llama_config import LlamaConfig
-from outrider.models.rope_config import Rope
+from outrider.models.families import LlamaConfig
+from outrider.models.rope import Rope
 from unit.models.configs import ABSENT, parse
 
 

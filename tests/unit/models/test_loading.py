@@ -16,8 +16,14 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, pick_device, resolve
-from outrider.models.names import ALIASES, HEAD_ALIASES
+from outrider.models.loading import (
+    ALIASES,
+    HEAD_ALIASES,
+    LoadOptions,
+    load_model,
+    pick_device,
+    resolve,
+)
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 ROOM = Room(num_slots=64)

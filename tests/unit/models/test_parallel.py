@@ -19,7 +19,7 @@ from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.rng import ROOT
 from outrider.models.decoder import Room
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, refuse_split
 from outrider.models.parallel.comm import Alone, RankError
 from outrider.models.parallel.shard import Share, check_split

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.parallel import messages
-from outrider.models.parallel.link import HEADER, encode
+from outrider.models.parallel.ranks import HEADER, encode
 
 numbers = st.integers(0, 2**40)
 nodes = st.lists(st.tuples(numbers, st.integers(-1, 99)), max_size=6)

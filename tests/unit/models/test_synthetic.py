@@ -19,13 +19,19 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.estimate.theory import MissCurve
+from outrider.lab.gemm_shape import gemm_shape
+from outrider.lab.scripted import Script, ScriptedLM
+from outrider.lab.synthetic import (
+    NUM_RANKS,
+    Agreement,
+    SyntheticLM,
+    WordScript,
+    write_random,
+    write_words,
+)
 from outrider.models.decoder import Room
-from outrider.models.fake import Script, ScriptedLM
-from outrider.models.gemm_shape import gemm_shape
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.models.synthetic import NUM_RANKS, Agreement, SyntheticLM, WordScript, write_words
-from outrider.models.synthetic_llama import write_random
 
 NEEDS = DraftNeeds()
 VOCAB = 97

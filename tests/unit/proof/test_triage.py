@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.models.fake import Script, ScriptedLM
+from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.triage import Place, look_into, replay
 
 # Its two best tokens after CONTEXT are 0.01 apart, its best and worst 3.7.

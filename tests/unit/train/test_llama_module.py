@@ -12,8 +12,8 @@ from doubles.tiny_checkpoints import VARIANTS, Variant, variant, write_checkpoin
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model
 from outrider.train.folder import fill
 from outrider.train.llama_module import as_dtype, config_json, fresh_llama, read_llama

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from doubles.kinds import stored
 from outrider.core.clock import host_ints
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.train.exam import Exam
 from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe
 from outrider.train.shapes import plain_layers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.roof import ProductTimer
 from outrider.core.config import EngineConfig
-from outrider.models.gemm import Costs
+from outrider.lab.gemm import Costs
 
 _TURNS = 5
 

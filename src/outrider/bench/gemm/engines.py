@@ -19,9 +19,9 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
+from outrider.lab.synthetic import Agreement, SyntheticLM, WordScript
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
-from outrider.models.synthetic import Agreement, SyntheticLM, WordScript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,18 +16,12 @@ import torch
 
 from outrider.bench.gemm.record import ModelFacts
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
+from outrider.lab.gemm import Costs, GemmModel, make_gemm, products
+from outrider.lab.gemm_shape import FULL_VOCABULARY, GEMM_SHAPES, MAX_TOKENS, GemmShape, gemm_shape
+from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
-from outrider.models.gemm import Costs, GemmModel, make_gemm, products
-from outrider.models.gemm_shape import (
-    FULL_VOCABULARY,
-    GEMM_SHAPES,
-    MAX_TOKENS,
-    GemmShape,
-    gemm_shape,
-)
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.parallel.shard import check_split
-from outrider.models.synthetic_llama import write_random
 
 # Names that pairs of known shapes have in the reference tables.
 PAIRS = {"8b/1b": ("llama-8b", "llama-1b"), "70b/1b": ("llama-70b", "llama-1b")}

@@ -1,7 +1,7 @@
 """What a cost study leaves behind: `results.json`, from which its tables and figures are made.
 
 AR, SD and SSD (plain decoding, drafting in turns, drafting ahead) run in the real engine on models
-that are matrix products of given sizes, with acceptance by script (models/gemm.py, synthetic.py).
+that are matrix products of given sizes, with acceptance by script (lab/gemm.py, synthetic.py).
 The file is one JSON object; every list below has rows of the dataclass of its name:
 
     benchmark "ssd", schema, run_id, complete, provenance, machine (bench/fingerprint.py),

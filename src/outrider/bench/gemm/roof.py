@@ -27,10 +27,10 @@ from outrider.kernels.bandwidth import ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
-from outrider.models.gemm import RandomWeights, products
-from outrider.models.gemm_shape import GemmShape
+from outrider.lab.gemm import RandomWeights, products
+from outrider.lab.gemm_shape import GemmShape
 from outrider.models.loading import pick_device
-from outrider.models.weight_reader import Placement
+from outrider.models.weights import Placement
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Of the product that finds the ceiling of arithmetic: its matrix takes a megabyte or two.

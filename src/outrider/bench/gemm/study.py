@@ -28,7 +28,7 @@ from outrider.bench.gemm.units import (
 )
 from outrider.bench.quiet import Neighbours
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.models.gemm_shape import GemmShape
+from outrider.lab.gemm_shape import GemmShape
 
 _ONE_LAYER = Fraction(0)
 _SHORT = ("alpha", "hits")

@@ -17,7 +17,7 @@ from outrider.bench.gemm.plan import Contestant, Text, Visit, rooms
 from outrider.bench.gemm.roof import ROWS, ProductTimer, memory_bytes_per_second
 from outrider.bench.gemm.samples import Key, Sample, Values
 from outrider.estimate.theory import MissCurve
-from outrider.models.gemm_shape import GemmShape
+from outrider.lab.gemm_shape import GemmShape
 
 T = TypeVar("T")
 BRANCHES = (1, 2, 4, 8, 16, 32)

@@ -16,10 +16,10 @@ import torch
 from outrider.bench.fingerprint import weights_digest
 from outrider.bench.peers.contestants import FORMS, Weights
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.models.gguf_export import Wish, export
+from outrider.lab.gguf_export import Wish, export
+from outrider.lab.inflate import shape_called
+from outrider.lab.inflate_files import write_inflated
 from outrider.models.hf_config import read_config
-from outrider.models.inflate import shape_called
-from outrider.models.inflate_files import write_inflated
 from outrider.models.loading import resolve
 
 TIERS = ("a", "b")

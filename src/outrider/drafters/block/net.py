@@ -32,8 +32,7 @@ from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, pl
 from outrider.drafters.block.config import BlockConfig
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
-from outrider.models.weight_reader import WeightReader
-from outrider.models.weights import Weights
+from outrider.models.weights import WeightReader, Weights
 
 
 @dataclass(frozen=True, slots=True)

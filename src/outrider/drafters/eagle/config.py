@@ -14,9 +14,9 @@ from pathlib import Path
 
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.spec import ModelSpec
+from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import is_eagle3
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LlamaConfig, parse_llama
 
 _OTHER_TARGET = (
     "choose heads that were trained for this very target, or train some: `outrider train eagle`"

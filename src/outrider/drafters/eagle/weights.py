@@ -21,8 +21,7 @@ from outrider.drafters.eagle.parts import EagleHead, EagleLayer, EagleParts
 from outrider.kernels.plan import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
-from outrider.models.weight_reader import WeightReader
-from outrider.models.weights import DERIVED, Weights
+from outrider.models.weights import DERIVED, WeightReader, Weights
 
 EMBEDDING = "embed_tokens"
 # What follows from d2t.

@@ -32,8 +32,7 @@ from torch.nn import functional
 from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.drafters.medusa.config import MedusaConfig
 from outrider.kernels.plan import PackedLinear
-from outrider.models.weight_reader import WeightReader
-from outrider.models.weights import Weights
+from outrider.models.weights import WeightReader, Weights
 
 HeadInit = Literal["tie", "copy", "random"]
 _PREFIXES = ("", "medusa_head.")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.spec import ModelSpec
+from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.json_object import JsonObject
-from outrider.models.llama_config import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.qwen_hybrid_config import (
     HYBRID_FAMILIES,
     QwenHybridConfig,

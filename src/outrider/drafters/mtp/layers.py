@@ -18,10 +18,9 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.qwen_hybrid_weights import AttentionWeights, HybridLayer
-from outrider.models.qwen_moe import DenseWeights, mix
+from outrider.models.qwen_hybrid_weights import AttentionWeights, DenseWeights, HybridLayer, mix
 
 Turns = tuple[Tensor, Tensor]
 

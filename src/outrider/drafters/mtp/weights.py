@@ -24,12 +24,11 @@ from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
 from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.layers import BlockLayer, GatedLayer, LlamaLayer
 from outrider.kernels.plan import PackedLinear
-from outrider.models.llama_config import LlamaConfig
-from outrider.models.llama_weights import read_layer
+from outrider.models.families import LlamaConfig
+from outrider.models.llama import read_layer
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import HybridReader
-from outrider.models.weight_reader import WeightReader
-from outrider.models.weights import DERIVED, Weights
+from outrider.models.weights import DERIVED, WeightReader, Weights
 
 # Copies of the target's tables, which some checkpoints hold.
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")

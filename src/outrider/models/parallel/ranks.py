@@ -8,6 +8,17 @@ was, ends the others, and every later call says it again.
 A rank that was stopped, or whose machine was, does not end. Each therefore writes a byte a second
 to a pipe of its own, and one that is silent for SILENT_SECONDS is killed, which frees whoever waits
 for it. The seconds are counted one by one, so that rank 0 may be stopped and go on.
+
+The follower's end of its pipes: a setup and messages come in, a few lines of JSON go out.
+
+A thread of its own reads, for two reasons: rank 0 need not wait for a follower that computes, and
+when rank 0 is gone its pipe ends, which ends the follower at once, whatever it waits for. Another
+thread writes a byte every PULSE_SECONDS to a third pipe, by which rank 0 knows that this process is
+not stopped.
+
+The program of ranks 1 and on: load a share, then make every call that rank 0 makes.
+
+Started by `load_sharded`; a follower knows no requests and no text, only its part of each pass.
 """
 
 from __future__ import annotations
@@ -16,18 +27,84 @@ import json
 import os
 import selectors
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import IO, Any
+
+import torch
 
 from outrider.core.errors import ContractError
-from outrider.models.parallel.comm import RankError
-from outrider.models.parallel.link import PULSE_SECONDS, encode
+from outrider.core.spec import StateRoom
+from outrider.models.decoder import Decoder, Room
+from outrider.models.loading import LoadOptions, load_model, pick_device
+from outrider.models.parallel.comm import RankError, TorchComm
+from outrider.models.parallel.messages import apply
+
+HEADER = struct.Struct("<I")
+PULSE_SECONDS = 1.0
+
+
+def encode(message: Sequence[int]) -> bytes:
+    """A count and as many integers of 64 bits."""
+    return HEADER.pack(len(message)) + array("q", message).tobytes()
+
+
+class Link:
+    """Takes over stdin and stdout of this process; an uncaught error is reported on the way out."""
+
+    def __init__(self) -> None:
+        # A library that prints must not be heard by rank 0.
+        self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        sys.excepthook = self._report
+        self._inward: IO[bytes] = sys.stdin.buffer
+        self.setup: Mapping[str, Any] = json.loads(self._inward.readline() or b"{}")
+        self._messages: SimpleQueue[list[int]] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, args=(self.setup.get("pulse"),), daemon=True).start()
+
+    def say(self, word: str) -> None:
+        self._write({"word": word})
+
+    def messages(self) -> Iterator[list[int]]:
+        """All of them, in order; the process ends when no more can come."""
+        while True:
+            yield self._messages.get()
+
+    def _read(self) -> None:
+        while header := self._inward.read(HEADER.size):
+            message = array("q")
+            message.frombytes(self._inward.read(message.itemsize * HEADER.unpack(header)[0]))
+            self._messages.put(message.tolist())
+        os._exit(0)
+
+    def _beat(self, pulse: int) -> None:
+        with suppress(OSError):
+            while os.write(pulse, b"."):
+                time.sleep(PULSE_SECONDS)
+
+    def _report(
+        self, kind: type[BaseException], error: BaseException, _trace: TracebackType | None
+    ) -> None:
+        self._write({"error": f"{kind.__name__}: {error}"[:2000]})
+        # The reading thread holds stdin, without which the interpreter cannot end in order.
+        os._exit(1)
+
+    def _write(self, answer: Mapping[str, str]) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
 
 START_SECONDS = 120.0
 # Of a follower that has loaded; before, it may be busy for START_SECONDS.
@@ -216,3 +293,45 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str
                 return {}
             line += byte
     return json.loads(line)
+
+
+HERE, LOADED = "here", "loaded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a follower has to know to load its share. `store` is the file in which ranks meet."""
+
+    folder: str
+    name: str
+    store: str
+    options: LoadOptions
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def follow() -> None:
+    link = Link()
+    setup, rank, size = link.setup, link.setup["rank"], link.setup["size"]
+    options = _options(setup["options"])
+    torch.set_num_threads(options.threads)
+    place = pick_device(options.device)
+    if place.type == "cuda":
+        torch.cuda.set_device(rank)
+    link.say(HERE)
+    comm = TorchComm(rank, size, store=Path(setup["store"]), place=place)
+    model: Decoder = load_model(Path(setup["folder"]), options, name=setup["name"], comm=comm)
+    link.say(LOADED)
+    for message in link.messages():
+        apply(message, model)
+
+
+def _options(given: dict[str, Any]) -> LoadOptions:
+    room: dict[str, Any] = {**given["room"], "states": StateRoom(**given["room"]["states"])}
+    values: dict[str, Any] = {**given, "room": Room(**room)}
+    return LoadOptions(**values)
+
+
+if __name__ == "__main__":
+    follow()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.parallel.comm import Comm
 
 

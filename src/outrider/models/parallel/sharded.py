@@ -29,14 +29,12 @@ from outrider.models.decoder import Decoder
 from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
 from outrider.models.parallel import messages
-from outrider.models.parallel.comm import RankError
-from outrider.models.parallel.follower import HERE, LOADED, Setup
-from outrider.models.parallel.ranks import SILENT_SECONDS, Ranks
-from outrider.models.parallel.torch_comm import TorchComm
+from outrider.models.parallel.comm import RankError, TorchComm
+from outrider.models.parallel.ranks import HERE, LOADED, SILENT_SECONDS, Ranks, Setup
 
 # Reading a large share from a slow disk takes a while.
 LOAD_SECONDS = 1800.0
-FOLLOWER = "outrider.models.parallel.follower"
+FOLLOWER = "outrider.models.parallel.ranks"
 T = TypeVar("T")
 
 

@@ -21,12 +21,21 @@ from outrider.core.errors import (
     MachineError,
     did_you_mean,
 )
-from outrider.models.gguf import TensorEntry, Value, head_of, padding
-from outrider.models.gguf_blocks import FORMATS, Format, encoded
-from outrider.models.gguf_llama import Exportable, metadata_of, tensors_of
-from outrider.models.gguf_vocabulary import Vocabulary, read_vocabulary
+from outrider.lab.gguf import (
+    FORMATS,
+    Exportable,
+    Format,
+    TensorEntry,
+    Value,
+    encoded,
+    head_of,
+    metadata_of,
+    padding,
+    tensors_of,
+)
+from outrider.lab.gguf_vocabulary import Vocabulary, read_vocabulary
+from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.llama_config import LlamaConfig
 from outrider.models.weights import Weights
 
 _QUANTISATION_VERSION = 2

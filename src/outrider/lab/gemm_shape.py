@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 
 MAX_TOKENS = 1 << 16
 # Without an output head a vocabulary is only what acceptance is decided over.

@@ -13,10 +13,8 @@ from typing import Any, cast
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec, spec_of
-from outrider.models.adapter_hf import read_hf_config, transformers
-from outrider.models.adapter_survey import Anatomy, survey
-from outrider.models.config_keys import OTHER_CHECKPOINT, bounded_window, stop_ids
-from outrider.models.json_object import JsonObject
+from outrider.models.adapter.transformers import Anatomy, read_hf_config, survey, transformers
+from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, bounded_window, stop_ids
 
 _FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")

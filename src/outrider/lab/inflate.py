@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
-from outrider.models.llama_config import LlamaConfig
-from outrider.models.llama_weights import EMBEDDING
+from outrider.models.families import LlamaConfig
+from outrider.models.llama import EMBEDDING
 from outrider.models.weights import HEAD, Weights
 
 NORM = "model.norm.weight"

@@ -31,12 +31,12 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
+from outrider.lab.gemm_shape import GemmShape
 from outrider.models.decoder import Passes, Room, Scratch
-from outrider.models.gemm_shape import GemmShape
-from outrider.models.llama_config import LlamaConfig
+from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.rope import rope_tables
-from outrider.models.weight_reader import Placement
+from outrider.models.weights import Placement
 
 # Random numbers are drawn once and repeated: drawing gigabytes takes longer than multiplying.
 _NUM_DRAWN = (1 << 20) + 7

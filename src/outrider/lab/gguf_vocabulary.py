@@ -16,7 +16,7 @@ from typing import cast
 
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import Kind, read_text
-from outrider.models.gguf import Value
+from outrider.lab.gguf import Value
 from outrider.models.json_object import JsonObject
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5

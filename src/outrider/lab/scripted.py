@@ -1,0 +1,200 @@
+"""The smallest StateStore: it remembers token ids and checks every use of itself.
+
+It is the memory of models without tensors, and says by its assertions what any caller of a
+StateStore must keep to.
+
+A language model without weights, for tests and demos: its law is a hash of the last tokens.
+
+`ScriptedLM(Script(seed=7))` prefers one token after every context. Another of the same seed and
+`agreement` a prefers the same token in a share a of all contexts (which ones is a hash as well) and
+a certain other token elsewhere; so as a draft of the first it is accepted at rate a under greedy
+decoding. Everything is a pure function of seed and context: no stream of random numbers, no state
+but the tokens themselves.
+
+Logits are `spread` times a uniform number each, and the preferred token lies `gap` above all of
+them: spread 0 is a sharp law; a gap near 0 with a larger spread is a soft one.
+
+Shapes:  M = packed logits rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CapacityError, ContractError
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.rng import ROOT
+from outrider.core.spec import ModelSpec
+
+
+@dataclass(slots=True)
+class _Memory:
+    committed: list[int] = field(default_factory=list[int])
+    staged: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+
+
+class TokenMemory:
+    """StateStore that remembers token ids alone. Misuse fails an assertion."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._sequences: dict[int, _Memory] = {}
+
+    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+        if seq_id in self._sequences:
+            raise ContractError("the sequence is open already")
+        if not all(token >= 0 for token in tokens):
+            raise ContractError("ids are not negative")
+        self._sequences[seq_id] = _Memory()
+        return 0
+
+    def fork(self, source: int, new: int, length: int | None = None) -> None:
+        if new in self._sequences:
+            raise ContractError("the sequence is open already")
+        committed = self._sequences[source].committed
+        if not (length is None or 0 <= length <= len(committed)):
+            raise ContractError("a fork is no longer than its source")
+        self._sequences[new] = _Memory(committed[:length])
+
+    def length(self, seq_id: int) -> int:
+        return len(self._sequences[seq_id].committed)
+
+    def num_staged(self, seq_id: int) -> int:
+        return len(self._sequences[seq_id].staged)
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        if sum(counts.values()) > self.num_free_tokens:
+            raise CapacityError("the scripted model's memory is full.", hint="raise num_slots")
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> int:
+        for seq_id, path in paths.items():
+            memory = self._sequences[seq_id]
+            if not all(node >= 0 for node in path):
+                raise ContractError("a path has no root in it")
+            if [memory.parents[node] for node in path] != [ROOT, *path][: len(path)]:
+                raise ContractError("a path goes from the root down")
+            memory.committed += [memory.staged[node] for node in path]
+            memory.staged, memory.parents = [], []
+        return 0
+
+    def close(self, seq_id: int) -> None:
+        del self._sequences[seq_id]
+
+    @property
+    def num_free_tokens(self) -> int:
+        held = (len(m.committed) + len(m.staged) for m in self._sequences.values())
+        return self._num_slots - sum(held)
+
+    def stage(self, rows: Sequence[StepRow]) -> None:
+        """Raises CapacityError, with nothing staged, if the tokens do not fit."""
+        if sum(len(row.tokens) for row in rows) > self.num_free_tokens:
+            raise CapacityError("the scripted model's memory is full.", hint="raise num_slots")
+        for row in rows:
+            memory = self._sequences[row.seq_id]
+            first = len(memory.staged)
+            if not all(ROOT <= p < first + i for i, p in enumerate(row.parents)):
+                raise ContractError("parents come before their children")
+            memory.staged += row.tokens
+            memory.parents += row.parents
+
+    def context(self, seq_id: int, node: int, order: int) -> tuple[int, ...]:
+        """The last `order` tokens that a staged node sees, its own the last."""
+        memory = self._sequences[seq_id]
+        path: list[int] = []
+        while node != ROOT and len(path) < order:
+            path.append(memory.staged[node])
+            node = memory.parents[node]
+        rest = order - len(path)
+        return (*memory.committed[max(0, len(memory.committed) - rest) :], *path[::-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a ScriptedLM says: its law depends on the last `order` tokens."""
+
+    vocab_size: int = 64
+    seed: int = 0
+    order: int = 3
+    agreement: float = 1.0
+    gap: float = 8.0
+    spread: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    max_tokens: int = 4096
+    num_slots: int = 1 << 20
+
+    def logits(self, context: tuple[int, ...]) -> Tensor:
+        """Float32, of shape V."""
+        logits_V = torch.zeros(self.vocab_size)
+        if self.spread:
+            rng = torch.Generator().manual_seed(self._hash(context, 0))
+            logits_V = torch.rand(self.vocab_size, generator=rng) * self.spread
+        logits_V[self.preferred(context)] = self.spread + self.gap
+        return logits_V
+
+    def preferred(self, context: tuple[int, ...]) -> int:
+        token = self._hash(context, 1) % self.vocab_size
+        if self._hash(context, 2) < self.agreement * 2**64:
+            return token
+        other = 1 + self._hash(context, 3) % (self.vocab_size - 1)
+        return (token + other) % self.vocab_size
+
+    def _hash(self, context: tuple[int, ...], purpose: int) -> int:
+        """64 bits."""
+        text = f"{self.seed} {purpose} {context}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+class ScriptedLM:
+    """CausalLM by hash. `num_steps` and `num_rows` count passes and packed tokens."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.num_steps = 0
+        self.num_rows = 0
+        self._memory = TokenMemory(script.num_slots)
+        self._spec = ModelSpec(
+            name="scripted",
+            family="scripted",
+            vocab_size=script.vocab_size,
+            hidden_size=1,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            ffn_size=1,
+            max_tokens=script.max_tokens,
+            num_parameters=0,
+            bytes_per_weight=4,
+            bytes_per_kv=4,
+            stop_ids=script.stop_ids,
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> TokenMemory:
+        return self._memory
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        if needs.hidden_layers:
+            raise ContractError("it has no hidden states")
+        if not all(0 <= token < self.spec.vocab_size for row in rows for token in row.tokens):
+            raise ContractError("a token lies outside the vocabulary")
+        first = [self._memory.num_staged(row.seq_id) for row in rows]
+        self._memory.stage(rows)
+        self.num_steps += 1
+        self.num_rows += sum(len(row.tokens) for row in rows)
+        logits = [
+            self.script.logits(self._memory.context(row.seq_id, node, self.script.order))
+            for start, row in zip(first, rows, strict=True)
+            for node in range(start + row.logits_from, start + len(row.tokens))
+        ]
+        return StepOutput(torch.stack(logits) if logits else torch.zeros(0, self.spec.vocab_size))
