@@ -38,7 +38,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.file_download import http_get, repo_folder_name  # pyright: ignore[reportUnknownVariableType]
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import (
     WeakFileLock,
