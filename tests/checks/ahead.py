@@ -16,9 +16,9 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
-from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.drafters.ahead.forecast import Saguaro
 from outrider.drafters.ahead.table import Foreseen, OutcomeTable
-from outrider.drafters.growing import ChangeLaws
+from outrider.drafters.growth import ChangeLaws
 from outrider.drafters.model import ModelDrafter
 from outrider.verify.exact import TokenRule
 

@@ -12,13 +12,11 @@ from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.gate import Gate
-from outrider.drafters.portfolio.shadow import Shadowed
+from outrider.drafters.ngram import Gate
+from outrider.drafters.portfolio import Shadowed
 from outrider.drafters.recycling import RecyclingDrafter
-from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton
-from outrider.drafters.suffix.cursor import Writer
-from outrider.drafters.suffix.drafter import SuffixDrafter
-from outrider.drafters.suffix.trust import SharedTrust, Trust, bucket
+from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton, Writer
+from outrider.drafters.suffix.drafter import SharedTrust, SuffixDrafter, Trust, bucket
 
 TEXT = (0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 0, 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafters.ahead.pace import Pace
+from outrider.drafters.ahead.table import Pace
 
 
 def keep_drafting_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,11 @@ from outrider.core.protocols import (
 )
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
-from outrider.drafters.ahead.fallback import Kind
-from outrider.drafters.ahead.forecast import Policy
-from outrider.drafters.ahead.room import room_needed
+from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.ahead.tree import Drawing
-from outrider.drafters.growing import ChangeLaws
+from outrider.drafters.growth import ChangeLaws
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.drafting import ahead_row

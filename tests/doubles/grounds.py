@@ -22,8 +22,8 @@ from outrider.bench.drafter_parity import Ground
 from outrider.bench.drafters.heads import heads_beside
 from outrider.bench.drafters.table import available, known
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block.config import BlockConfig
-from outrider.drafters.medusa.config import MedusaConfig
+from outrider.drafters.block import BlockConfig
+from outrider.drafters.medusa import MedusaConfig
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights

@@ -95,8 +95,7 @@ class Echo:
 
 def toy() -> None:
     """Exactly what the real program does, but for the model."""
-    from outrider.drafters.process.inner import Inner
-    from outrider.drafters.process.serving import serve
+    from outrider.drafters.process.child import Inner, serve
 
     def build(options: ChildOptions) -> Inner:
         drafter = toy_drafter(options)

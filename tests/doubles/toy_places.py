@@ -19,7 +19,7 @@ from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates
 from outrider.core.rng import KeyedNoise
-from outrider.drafters.block.net import Context, Guess
+from outrider.drafters.block import Context, Guess
 
 
 class ToyHeads:

@@ -35,8 +35,7 @@ from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.ahead.drafter import AheadDrafter
-from outrider.drafters.ahead.forecast import Policy
-from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.drafters.ahead.forecast import Policy, Saguaro
 from outrider.engine.drafting import ahead_row
 from outrider.verify.exact import BlockRule, TokenRule
 
@@ -229,7 +228,7 @@ def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = requests(0.8)
     masked = rig_ahead(ToyHybrid, BlockRule(), ways)
     text = masked.run(wanted)
-    monkeypatch.setattr("outrider.drafters.ahead.fork.masked_places", no_places)
+    monkeypatch.setattr("outrider.drafters.ahead.table.masked_places", no_places)
     unmasked = rig_ahead(ToyHybrid, BlockRule(), ways)
     assert unmasked.run(wanted) == text
     found, less = ahead_of(masked).stats().looks.share, ahead_of(unmasked).stats().looks.share

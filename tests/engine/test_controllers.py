@@ -22,7 +22,7 @@ from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
-from outrider.drafters.model_tree import ModelTreeDrafter
+from outrider.drafters.model import ModelTreeDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.verify.match import CoupledRule, MatchRule
 

@@ -25,7 +25,7 @@ from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedNoise
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.keeper import Pace
+from outrider.drafters.process.worker import Pace
 
 pytestmark = [
     pytest.mark.wide,

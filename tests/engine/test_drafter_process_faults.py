@@ -18,7 +18,7 @@ from doubles.child_programs import LIAR, TESTS, command, toy_options
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.keeper import Pace
+from outrider.drafters.process.worker import Pace
 
 pytestmark = [
     pytest.mark.wide,

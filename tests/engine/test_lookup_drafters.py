@@ -33,11 +33,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.portfolio.drafter import PortfolioDrafter
-from outrider.drafters.portfolio.forced import ForcedDrafter
-from outrider.drafters.portfolio.neural import Neural
-from outrider.drafters.portfolio.pace import Pace
-from outrider.drafters.portfolio.shadow import Shadowed
+from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, Shadowed
+from outrider.drafters.portfolio_model import Neural, Pace
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.verify.exact import BlockRule, TokenRule

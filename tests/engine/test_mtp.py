@@ -19,8 +19,8 @@ from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
-from outrider.drafters.growing import Growth
-from outrider.drafters.mtp.drafter import mtp_drafter
+from outrider.drafters.growth import Growth
+from outrider.drafters.mtp.net import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads

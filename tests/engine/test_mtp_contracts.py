@@ -29,8 +29,8 @@ from doubles.scripted_heads import Reading, ScriptedBlock, ScriptedTarget, Targe
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.growing import Growth
-from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.drafters.growth import Growth
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
 
 PROMPT = tuple(range(10, 20))
 P = len(PROMPT)

@@ -18,10 +18,9 @@ from doubles.tiny_hybrids import hybrid_config, hybrid_kind
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, StateRoom
-from outrider.drafters.growing import Growth
+from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.config import read_mtp_config
-from outrider.drafters.mtp.drafter import mtp_drafter
-from outrider.drafters.mtp.net import load_mtp
+from outrider.drafters.mtp.net import load_mtp, mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads, hidden_layers_of
 from outrider.models.loading import LoadOptions, load_model, resolve

@@ -17,7 +17,7 @@ from checks.ahead import (
 from checks.engine_law import FILTERS, PROMPT, target_law
 from checks.law import assert_same_law
 from doubles.toy_hybrid import ToyHybrid
-from outrider.drafters.ahead.saguaro import Saguaro
+from outrider.drafters.ahead.forecast import Saguaro
 from outrider.verify.exact import BlockRule, TokenRule
 
 TOP_K = FILTERS[1]
@@ -81,5 +81,5 @@ def test_what_saguaro_changes_is_only_what_is_kept() -> None:
 @pytest.mark.slow
 def test_a_refused_token_may_be_foreseen_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which verdicts are foreseen is a matter of time, not of law."""
-    monkeypatch.setattr("outrider.drafters.ahead.fork.masked_places", no_places)
+    monkeypatch.setattr("outrider.drafters.ahead.table.masked_places", no_places)
     check_law_ahead(FILTERS[3], ONE_EACH, TokenRule())

@@ -17,11 +17,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import race_node
 from outrider.core.sampling import PLAIN
-from outrider.drafters.eagle.drafter import eagle_drafter
-from outrider.drafters.growing import Growth
-from outrider.drafters.hidden_chain import ChainLimits
+from outrider.drafters.eagle.weights import eagle_drafter
+from outrider.drafters.growth import Growth, pick_in_tree, race_in_tree
+from outrider.drafters.hidden import ChainLimits
 from outrider.drafters.hidden_tree import planted
-from outrider.drafters.trees import pick_in_tree, race_in_tree
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 

@@ -12,8 +12,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node
-from outrider.drafters.growing import Growth
-from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.drafters.growth import Growth
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 

@@ -16,11 +16,9 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.medusa.drafter import MedusaDrafter
-from outrider.drafters.model_tree import ModelTreeDrafter
-from outrider.drafters.places import Places
-from outrider.drafters.trees import race_in_tree
+from outrider.drafters.growth import race_in_tree
+from outrider.drafters.model import ModelTreeDrafter
+from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, Places
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 

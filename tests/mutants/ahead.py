@@ -12,7 +12,7 @@ from mutants.planting import Mutant
 
 TABLE = "outrider.drafters.ahead.table"
 TREE = "outrider.drafters.ahead.tree"
-SAGUARO = "outrider.drafters.ahead.saguaro"
+SAGUARO = "outrider.drafters.ahead.forecast"
 
 MUTANTS = (
     Mutant(

@@ -6,7 +6,7 @@ from checks.drafters import check_lookup
 from checks.runs import drafter_memory, drafting_law, engine_law, racing_along
 from mutants.planting import Mutant
 
-MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growing"
+MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growth"
 NOISE = "outrider.core.rng"
 NGRAM = "outrider.drafters.ngram"
 

@@ -12,7 +12,7 @@ from mutants.planting import Mutant
 
 BLOCK = "outrider.verify.exact"
 LAWS = "outrider.core.sampling"
-GROWING = "outrider.drafters.growing"
+GROWING = "outrider.drafters.growth"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"

@@ -16,11 +16,11 @@ from mutants.planting import Mutant
 
 AUTOMATON = "outrider.drafters.suffix.automaton"
 SUFFIX = "outrider.drafters.suffix.drafter"
-MEMORY = "outrider.drafters.suffix.memory"
+MEMORY = "outrider.drafters.suffix.drafter"
 RECYCLING = "outrider.drafters.recycling"
-GATE = "outrider.drafters.gate"
+GATE = "outrider.drafters.ngram"
 BAND = "outrider.control.heuristics"
-SHADOW = "outrider.drafters.portfolio.shadow"
+SHADOW = "outrider.drafters.portfolio"
 WATCHDOG = "outrider.control.watchdog"
 
 MUTANTS = (

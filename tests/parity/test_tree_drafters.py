@@ -19,8 +19,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block.config import BlockConfig
-from outrider.drafters.medusa.config import MedusaConfig
+from outrider.drafters.block import BlockConfig
+from outrider.drafters.medusa import MedusaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import resolve
 

@@ -6,17 +6,26 @@ where the block drafts on, it is the block's. The block has KV of its own.
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers,
          D = hidden size, V = vocabulary of the drafts.
+
+What nets beside a target take from it: its tables, operators and precision.
+
+Shapes:  R = rows, V = vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from outrider.core.protocols import StateStore, StepRow
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.protocols import CausalLM, StateStore, StepRow
+from outrider.kernels.registry import Kernels
+from outrider.models.heads import HeadTarget, head_target
+from outrider.models.weights import Placement
 
 # The logit of an id that heads do not know: no mass beside any that they do. It is a number, since
 # a mask may leave none but such ids, and a law over them must be one.
@@ -51,3 +60,52 @@ class HeadNet(Protocol):
     def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         """One packed pass; `hidden_ND` has the state of the token before each packed token."""
         ...
+
+
+class NormConfig(Protocol):
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+@runtime_checkable
+class NormedTarget(HeadTarget, Protocol):
+    """A target whose last norm is by the root mean square, so that heads can repeat it."""
+
+    @property
+    def config(self) -> NormConfig: ...
+
+
+def normed_target(target: CausalLM) -> NormedTarget:
+    """Raises ConfigError if `target` shares no tables, or ends in another norm."""
+    shared = head_target(target)
+    if not isinstance(shared, NormedTarget):
+        raise ConfigError(
+            f"the target {target.spec.name} ({target.spec.family}) ends in a norm that these heads "
+            "cannot repeat.",
+            hint="draft without heads: --drafter ngram",
+        )
+    return shared
+
+
+def own_kernels(target: HeadTarget) -> Kernels:
+    """The target's operators without its scratch memory: heads draft while a lane verifies."""
+    twin = target.kernels.twin
+    return target.kernels if twin is None else twin()
+
+
+def placement_of(target: HeadTarget) -> Placement:
+    """The precision of the target's weights, and where they are."""
+    embedding_VD = target.tables.embedding_VD
+    return Placement("heads", embedding_VD.dtype, embedding_VD.device)
+
+
+def check_finite(folder: Path, logits_RV: Tensor, part: str) -> None:
+    """Raise CheckpointError if what `part` answered to a probe that touches every weight is not
+    all numbers: then a weight is none."""
+    broken_R = ~logits_RV.isfinite().all(-1)
+    if bool(broken_R.any()):
+        index = int(broken_R.nonzero()[0, 0])
+        raise CheckpointError(
+            f"{folder}: {part} {index} has weights that are not numbers (NaN).",
+            hint="take an earlier checkpoint, or train it anew with a lower learning rate",
+        )

@@ -19,10 +19,9 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import Sampling
-from outrider.drafters.growing_tree import ChosenTree, GrowingTree, SettledTree, settled_shape
+from outrider.drafters.growth import ChosenTree, DrawInTree, GrowingTree, SettledTree, settled_shape
 from outrider.drafters.heads import HeadNet
-from outrider.drafters.hidden_chain import Blocks, ChainLimits, Part
-from outrider.drafters.trees import DrawInTree
+from outrider.drafters.hidden import Blocks, ChainLimits, Part
 
 # A tree for one row, within its budget.
 Plant: TypeAlias = Callable[[DraftRow], GrowingTree]

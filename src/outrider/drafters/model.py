@@ -6,20 +6,41 @@ committed and the rest is dead space: nothing that was kept is ever fed twice, a
 not ask for a draft needs no message.
 
 Shapes:  V = vocabulary, M = rows that draft at this depth, N = nodes of a chain.
+
+A smaller model drafts a tree, one pass a level for the whole batch.
+
+As in `model.py`, what was fed stays staged in the draft model's memory until the next proposal, and
+then the path that turned out to be the text is committed. Nodes of the last level are never fed:
+nothing is drafted after them.
+
+Shapes:  V = vocabulary, M = logits rows of a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
-from outrider.core.rng import DrawNode, pick_node
+from outrider.core.rng import ROOT, DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.growing import ChangeLaws, GrowingChain, Growth
+from outrider.core.tree import Chances
+from outrider.drafters.growth import (
+    ChangeLaws,
+    ChosenTree,
+    DrawInTree,
+    GrowingChain,
+    GrowingTree,
+    Growth,
+    SettledTree,
+    chosen_draft,
+    pick_in_tree,
+    settled_shape,
+)
+from outrider.drafters.native import ModelTrees
 
 # The pending token, and the last of a draft that was kept whole: it was never fed.
 LEAST_SHARE = 2
@@ -138,3 +159,141 @@ def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
             break
         count += 1
     return count
+
+
+_NO_NEEDS = DraftNeeds()
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What was fed of one sequence since the last commit."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+
+    def along(self, text: Sequence[int]) -> list[int]:
+        """The staged nodes that `text` runs through."""
+        path: list[int] = []
+        last = ROOT
+        for token in text:
+            found = self._child(last, token)
+            if found is None:
+                break
+            path.append(found)
+            last = found
+        return path
+
+    def _child(self, parent: int, token: int) -> int | None:
+        for node in range(parent + 1, len(self.tokens)):
+            if self.parents[node] == parent and self.tokens[node] == token:
+                return node
+        return None
+
+
+class ModelTreeDrafter:
+    """Drafts with `model`; feeds at most `chunk` tokens of a prompt in one pass. `draw` takes nodes
+    from laws at temperature > 0, which `sampling` makes; `chances` shape those trees. With `whole`,
+    trees are drafted at once where that can be."""
+
+    name = "model"
+    needs = _NO_NEEDS
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        chunk: int,
+        draw: DrawInTree = pick_in_tree,
+        sampling: Sampling = PLAIN,
+        chances: Chances = (),
+        whole: ModelTrees | None = None,
+    ) -> None:
+        self._model, self._chunk = model, chunk
+        self._draw, self._sampling, self._chances = draw, sampling, chances
+        self._whole = whole
+        self._staged: dict[int, _Staged] = {}
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._model.state.open(seq_id, prompt[:-1])
+        self._staged[seq_id] = _Staged()
+
+    def close(self, seq_id: int) -> None:
+        self._model.state.close(seq_id)
+        del self._staged[seq_id]
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        asked = {index: row for index, row in enumerate(rows) if row.budget.depth}
+        if not asked:
+            return [Draft.empty()] * len(rows)
+        made = dict(zip(asked, self._drafts(list(asked.values())), strict=True))
+        return [made.get(index, Draft.empty()) for index in range(len(rows))]
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        feeds = [self._unread(row) for row in rows]
+        grown = None
+        if self._whole is not None:
+            grown = self._whole.grow(rows, [feed.tokens for feed in feeds])
+        if grown is None:
+            trees = [self._tree(row) for row in rows]
+            self._grow(trees, feeds)
+            return [tree.draft() for tree in trees]
+        for row, one in zip(rows, grown, strict=True):
+            self._staged[row.seq_id] = _Staged(list(one.tokens), list(one.parents))
+        return [chosen_draft(one.kept) for one in grown]
+
+    def _tree(self, row: DraftRow) -> GrowingTree:
+        if row.params.greedy:
+            return ChosenTree(row, "the draft model", self._sampling)
+        shape = settled_shape(row, self._chances)
+        return SettledTree(row, shape, draw=self._draw, sampling=self._sampling)
+
+    def _grow(self, trees: Sequence[GrowingTree], feeds: Sequence[StepRow]) -> None:
+        live = list(trees)
+        while live:
+            # Where the rows that are told about will be staged: of the first, the pending token.
+            starts = [len(self._staged[feed.seq_id].tokens) + feed.logits_from for feed in feeds]
+            self._step(live, feeds)
+            grown = [
+                (tree, start) for tree, start in zip(live, starts, strict=True) if tree.level.tokens
+            ]
+            live = [tree for tree, _ in grown]
+            feeds = [_below(tree, start) for tree, start in grown]
+
+    def _step(self, trees: Sequence[GrowingTree], feeds: Sequence[StepRow]) -> None:
+        logits_MV = self._model.step(feeds, self.needs).logits_MV
+        start = 0
+        for tree, feed in zip(trees, feeds, strict=True):
+            staged = self._staged[feed.seq_id]
+            staged.tokens += feed.tokens
+            staged.parents += feed.parents
+            end = start + feed.num_logits
+            tree.grow(logits_MV[start:end])
+            start = end
+
+    def _unread(self, row: DraftRow) -> StepRow:
+        """Commit what was rightly drafted, read all but a token or two of the rest; what is left
+        to read, up to the pending token, after which logits are wanted."""
+        state = self._model.state
+        length = state.length(row.seq_id)
+        path = self._staged[row.seq_id].along(row.tokens[length:-1])
+        state.commit({row.seq_id: path})
+        self._staged[row.seq_id] = _Staged()
+        start, last = length + len(path), len(row.tokens) - 1
+        if last - start > 1:
+            for at in range(start, last, self._chunk):
+                self._read(row.seq_id, row.tokens[at : min(at + self._chunk, last)])
+            start = last
+        unread = row.tokens[start:]
+        return StepRow.chain(row.seq_id, unread, logits_from=len(unread) - 1)
+
+    def _read(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
+        self._model.state.commit({seq_id: range(len(tokens))})
+
+
+def _below(tree: GrowingTree, start: int) -> StepRow:
+    """The tree's next level, below the one that is staged from `start` on."""
+    level = tree.level
+    return StepRow(
+        tree.row.seq_id, tuple(level.tokens), tuple(start + place for place in level.above)
+    )

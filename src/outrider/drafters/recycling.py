@@ -33,7 +33,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT
 from outrider.core.tree import Shape, best_shape
-from outrider.drafters.offers import NO_OFFER, Offer, least_kept
+from outrider.drafters.proposals import NO_OFFER, Offer, least_kept
 
 WIDTH = 8
 _UNKNOWN = -1

@@ -10,20 +10,18 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import Drafter
 from outrider.core.rng import pick_node, race_node
-from outrider.drafters.ahead import build
-from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.ahead.fallback import Kind
-from outrider.drafters.ahead.forecast import Policy
-from outrider.drafters.ahead.room import AheadRoom, room_needed
+from outrider.drafters.ahead import drafter as build
+from outrider.drafters.ahead.choices import AheadChoices, AheadRoom, room_needed
+from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.ahead.tree import Drawing
 from outrider.drafters.bridge import BridgeDrafter
-from outrider.drafters.model_tree import ModelTreeDrafter
+from outrider.drafters.growth import pick_in_tree, race_in_tree
+from outrider.drafters.model import ModelTreeDrafter
+from outrider.drafters.native import model_trees
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.tree_pass import model_trees
-from outrider.drafters.trees import pick_in_tree, race_in_tree
 from outrider.engine.head_drafters import build_with_heads, build_without_weights
 from outrider.engine.lookup_drafters import build_portfolio, build_recycling, build_suffix
 from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED, build_own

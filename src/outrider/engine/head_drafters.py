@@ -14,12 +14,11 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
 from outrider.core.protocols import Drafter
 from outrider.core.rng import pick_node, race_node
-from outrider.drafters.beside import normed_target
-from outrider.drafters.eagle.drafter import eagle_drafter
-from outrider.drafters.growing import Growth
+from outrider.drafters.eagle.weights import eagle_drafter
+from outrider.drafters.growth import Growth, pick_in_tree, race_in_tree
+from outrider.drafters.heads import normed_target
 from outrider.drafters.hidden_tree import Plant, planted
-from outrider.drafters.places import Places, TreeKind
-from outrider.drafters.trees import pick_in_tree, race_in_tree
+from outrider.drafters.parallel_heads import Places, TreeKind
 from outrider.engine.parts import Parts
 
 
@@ -58,9 +57,8 @@ def growth_of(config: EngineConfig, parts: Parts, whose: str) -> Growth:
 
 def _eagle(config: EngineConfig, parts: Parts) -> Drafter:
     from outrider.drafters.eagle.weights import load_eagle
-    from outrider.drafters.head_pass import whole_chains
-    from outrider.drafters.hidden_chain import ChainLimits
-    from outrider.drafters.tree_pass import head_trees
+    from outrider.drafters.hidden import ChainLimits
+    from outrider.drafters.native import head_trees, whole_chains
 
     if parts.heads is None:
         raise ContractError("the target comes without heads")
@@ -86,9 +84,8 @@ def _plant(config: EngineConfig, parts: Parts, whose: str) -> Plant | None:
 
 
 def _medusa(config: EngineConfig, parts: Parts) -> Drafter:
-    from outrider.drafters.medusa.config import read_medusa_config
-    from outrider.drafters.medusa.drafter import MedusaDrafter
-    from outrider.drafters.medusa.net import load_medusa
+    from outrider.drafters.medusa import load_medusa, read_medusa_config
+    from outrider.drafters.parallel_heads import MedusaDrafter
 
     if parts.heads is None:
         raise ContractError("the target comes without heads")
@@ -100,8 +97,8 @@ def _medusa(config: EngineConfig, parts: Parts) -> Drafter:
 
 
 def _medusa_lite(config: EngineConfig, parts: Parts) -> Drafter:
-    from outrider.drafters.medusa.drafter import MedusaDrafter
-    from outrider.drafters.medusa.net import HeadInit, lite_heads
+    from outrider.drafters.medusa import HeadInit, lite_heads
+    from outrider.drafters.parallel_heads import MedusaDrafter
 
     init = cast("HeadInit", config.head_init)
     net = lite_heads(normed_target(parts.target), num_heads=config.lite_heads, init=init)
@@ -109,9 +106,8 @@ def _medusa_lite(config: EngineConfig, parts: Parts) -> Drafter:
 
 
 def _block(config: EngineConfig, parts: Parts) -> Drafter:
-    from outrider.drafters.block.config import read_block_config
-    from outrider.drafters.block.drafter import BlockDrafter
-    from outrider.drafters.block.net import load_block
+    from outrider.drafters.block import load_block, read_block_config
+    from outrider.drafters.parallel_heads import BlockDrafter
 
     if parts.heads is None:
         raise ContractError("the target comes without heads")
@@ -134,7 +130,7 @@ def places_of(config: EngineConfig, parts: Parts, whose: str) -> Places:
 
 
 def _mtp(config: EngineConfig, parts: Parts) -> Drafter:
-    from outrider.drafters.mtp.drafter import mtp_drafter
+    from outrider.drafters.mtp.net import mtp_drafter
 
     if parts.heads is None:
         raise ContractError("the target comes without heads")

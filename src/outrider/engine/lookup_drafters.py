@@ -5,12 +5,10 @@ from __future__ import annotations
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.offers import Offerer
-from outrider.drafters.portfolio.drafter import PortfolioDrafter
-from outrider.drafters.portfolio.forced import ForcedDrafter
-from outrider.drafters.portfolio.neural import Neural
-from outrider.drafters.portfolio.shadow import Shadowed
+from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, Shadowed
+from outrider.drafters.portfolio_model import Neural
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.proposals import Offerer
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.parts import Parts

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block.config import BlockConfig, config_values
+from outrider.drafters.block import BlockConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam

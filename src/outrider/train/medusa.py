@@ -29,8 +29,8 @@ from torch.nn import functional
 from outrider.core.clock import host_ints
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances, Shape, best_shape
-from outrider.drafters.medusa.config import MedusaConfig, config_values
-from outrider.drafters.trees import RankTally
+from outrider.drafters.growth import RankTally
+from outrider.drafters.medusa import MedusaConfig, config_values
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import as_dtype

@@ -12,9 +12,8 @@ from doubles.rig import first_maximum
 from doubles.toy_heads import states_of
 from doubles.toy_places import ToyBlock, state_row
 from outrider.core.budget import Budget
-from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.block.net import Context, Guess
-from outrider.drafters.places import Places
+from outrider.drafters.block import Context, Guess
+from outrider.drafters.parallel_heads import BlockDrafter, Places
 
 TEXT = (1, 2, 0, 4, 3)
 

@@ -23,10 +23,10 @@ from outrider.core.rng import ROOT, KeyedNoise, Noise
 from outrider.core.sampling import PLAIN
 from outrider.core.tree import LEAST_WORTH
 from outrider.core.tree_nodes import sharp_shares
+from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden_chain import ChainLimits
+from outrider.drafters.hidden import ChainLimits
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted
-from outrider.drafters.trees import pick_in_tree
 
 VOCAB = 5
 LIMITS = ChainLimits(chunk=3, reach=5, window=1000, first=1)

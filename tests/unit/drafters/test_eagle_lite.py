@@ -15,7 +15,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedNoise
 from outrider.drafters.eagle.lite import ALPHA, MAX_DRAFT, LiteDrafter
-from outrider.drafters.growing import Growth
+from outrider.drafters.growth import Growth
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 

@@ -31,12 +31,12 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import ROOT, KeyedNoise, Noise, inverse_cdf, race_node
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growing import GrowingChain, Growth
-from outrider.drafters.head_pass import HeadPass, NativeChainDrafts, whole_chains
+from outrider.drafters.growth import GrowingChain, Growth
 from outrider.drafters.heads import HeadNet, NetOutput
-from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter, Part, WholeChains
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter, Part, WholeChains
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
+from outrider.drafters.native import HeadPass, NativeChainDrafts, whole_chains
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
 from outrider.models.llama import LlamaModel

@@ -21,9 +21,9 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedNoise, Noise
-from outrider.drafters.growing import Growth
+from outrider.drafters.growth import Growth
 from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
 
 VOCAB = 5
 LIMITS = ChainLimits(chunk=3, reach=5, window=1000)

@@ -12,7 +12,7 @@ import pytest
 from checks.drafters import row
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.portfolio.drafter import PortfolioDrafter
+from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.lookup_drafters import lookup_members
 

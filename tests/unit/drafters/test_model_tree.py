@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.rng import ROOT
 from outrider.core.tree_nodes import SHARPNESS
-from outrider.drafters.model_tree import ModelTreeDrafter
+from outrider.drafters.model import ModelTreeDrafter
 
 Make = Callable[[], CausalLM]
 MODELS: dict[str, Make] = {

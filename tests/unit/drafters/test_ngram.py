@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from checks.drafters import check_lookup, row
 from outrider.core.errors import ConfigError
-from outrider.drafters.gate import Gate
-from outrider.drafters.ngram import NgramDrafter, NgramIndex
+from outrider.drafters.ngram import Gate, NgramDrafter, NgramIndex
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

@@ -18,9 +18,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
-from outrider.drafters.block.drafter import BlockDrafter, num_sure
-from outrider.drafters.medusa.drafter import MedusaDrafter
-from outrider.drafters.places import Places, TreeKind
+from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, Places, TreeKind, num_sure
 
 TEXT = (1, 2, 0, 4, 3)
 

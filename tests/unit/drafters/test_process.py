@@ -24,14 +24,24 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedNoise, inverse_cdf
 from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
-from outrider.drafters.process.inner import Inner
+from outrider.drafters.process.child import Inner, Server
+from outrider.drafters.process.frames import (
+    TICK_SECONDS,
+    Frame,
+    Kind,
+    SharedLaws,
+    anonymous_file,
+    num_bytes,
+    receive,
+    send,
+)
 from outrider.drafters.process.messages import (
     Answer,
     Asked,
     AskedAhead,
     Hello,
     Proposal,
+    Terms,
     about,
     asking,
     failure,
@@ -39,11 +49,9 @@ from outrider.drafters.process.messages import (
     read_about,
     read_asking,
     read_failure,
+    read_terms,
 )
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.serving import Server
-from outrider.drafters.process.shared_laws import SharedLaws, anonymous_file, num_bytes
-from outrider.drafters.process.terms import Terms, read_terms
 
 ids = st.integers(0, 2**31 - 1)
 seq_ids = st.integers(0, 2**63 - 1)

@@ -8,7 +8,7 @@ import pytest
 
 from doubles.tiny_hybrids import stored_hybrid
 from outrider.core.spec import StateRoom
-from outrider.drafters.process.inner import build_inner
+from outrider.drafters.process.child import build_inner
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.qwen_hybrid import QwenHybridModel
 
@@ -25,7 +25,7 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided(
         (model,) = (arg for arg in args if isinstance(arg, QwenHybridModel))
         models.append(model)
 
-    monkeypatch.setattr("outrider.drafters.process.inner.in_turns", keep)
+    monkeypatch.setattr("outrider.drafters.process.child.in_turns", keep)
     options = ChildOptions(
         folder=str(stored_hybrid("qwen3_5")),
         vocab_size=96,

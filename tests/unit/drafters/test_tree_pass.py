@@ -23,11 +23,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import ROOT
 from outrider.core.tree_nodes import TreeLimits
-from outrider.drafters.hidden_chain import ChainLimits, Part
+from outrider.drafters.growth import pick_in_tree
+from outrider.drafters.hidden import ChainLimits, Part
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted
-from outrider.drafters.model_tree import ModelTreeDrafter
-from outrider.drafters.tree_pass import ModelTrees, head_trees, model_trees
-from outrider.drafters.trees import pick_in_tree
+from outrider.drafters.model import ModelTreeDrafter
+from outrider.drafters.native import ModelTrees, head_trees, model_trees
 from outrider.kernels.native.trees import Grown
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room

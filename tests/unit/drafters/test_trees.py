@@ -20,13 +20,7 @@ from outrider.core.tree import (
     guessed_chances,
     worthwhile,
 )
-from outrider.drafters.trees import (
-    DrawnTree,
-    RankTally,
-    chosen_tree,
-    race_in_tree,
-    without,
-)
+from outrider.drafters.growth import DrawnTree, RankTally, chosen_tree, race_in_tree, without
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
     lambda shares: tuple(sorted(shares, reverse=True))

@@ -18,7 +18,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.portfolio.drafter import PortfolioDrafter
+from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.build import build_engine
 from outrider.engine.drafters import build_drafter, resolve_drafter

@@ -20,9 +20,8 @@ from outrider.bench.drafters.heads import heads_beside
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
-from outrider.drafters.beside import NormedTarget, normed_target
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.heads import HeadNet
+from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
 from outrider.lab import inflate

@@ -16,10 +16,8 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.drafters.block.config import read_block_config
-from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.block.net import Context, load_block
-from outrider.drafters.places import Places
+from outrider.drafters.block import Context, load_block, read_block_config
+from outrider.drafters.parallel_heads import BlockDrafter, Places
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

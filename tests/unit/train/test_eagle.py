@@ -21,8 +21,8 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedNoise
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growing import Growth
-from outrider.drafters.hidden_chain import ChainLimits, HiddenChainDrafter
+from outrider.drafters.growth import Growth
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel

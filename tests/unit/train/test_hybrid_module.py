@@ -16,8 +16,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedNoise
-from outrider.drafters.growing import Growth
-from outrider.drafters.mtp.drafter import mtp_drafter
+from outrider.drafters.growth import Growth
+from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
 from outrider.models.hf_config import read_native_config

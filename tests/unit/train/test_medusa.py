@@ -15,10 +15,8 @@ from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.drafters.medusa.config import MedusaConfig, read_medusa_config
-from outrider.drafters.medusa.drafter import MedusaDrafter
-from outrider.drafters.medusa.net import load_medusa
-from outrider.drafters.places import Places
+from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_config
+from outrider.drafters.parallel_heads import MedusaDrafter, Places
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

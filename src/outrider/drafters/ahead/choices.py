@@ -1,6 +1,8 @@
 """What a user decides about drafting ahead.
 
 No tensors: a process reads it before it loads PyTorch.
+
+What a draft model's memory must hold when it drafts ahead, beside what it holds anyway.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.drafters.ahead.fallback import Kind as Fallback
+    from outrider.drafters.ahead.forecast import Kind as Fallback
     from outrider.drafters.ahead.forecast import Policy
 
 
@@ -28,3 +30,26 @@ class AheadChoices:
     always: bool = False
     max_ngram: int = 3
     min_ngram: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AheadRoom:
+    """`num_rows` packed tokens and `num_logits` rows of logits in one pass; `num_slots` KV
+    positions of every sequence beyond its text."""
+
+    num_rows: int
+    num_logits: int
+    num_slots: int
+
+
+def room_needed(k: int, fan_out: int, batch: int) -> AheadRoom:
+    """For `batch` sequences that draft `k` tokens after each of `fan_out` foreseen verdicts.
+
+    A sequence stages a trunk (a token that was not read yet, the pending one and the draft) and `k`
+    nodes a branch. A pass reads all trunks, or the newest node of every branch.
+    """
+    return AheadRoom(
+        num_rows=batch * max(k + 2, fan_out),
+        num_logits=batch * max(k + 1, fan_out),
+        num_slots=k + 2 + k * fan_out,
+    )

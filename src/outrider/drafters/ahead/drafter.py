@@ -18,28 +18,75 @@ Requests whose logits are shaped (penalties, bias, bans) are drafted for in turn
 ahead how the shaper counts a text that is not written yet.
 
 Shapes:  N = places of a draft, V = vocabulary.
+
+What drafting ahead did: plain counts, from which every rate is derived.
+
+A draft model's drafter, in turns or ahead, wherever it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
 from outrider.core.rng import ROOT
-from outrider.drafters.ahead.fallback import Fallback, Kind, Source
-from outrider.drafters.ahead.forecast import Forecast, Policy
-from outrider.drafters.ahead.fork import fork, rank
-from outrider.drafters.ahead.pace import Pace
-from outrider.drafters.ahead.room import AheadRoom
-from outrider.drafters.ahead.stats import AheadStats
-from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable
-from outrider.drafters.ahead.tree import Drawing, Tree, grow_all
-from outrider.drafters.ahead.trunk import Trunk, Trunks
+from outrider.drafters.ahead.choices import AheadChoices, AheadRoom
+from outrider.drafters.ahead.forecast import Fallback, Forecast, Kind, Policy, Saguaro, Source
+from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable, Pace, fork, rank
+from outrider.drafters.ahead.tree import Drawing, Tree, Trunk, Trunks, grow_all
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+
+
+@dataclass(slots=True)
+class Looks:
+    """How often a verdict was looked up, and how often it was found."""
+
+    asked: int = 0
+    found: int = 0
+
+    def add(self, *, found: bool) -> None:
+        self.asked += 1
+        self.found += found
+
+    @property
+    def share(self) -> float:
+        """p_hit; 0 if nothing was looked up."""
+        return self.found / self.asked if self.asked else 0.0
+
+
+@dataclass(slots=True)
+class AheadStats:
+    """Since the drafter was made. First rounds look nothing up.
+
+    `looks` are all look-ups; `by_accepted` the same by how many tokens the verdict had accepted;
+    `bonus` those after a draft that was accepted whole. `num_made_good` hits were forced and not
+    really found. `num_prepared` is how many rounds something was prepared for, `num_tree_nodes`
+    what the draft model was fed for their trees. `recovered_ranks` and `bonus_ranks` say how often
+    the target's own token was the i-th of the draft model's list; their last entry counts those
+    beyond it.
+    """
+
+    looks: Looks = field(default_factory=Looks)
+    by_accepted: dict[int, Looks] = field(default_factory=dict[int, Looks])
+    bonus: Looks = field(default_factory=Looks)
+    num_made_good: int = 0
+    num_prepared: int = 0
+    num_branches: int = 0
+    num_tree_nodes: int = 0
+    recovered_ranks: tuple[int, ...] = ()
+    bonus_ranks: tuple[int, ...] = ()
+
+    def add(self, accepted: int, depth: int, *, found: bool) -> None:
+        """A verdict that accepted so many of `depth` drafted tokens was looked up."""
+        self.looks.add(found=found)
+        self.by_accepted.setdefault(accepted, Looks()).add(found=found)
+        if accepted == depth:
+            self.bonus.add(found=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,3 +291,47 @@ class AheadDrafter:
         text = answer.tokens[: row.start]
         known = text[-1] == row.pending and end < self._model.spec.max_tokens
         return text if known else None
+
+
+@runtime_checkable
+class Foretold(Protocol):
+    """A model whose words can be had without its work, for study."""
+
+    def without_cost(self) -> CausalLM:
+        """One that says the same and takes no time, with a memory of its own."""
+        ...
+
+
+def in_turns(model: CausalLM, drawing: Drawing, *, chunk: int) -> ModelDrafter:
+    """Drafts with `model` as `drawing` says; reads at most `chunk` prompt tokens in one pass."""
+    return ModelDrafter(
+        model,
+        drawing.argmax,
+        chunk=chunk,
+        draw=drawing.draw,
+        sampling=drawing.sampling,
+        change=drawing.change,
+    )
+
+
+def ahead(
+    model: CausalLM, drawing: Drawing, choices: AheadChoices, room: AheadRoom, *, chunk: int
+) -> AheadDrafter:
+    """The same, ahead of verdicts too, in the `room` that the model was given."""
+    if choices.saguaro < 1:
+        change = Saguaro.planned(choices.saguaro, budget=choices.fan_out, depth=choices.k)
+        drawing = replace(drawing, change=change)
+    free = None
+    if choices.force_hits >= 0 and isinstance(model, Foretold):
+        free = in_turns(model.without_cost(), drawing, chunk=chunk)
+    options = AheadOptions(
+        room=room,
+        fan_out=choices.fan_out,
+        policy=choices.policy,
+        fallback=choices.fallback,
+        force_hits=choices.force_hits,
+        free=free,
+        always=choices.always,
+    )
+    fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
+    return AheadDrafter(model, in_turns(model, drawing, chunk=chunk), drawing, options, fast=fast)

@@ -9,17 +9,41 @@ What is found may be used whatever the verdict's random numbers were: a branch w
 drafter's law with numbers of its own round, and which branch is taken depends on the verdict alone.
 
 Shapes:  V = vocabulary, K = nodes of a chain.
+
+From the laws along a draft to the verdicts worth drafting for.
+
+A verdict is n accepted tokens and one of the target's own. Where the token after them was refused,
+the target's own token is another: the residual max(p - q, 0) has no mass where q was larger, and a
+greedy target said something else. So the refused token is left out of the list; only after a draft
+that was accepted whole may anything follow. Leaving it out changes no law that is drawn from, just
+what is prepared.
+
+Shapes:  N = places of a draft, the root first, V = vocabulary, M = listed ids.
+
+Keeps drafting ahead within the verification that it runs beside.
+
+The next round waits for whatever is still drafted ahead when the verdict is there. So fewer
+verdicts are foreseen while it takes longer than verifications do, and more again while there is
+time left. Where even one verdict takes too long, drafting in turns is faster: waiting then costs
+more than the hits save, and nothing is drafted ahead for a while, unless it is to go on always.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import torch
+from torch import Tensor
+
+from outrider.core.clock import host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import ROOT, KeyedNoise, Role
+from outrider.drafters.ahead.forecast import NUM_RANKS, Forecast
 
 # Of nobody's request: these coins must not be the numbers that a request draws with.
 _COIN_SEED = 0x6F75_7472_6964_6572
@@ -108,3 +132,107 @@ def _beginning(draft: Draft, depth: int) -> Draft:
         None if laws_KV is None else laws_KV[:depth].contiguous(),
         draft.hit,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A verdict: `accepted` tokens of the draft, then `token`."""
+
+    accepted: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """For n = 0..d accepted tokens: ids by falling share, and the share of each."""
+
+    ids: Sequence[Sequence[int]]
+    shares: Sequence[Sequence[float]]
+
+
+def rank(logits_NV: Tensor, draft: Sequence[int], temperature: float) -> Ranking:
+    """What may follow each place of `draft`, by the draft model's logits after it. Shares are at
+    `temperature`, or at 1 where that is 0, and sum to one with what is not listed.
+
+    Writes over the logits of refused tokens.
+    """
+    places = masked_places(draft)
+    with torch.inference_mode():
+        logits_NV[places, [draft[place] for place in places]] = float("-inf")
+        scaled_NV = logits_NV / (temperature or 1.0)
+        count = min(NUM_RANKS, logits_NV.shape[-1])
+        top_NM, ids_NM = torch.topk(scaled_NV, count, dim=-1)
+        shares_NM = (top_NM - scaled_NV.logsumexp(-1, keepdim=True)).exp()
+        shares = cast("list[list[float]]", cast("object", host_rows(shares_NM)))
+    # The refused token, and what a mask of the model itself forbids, comes last with no share.
+    kept = [sum(share > 0 for share in row) for row in shares]
+    ids = [row[:n] for row, n in zip(host_rows(ids_NM), kept, strict=True)]
+    return Ranking(ids, [row[:n] for row, n in zip(shares, kept, strict=True)])
+
+
+def masked_places(draft: Sequence[int]) -> list[int]:
+    """Those after which the token that was drafted there cannot follow: all but the last."""
+    return list(range(len(draft)))
+
+
+def fork(ranking: Ranking, forecast: Forecast, budget: int, *, hit: bool) -> list[Branch]:
+    """At most `budget` branches, by the forecast's policy, for a draft that was foreseen or not."""
+    depth = len(ranking.ids) - 1
+    if forecast.policy == "top":
+        return _top(ranking, forecast.chances(depth, hit=hit), budget)
+    counts = forecast.counts(budget, depth, hit=hit)
+    return [
+        Branch(n, token)
+        for n, (ids, count) in enumerate(zip(ranking.ids, counts, strict=True))
+        for token in ids[:count]
+    ]
+
+
+def _top(ranking: Ranking, likely: Sequence[float], budget: int) -> list[Branch]:
+    """The likeliest of all: P(n) times the share of the token there."""
+    scored = [
+        (p * share, Branch(n, token))
+        for n, p in enumerate(likely)
+        for token, share in zip(ranking.ids[n], ranking.shares[n], strict=True)
+    ]
+    return [branch for _, branch in heapq.nlargest(budget, scored, key=lambda pair: pair[0])]
+
+
+# By how much one look may change how many verdicts are foreseen.
+SLOWER, FASTER = 0.5, 1.25
+# Rounds without drafting ahead, at first and at most.
+FIRST_REST, LONGEST_REST = 8, 256
+
+
+@dataclass(slots=True)
+class Pace:
+    """For at most `most` foreseen verdicts a sequence, and with `always` for one at least. A pure
+    function of what it observes."""
+
+    most: int
+    always: bool = False
+    _share: float = 1.0
+    _resting: int = 0
+    _next_rest: int = FIRST_REST
+
+    @property
+    def fan_out(self) -> int:
+        """Verdicts to foresee for a sequence in the round that begins; 0 while it rests."""
+        return 0 if self._resting else max(round(self._share * self.most), 1)
+
+    def rest(self) -> None:
+        """A round went by without drafting ahead."""
+        self._resting = max(self._resting - 1, 0)
+
+    def observe(self, seconds: float, window: float, saved: float) -> None:
+        """Drafting ahead took `seconds` beside a verification that takes `window` (0: unknown). It
+        saves `saved` a round, on average, by not drafting in turns."""
+        if window <= 0 or seconds <= 0:
+            return
+        at_least = self.fan_out == 1
+        change = min(max(window / seconds, SLOWER), FASTER)
+        self._share = min(max(self._share * change, 1 / self.most), 1.0)
+        if at_least and seconds - window > saved and not self.always:
+            self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+        elif seconds <= window:
+            self._next_rest = FIRST_REST

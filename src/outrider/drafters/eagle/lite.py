@@ -18,8 +18,8 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.beside import NormedTarget, own_kernels
-from outrider.drafters.growing import GrowingChain, Growth
+from outrider.drafters.growth import GrowingChain, Growth
+from outrider.drafters.heads import NormedTarget, own_kernels
 
 ALPHA = 0.7
 MAX_DRAFT = 2

@@ -4,6 +4,9 @@ The names are those of the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlaye
 `lm_head`, `d2t`. The table of tokens is in some files and left out of others; it is the target's.
 
 Shapes:  V = vocabulary, W = ids that are drafted, D = hidden size.
+
+Drafts of EAGLE heads, by the loops that they share with MTP: chains (hidden_chain.py) and trees
+(hidden_tree.py).
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from torch import Tensor
 
 from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
-from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
+from outrider.core.protocols import Drafter
 from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
-from outrider.drafters.eagle.native import native_pass
-from outrider.drafters.eagle.net import EagleNet
-from outrider.drafters.eagle.parts import EagleHead, EagleLayer, EagleParts
+from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts, native_pass
+from outrider.drafters.growth import Growth
+from outrider.drafters.heads import HeadNet, NormedTarget, own_kernels, placement_of
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter, WholeChains
+from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant, WholeTrees
 from outrider.kernels.plan import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
@@ -145,3 +150,21 @@ def _check_numbers(weights: Weights) -> None:
                 "infinity).",
                 hint="take an earlier checkpoint, or train it anew with a lower learning rate",
             )
+
+
+NAME = "eagle"
+
+
+def eagle_drafter(
+    net: HeadNet,
+    growth: Growth,
+    limits: ChainLimits,
+    plant: Plant | None,
+    whole: WholeChains | None = None,
+    whole_trees: WholeTrees | None = None,
+) -> Drafter:
+    """Without `plant` it drafts chains, by `whole` where that can be; with it trees, by
+    `whole_trees` where that can be."""
+    if plant is None:
+        return HiddenChainDrafter(NAME, [net], growth, limits, whole)
+    return HiddenTreeDrafter(NAME, net, plant, limits, whole_trees)

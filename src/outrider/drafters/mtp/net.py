@@ -11,10 +11,16 @@ Cost of a pass: one layer, W_eh and the output head. Of a small target the head 
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers (1 here),
          V = vocabulary, D = hidden size, T = positions, H = half of a head.
+
+Drafts by the MTP block of a target: the wiring of net and loop.
+
+Every round is one pass of the first block over what is new in each text, and one more for each
+draft after the first (drafters/hidden.py), or for each level of a tree (hidden_tree.py).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,16 +29,25 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.drafters.beside import NormedTarget, check_finite, own_kernels, placement_of
-from outrider.drafters.head_pass import EntranceRoom, HeadPass, head_pass
-from outrider.drafters.heads import NetOutput
-from outrider.drafters.mtp.config import MtpConfig
+from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
+from outrider.drafters.growth import Growth
+from outrider.drafters.heads import (
+    NetOutput,
+    NormedTarget,
+    check_finite,
+    normed_target,
+    own_kernels,
+    placement_of,
+)
+from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
+from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant
+from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
+from outrider.drafters.native import EntranceRoom, HeadPass, head_pass, head_trees, whole_chains
 from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch
-from outrider.models.heads import HeadMemory
+from outrider.models.heads import HeadMemory, Heads
 from outrider.models.rope import rope_tables
 
 # The residual after the block's one layer, of every token.
@@ -178,3 +193,46 @@ def _probe(net: MtpNet, target: NormedTarget) -> Tensor:
         return net.step([row], states_PD).logits_MV[0].clone()
     finally:
         net.state.close(0)
+
+
+_log = logging.getLogger(__name__)
+
+
+def mtp_drafter(
+    heads: Heads,
+    target: CausalLM,
+    growth: Growth,
+    *,
+    chunk: int,
+    batch_size: int,
+    plant: Plant | None = None,
+) -> Drafter:
+    """Trees with `plant` where there is one block, otherwise chains.
+
+    Raises CheckpointError for a block that is damaged or another target's, ConfigError for a target
+    that shares no tables.
+    """
+    host = normed_target(target)
+    config = read_mtp_config(heads.folder, target.spec)
+    nets = load_mtp(heads.folder, config, host, heads.room)
+    window, wanted = config.block.max_tokens, target.spec.max_tokens
+    if window < wanted:
+        _log.warning(
+            "The MTP block has %d positions and the target %d: nothing is drafted beyond.",
+            window,
+            wanted,
+        )
+    limits = ChainLimits(
+        chunk=min(chunk, heads.room.max_rows),
+        reach=max(heads.room.max_rows // batch_size, 1),
+        window=min(window, wanted),
+    )
+    if plant is not None and len(nets) == 1:
+        trees = head_trees(nets[0].native, nets[0].fuse, batch_size=batch_size)
+        return HiddenTreeDrafter("mtp", nets[0], plant, limits, trees)
+    if plant is not None:
+        _log.warning("%d MTP blocks take turns in a path: chains are drafted, no trees.", len(nets))
+    whole = None
+    if len(nets) == 1:
+        whole = whole_chains(nets[0].native, nets[0].fuse, growth, batch_size=batch_size)
+    return HiddenChainDrafter("mtp", nets, growth, limits, whole)

@@ -10,6 +10,11 @@
 Qwen's blocks share all but the layer, and their norms hold the difference from 1.
 
 Shapes:  D = hidden size.
+
+The decoder layer within an MTP block: as a target of the Llama family has it, or a hybrid's
+attending layer, whose heads are scaled by a gate and whose feed-forward may be a mixture.
+
+Shapes:  N = packed tokens, A = heads x head size, T = positions, H = half of a head.
 """
 
 from __future__ import annotations
@@ -17,18 +22,139 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from outrider.drafters.beside import NormedTarget, own_kernels, placement_of
+from outrider.core.errors import ContractError
+from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.drafters.mtp.config import MtpConfig
-from outrider.drafters.mtp.layers import BlockLayer, GatedLayer, LlamaLayer
-from outrider.kernels.plan import PackedLinear
+from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.reference.delta import by_row
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.llama import read_layer
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.qwen_hybrid_weights import HybridReader
+from outrider.models.qwen_hybrid_weights import (
+    AttentionWeights,
+    DenseWeights,
+    HybridLayer,
+    HybridReader,
+    mix,
+)
 from outrider.models.weights import DERIVED, WeightReader, Weights
+
+Turns = tuple[Tensor, Tensor]
+
+
+class BlockLayer(Protocol):
+    def run(
+        self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        """Add the layer to `scratch.x_ND`; `turns` are the tables (cos_TH, sin_TH)."""
+        ...
+
+    @property
+    def native(self) -> LayerWeights | None:
+        """What a native pass is told of the layer; None if it has no such pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """BlockLayer of the Llama family."""
+
+    config: LlamaConfig
+    weights: LayerWeights
+
+    @property
+    def native(self) -> LayerWeights:
+        return self.weights
+
+    def run(
+        self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        self._attend(kernels, turns, plan, scratch, kv)
+        layer, eps = self.weights, self.config.rms_norm_eps
+        kernels.rms_norm(scratch.x_ND, layer.ffn_norm_D, eps, scratch.norm_ND)
+        kernels.linear(scratch.norm_ND, layer.gate_up, scratch.up_NU)
+        _add(scratch.up_NU, layer.gate_up_bias_2F)
+        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
+        kernels.linear(scratch.activated_NF, layer.down, scratch.x_ND, accumulate=True)
+        _add(scratch.x_ND, layer.down_bias_D)
+
+    def _attend(
+        self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        config, layer, qkv_NE = self.config, self.weights, scratch.qkv_NE
+        kernels.rms_norm(scratch.x_ND, layer.attention_norm_D, config.rms_norm_eps, scratch.norm_ND)
+        kernels.linear(scratch.norm_ND, layer.qkv, qkv_NE)
+        _add(qkv_NE, layer.qkv_bias_E)
+        if layer.q_norm_H is not None and layer.k_norm_H is not None:
+            kernels.head_norm(
+                qkv_NE, layer.q_norm_H, layer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+            )
+        kernels.rope_append(qkv_NE, *turns, plan, *kv)
+        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
+        kernels.linear(scratch.attended_NA, layer.out, scratch.x_ND, accumulate=True)
+        _add(scratch.x_ND, layer.out_bias_D)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLayer:
+    """BlockLayer of Qwen3-Next and Qwen3.5."""
+
+    config: QwenHybridConfig
+    weights: HybridLayer
+
+    @property
+    def native(self) -> None:
+        return None
+
+    def run(
+        self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        eps, feed = self.config.rms_norm_eps, self.weights.ffn
+        kernels.rms_norm(scratch.x_ND, self.weights.mixer_norm_D, eps, scratch.norm_ND)
+        self._attend(kernels, turns, plan, scratch, kv)
+        kernels.rms_norm(scratch.x_ND, self.weights.ffn_norm_D, eps, scratch.norm_ND)
+        if not isinstance(feed, DenseWeights):
+            scratch.x_ND.add_(mix(kernels, feed, scratch.norm_ND))
+            return
+        kernels.linear(scratch.norm_ND, feed.gate_up, scratch.up_NU)
+        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
+        kernels.linear(scratch.activated_NF, feed.down, scratch.x_ND, accumulate=True)
+
+    def _attend(
+        self, kernels: Kernels, turns: Turns, plan: PackedPlan, scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        config, mixer, qkv_NE = self.config, self.weights.mixer, scratch.qkv_NE
+        if not isinstance(mixer, AttentionWeights):
+            raise ContractError("mixer is no AttentionWeights")
+        gate_NA = torch.empty_like(scratch.attended_NA)
+        kernels.linear(scratch.norm_ND, mixer.qkv, qkv_NE)
+        kernels.linear(scratch.norm_ND, mixer.gate, gate_NA)
+        kernels.head_norm(
+            qkv_NE, mixer.q_norm_H, mixer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+        )
+        kernels.rope_append(qkv_NE, *turns, plan, *kv)
+        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
+        scratch.attended_NA.mul_(by_row(torch.sigmoid, gate_NA))
+        kernels.linear(scratch.attended_NA, mixer.out, scratch.x_ND, accumulate=True)
+
+
+def _add(x_NO: Tensor, bias_O: Tensor | None) -> None:
+    if bias_O is not None:
+        x_NO.add_(bias_O)
+
 
 # Copies of the target's tables, which some checkpoints hold.
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")

@@ -3,6 +3,14 @@
 OPTIONS is the JSON of a `ChildOptions`, LINE and LAWS are descriptors that the engine opened: its
 socket, and the memory for laws. The process ends when LINE does, so it never outlives the engine.
 It has a process group of its own: Ctrl-C is meant for the engine.
+
+The drafter inside a drafter's process, built from its options.
+
+What a drafter's process does with the frames it gets, until its line closes.
+
+It keeps each sequence's text, terms and newest draft, and gives its drafter the rows that a drafter
+inside the engine would get. Errors that a user can cause are answered, for the engine to raise; any
+other ends the process, which is then started anew.
 """
 
 from __future__ import annotations
@@ -10,8 +18,35 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
+from outrider.core.draft import Draft, Outcome
+from outrider.core.errors import DrafterError, OutriderError, SequenceError
+from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
+from outrider.core.rng import KeyedNoise, Noise, Pick, pick_node, race_node
+from outrider.drafters.ahead.choices import room_needed
+from outrider.drafters.ahead.drafter import ahead, in_turns
+from outrider.drafters.ahead.tree import Drawing
+from outrider.drafters.process.frames import Frame, Kind, SharedLaws, receive, send
+from outrider.drafters.process.messages import (
+    Answer,
+    Asked,
+    AskedAhead,
+    Hello,
+    Proposal,
+    Terms,
+    failure,
+    read_about,
+    read_asking,
+    read_terms,
+)
 from outrider.drafters.process.options import ChildOptions
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions, load_model, prepare_torch
 
 
 def main() -> None:
@@ -19,7 +54,6 @@ def main() -> None:
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, options.cores)
     # Imported here: PyTorch counts the hardware threads that it may use when it is loaded.
-    from outrider.drafters.process.serving import serve
 
     serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]), options)
     # At once: there is nothing to save, and PyTorch takes a while to be taken down.
@@ -28,3 +62,222 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """`pick` is what its noise draws with. `ahead` is the drafter again if it can draft ahead."""
+
+    drafter: Drafter
+    vocab_size: int
+    pick: Pick
+    ahead: DraftAhead | None = None
+
+
+def build_inner(options: ChildOptions) -> Inner:
+    """Load the draft model and wire it. Raises what `load_model` does."""
+    prepare_torch(deterministic=options.deterministic, threads=options.threads)
+    model = load_model(Path(options.folder), _load_options(options), name=options.name)
+    kernels = model.kernels
+    draw = race_node if options.draw == "race" else pick_node
+    drawing = Drawing(kernels.argmax, draw, kernels.sampling)
+    size, pick, choices = model.spec.vocab_size, kernels.sampling.pick, options.ahead
+    if choices is None:
+        return Inner(in_turns(model, drawing, chunk=options.chunk), size, pick)
+    needed = room_needed(choices.k, choices.fan_out, 1)
+    room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
+    drafter = ahead(model, drawing, choices, room, chunk=options.chunk)
+    return Inner(drafter, size, pick, drafter)
+
+
+def _load_options(options: ChildOptions) -> LoadOptions:
+    room = Room(
+        num_slots=options.num_slots,
+        page_size=options.page_size,
+        max_rows=options.max_rows,
+        max_logits=options.max_logits,
+    )
+    states = replace(room.states, **dict[str, Any](options.states))
+    return LoadOptions(
+        room=replace(room, states=states),
+        dtype=options.dtype,
+        device=options.device,
+        force_reference=options.force_reference,
+        threads=options.threads,
+    )
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence. `opened` says whether the drafter knows it; `draft` is the newest, with its
+    laws."""
+
+    tokens: list[int]
+    terms: Terms | None = None
+    opened: bool = False
+    draft: Draft = field(default_factory=Draft.empty)
+
+    def own(self, told: Draft) -> Draft:
+        """`told` with its laws, which the message left out, if it was made here."""
+        mine = (self.draft.tokens, self.draft.parents)
+        return self.draft if mine == (told.tokens, told.parents) else told
+
+
+class Server:
+    """Answers one frame at a time. `laws` is where the laws of an answer go."""
+
+    def __init__(self, inner: Inner, laws: SharedLaws) -> None:
+        self._inner = inner
+        self._laws = laws
+        self._texts: dict[int, _Text] = {}
+        self._trouble: Frame | None = None
+        self._ahead_seconds = 0.0
+
+    @property
+    def hello(self) -> Hello:
+        num_laws = len(self._laws.laws_LV)
+        return Hello(self._inner.vocab_size, num_laws, self._inner.ahead is not None)
+
+    def answer(self, frame: Frame) -> Frame | None:
+        """What to answer, if anything. Raises DrafterError for a frame that makes no sense."""
+        match frame.kind:
+            case Kind.OPEN:
+                seq_id, tokens = read_about(frame.body)
+                self._texts[seq_id] = _Text(tokens)
+            case Kind.TERMS:
+                seq_id, terms = read_terms(frame.body)
+                self._text(seq_id).terms = terms
+            case Kind.PROPOSE:
+                return self._propose(read_asking(frame.body, Asked.take))
+            case Kind.AHEAD:
+                self._propose_after(read_asking(frame.body, AskedAhead.take))
+            case Kind.CLOSE:
+                self._close(read_about(frame.body)[0])
+            case _:
+                raise DrafterError(f"a drafter's process cannot answer {frame.kind.name}.")
+        return None
+
+    def _propose(self, asked: Sequence[Asked]) -> Frame:
+        rows = [self._row(one) for one in asked]
+        # What failed after the last answer is told with the next one.
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            return trouble
+        began = perf_counter()
+        try:
+            self._open(rows)
+            placed = self._placed(rows, self._inner.drafter.propose(rows))
+        except (OutriderError, SequenceError) as error:
+            return failure(error)
+        answer = Answer(placed, perf_counter() - began, self._ahead_seconds)
+        self._ahead_seconds = 0.0
+        return answer.frame()
+
+    def _propose_after(self, asked: Sequence[AskedAhead]) -> None:
+        if self._inner.ahead is None:
+            return
+        rows = [self._ahead_row(one) for one in asked]
+        began = perf_counter()
+        try:
+            self._inner.ahead.propose_after(rows)
+        except (OutriderError, SequenceError) as error:
+            self._trouble = failure(error)
+        self._ahead_seconds += perf_counter() - began
+
+    def _close(self, seq_id: int) -> None:
+        if self._texts.pop(seq_id).opened:
+            self._inner.drafter.close(seq_id)
+
+    def _open(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            text = self._text(row.seq_id)
+            if not text.opened:
+                self._inner.drafter.open(row.seq_id, row.tokens)
+                text.opened = True
+
+    def _placed(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:
+        """The drafts as they are told, their laws written one after another."""
+        placed: list[Proposal] = []
+        end = 0
+        for row, draft in zip(rows, drafts, strict=True):
+            self._text(row.seq_id).draft = draft
+            if draft.probs_NV is None:
+                placed.append(Proposal(draft, None))
+                continue
+            self._laws.write(end, draft.probs_NV)
+            placed.append(Proposal(draft, end))
+            end += len(draft)
+        return placed
+
+    def _row(self, asked: Asked) -> DraftRow:
+        text = self._text(asked.seq_id)
+        if asked.num_known > len(text.tokens) or text.terms is None:
+            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+        text.tokens[asked.num_known :] = asked.new
+        last = asked.last
+        if last is not None:
+            last = Outcome(asked.seq_id, text.own(last.draft), last.verdict)
+        return DraftRow(
+            asked.seq_id,
+            text.tokens,
+            last,
+            asked.budget,
+            text.terms.params,
+            replace(asked.key, choose=self._inner.pick),
+            shaper=text.terms.shaper,
+        )
+
+    def _ahead_row(self, asked: AskedAhead) -> AheadRow:
+        text = self._text(asked.seq_id)
+        if text.terms is None:
+            raise DrafterError(f"sequence {asked.seq_id} was told in the wrong order.")
+        key = replace(asked.key, choose=self._inner.pick)
+        return AheadRow(
+            asked.seq_id,
+            asked.start,
+            asked.pending,
+            text.own(asked.draft),
+            asked.budget,
+            text.terms.params,
+            _After(key),
+            asked.window,
+        )
+
+    def _text(self, seq_id: int) -> _Text:
+        if seq_id not in self._texts:
+            raise DrafterError(f"a drafter's process was never told of sequence {seq_id}.")
+        return self._texts[seq_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """The numbers of the round after one that emits so many tokens."""
+
+    key: KeyedNoise
+
+    def __call__(self, num_emitted: int) -> Noise:
+        return replace(self.key, start=self.key.start + num_emitted)
+
+
+def serve(
+    line: socket.socket,
+    law_file: int,
+    options: ChildOptions,
+    build: Callable[[ChildOptions], Inner] = build_inner,
+) -> None:
+    """Load, say hello, and answer until the engine says EXIT or is gone."""
+    try:
+        inner = build(options)
+        laws = SharedLaws.over(law_file, options.num_laws, options.vocab_size)
+    except OutriderError as error:
+        send(line, failure(error))
+        return
+    server = Server(inner, laws)
+    try:
+        send(line, server.hello.frame())
+        while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
+            answer = server.answer(frame)
+            if answer is not None:
+                send(line, answer)
+    except ConnectionError:
+        return  # the engine ended while it was being answered

@@ -22,20 +22,19 @@ from outrider.core.errors import DrafterError, MachineError, OutriderError
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedNoise
 from outrider.drafters.process.frames import Frame, Kind
-from outrider.drafters.process.keeper import Keeper, Pace
-from outrider.drafters.process.line import CHILD, Line
 from outrider.drafters.process.messages import (
     Answer,
     Asked,
     AskedAhead,
     Proposal,
+    Terms,
     about,
     asking,
     key_of,
     read_failure,
 )
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.terms import Terms
+from outrider.drafters.process.worker import CHILD, Keeper, Line, Pace
 
 
 @dataclass(slots=True)

@@ -16,24 +16,231 @@ token of text costs a few look-ups and no row. Oliaro et al. 2024, "SuffixDecodi
 
 What one request drafts depends on what others wrote, so a seed's text is the same in every run only
 under the rules that tie it to the seed; its law is, under every exact rule.
+
+How often the text went on as the automaton says, learnt from the text itself.
+
+What followed the present end of the text most often is a prediction, whether it is drafted or not,
+and the next token says whether it was right. So every token of text is a trial, and none costs a
+row of a pass. Trials are told apart by the length of the run that was found (1, 2 to 3, 4 to 7, 8
+to 15, more tokens) and by what followed it: one token seen once, or a token with less than half, up
+to four fifths, or more of the counts.
+
+    rate = (W f shared + hits) / (W + trials)        hits and trials of the request, fading
+    f    = (V + all hits) / (V + all expected)
+
+`shared` is the same over all requests, and f says how much better or worse than foretold this
+request did in all kinds together. Secondary estimation of this kind is from data compression
+(Bloom 1996, "PPMZ"); SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) takes the shares of
+counts as they are, and bounds the depth by a multiple of the length.
+
+What is remembered of texts, in bounded memory: a corpus, and two generations of requests.
+
+All requests write into one automaton, each from a last state of its own. When that holds as many
+states as it may, it is kept as it is, to be looked up only, in place of the one kept before, and
+the requests go on in a new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
+from typing import NamedTuple
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT as DRAFT_ROOT
-from outrider.drafters.offers import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
-from outrider.drafters.suffix.automaton import SuffixAutomaton
-from outrider.drafters.suffix.cursor import next_edge
-from outrider.drafters.suffix.memory import Context, Memory, Reader
-from outrider.drafters.suffix.trust import Trust, bucket
+from outrider.drafters.proposals import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
+from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
+
+_NUM_LENGTHS = 5
+_NUM_SHARES = 4
+# What is supposed of a run of each length before anything was seen, and for how many trials.
+_FIRST_RATES = (0.2, 0.4, 0.6, 0.75, 0.85)
+_FIRST_SHARES = (1.0, 0.4, 0.7, 1.0)
+_FIRST_WEIGHT = 4.0
+# W and V: how much requests are alike, in trials of one kind and in hits of all.
+_LIKENESS = 6.0
+_EVENNESS = 3.0
+_HIGHEST = 0.98
+# Share of the old counts that a new one leaves.
+_FADE = 1 - 1 / 64
+_SHARED_FADE = 1 - 1 / 512
+
+
+def bucket(length: int, count: int, total: int) -> int:
+    """Where trials of a run of `length` tokens count, whose likeliest next token has `count` of
+    `total`."""
+    size = min(length.bit_length(), _NUM_LENGTHS) - 1
+    if total == 1:
+        share = 0
+    elif 2 * count < total:
+        share = 1
+    else:
+        share = 2 if 5 * count < 4 * total else 3
+    return size * _NUM_SHARES + share
+
+
+def _first_hits() -> list[float]:
+    return [_FIRST_WEIGHT * rate * share for rate in _FIRST_RATES for share in _FIRST_SHARES]
+
+
+def _zeros() -> list[float]:
+    return [0.0] * (_NUM_LENGTHS * _NUM_SHARES)
+
+
+@dataclass(slots=True)
+class SharedTrust:
+    """Over all requests."""
+
+    hits: list[float] = field(default_factory=_first_hits)
+    trials: list[float] = field(
+        default_factory=lambda: [_FIRST_WEIGHT] * (_NUM_LENGTHS * _NUM_SHARES)
+    )
+
+    def rate(self, place: int) -> float:
+        return self.hits[place] / self.trials[place]
+
+
+@dataclass(slots=True)
+class Trust:
+    """Of one request."""
+
+    shared: SharedTrust
+    hits: list[float] = field(default_factory=_zeros)
+    trials: list[float] = field(default_factory=_zeros)
+    all_hits: float = 0.0
+    all_expected: float = 0.0
+
+    def rate(self, place: int) -> float:
+        """The probability that a prediction in bucket `place` is right."""
+        factor = (_EVENNESS + self.all_hits) / (_EVENNESS + self.all_expected)
+        foretold = min(factor * self.shared.rate(place), _HIGHEST)
+        weight = _LIKENESS + self.trials[place]
+        return (_LIKENESS * foretold + self.hits[place]) / weight
+
+    def learn(self, place: int, *, right: bool) -> None:
+        shared = self.shared
+        self.all_hits = _FADE * self.all_hits + right
+        self.all_expected = _FADE * self.all_expected + shared.rate(place)
+        self.hits[place] = _FADE * self.hits[place] + right
+        self.trials[place] = _FADE * self.trials[place] + 1
+        shared.hits[place] = _SHARED_FADE * shared.hits[place] + right
+        shared.trials[place] = _SHARED_FADE * shared.trials[place] + 1
+
+
+# An automaton has at most so many states a token.
+_STATES_PER_TOKEN = 2
+
+
+@dataclass(slots=True)
+class Memory:
+    """At most `num_tokens` tokens of the corpus, and of each generation so many and what one
+    request's round adds. `num_generations` counts how often requests began anew."""
+
+    num_tokens: int
+    corpus: SuffixAutomaton | None = None
+    kept: SuffixAutomaton | None = None
+    growing: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    trust: SharedTrust = field(default_factory=SharedTrust)
+    num_generations: int = 0
+
+    def learn(self, texts: Sequence[Sequence[int]]) -> None:
+        """Read a corpus, as much as there is room for."""
+        self.corpus = SuffixAutomaton()
+        left = self.num_tokens
+        for text in texts:
+            last = ROOT
+            for token in text[:left]:
+                last = self.corpus.extend(last, token)
+            left -= min(len(text), left)
+
+    def forget(self) -> None:
+        """All but the corpus."""
+        self.kept, self.growing, self.trust = None, SuffixAutomaton(), SharedTrust()
+        self.num_generations = 0
+
+    def make_room(self) -> None:
+        if self.growing.num_states > _STATES_PER_TOKEN * self.num_tokens:
+            self.kept, self.growing = self.growing, SuffixAutomaton()
+            self.num_generations += 1
+
+
+class Context(NamedTuple):
+    """What a text's end says of its next token, by its longest run that anything followed: `token`
+    did most often, and trials of that kind are told apart by `place`."""
+
+    automaton: SuffixAutomaton
+    state: int
+    length: int
+    token: int
+    place: int
+
+
+class Reader:
+    """One request's places in `memory`, and the trust in what is found there.
+
+    The first `prompt_length` tokens are remembered and followed, but nothing is learnt from them of
+    how repetitive the output is.
+    """
+
+    def __init__(self, memory: Memory, prompt_length: int) -> None:
+        self._memory = memory
+        self._prompt_length = prompt_length
+        self._num_read = 0
+        self._context: Context | None = None
+        self._generation = memory.num_generations
+        self._growing = Writer(memory.growing)
+        self._others = [Cursor(a) for a in (memory.corpus, memory.kept) if a is not None]
+        self.trust = Trust(memory.trust)
+
+    def read(self, tokens: Sequence[int]) -> Context | None:
+        """Catch up with the text, which may only have grown; what its end says of the next token,
+        by the longest run, of equals that of the requests. None if nothing is known."""
+        self._memory.make_room()
+        if self._generation != self._memory.num_generations:
+            self._move()
+        growing, others, context = self._growing, self._others, self._context
+        for end, token in enumerate(tokens[self._num_read :], start=self._num_read + 1):
+            if context is not None:
+                # Every token of output is a trial of what was foreseen, drafted or not.
+                self.trust.learn(context.place, right=context.token == token)
+            growing.state = growing.automaton.extend(growing.state, token)
+            for cursor in others:
+                cursor.follow(token)
+            context = self._found() if end >= self._prompt_length else None
+        self._num_read, self._context = len(tokens), context
+        return context
+
+    def _found(self) -> Context | None:
+        growing = self._growing
+        automaton = growing.automaton
+        state, length = automaton.followed(growing.state, automaton.length(growing.state))
+        for cursor in self._others:
+            other, other_length = cursor.context()
+            if other_length > length:
+                automaton, state, length = cursor.automaton, other, other_length
+        if not length:
+            return None
+        token, count, total = automaton.foremost(state)
+        return Context(automaton, state, length, token, bucket(length, count, total))
+
+    def _move(self) -> None:
+        """Go on in the newest generation. The one before is looked up from where the text stands
+        there; one that was missed, from the start."""
+        memory = self._memory
+        in_step = self._generation + 1 == memory.num_generations
+        if memory.kept is None:
+            raise ContractError("the generation before is gone")
+        before = Cursor.after(self._growing) if in_step else Cursor(memory.kept)
+        corpus = [c for c in self._others if c.automaton is memory.corpus]
+        self._others = [*corpus, before]
+        self._growing = Writer(memory.growing)
+        self._generation = memory.num_generations
+        self._context = self._found()
+
 
 # Tokens after one run that a tree looks at, newest first.
 _MOST_CHILDREN = 32

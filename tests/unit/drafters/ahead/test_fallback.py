@@ -15,7 +15,7 @@ from checks.effort import examples
 from doubles.clocks import FakeClock
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.ahead.fallback import Fallback, Mean, crossover
+from outrider.drafters.ahead.forecast import Fallback, Mean, crossover
 
 
 @dataclass(slots=True)

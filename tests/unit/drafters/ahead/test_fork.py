@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
+from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.forecast import Forecast, Policy
-from outrider.drafters.ahead.fork import Branch, fork, rank
-from outrider.drafters.ahead.room import room_needed
+from outrider.drafters.ahead.table import Branch, fork, rank
 
 POLICIES: tuple[Policy, ...] = ("top", "optimal", "geometric", "uniform")
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
-from outrider.drafters.ahead.pace import FIRST_REST, Pace
+from outrider.drafters.ahead.table import FIRST_REST, Pace
 from outrider.engine.drafters import ahead_choices
 
 

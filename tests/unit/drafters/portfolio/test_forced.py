@@ -11,8 +11,8 @@ from torch import Tensor
 from checks.drafters import row
 from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
-from outrider.drafters.offers import Offer
-from outrider.drafters.portfolio.forced import ForcedDrafter
+from outrider.drafters.portfolio import ForcedDrafter
+from outrider.drafters.proposals import Offer
 
 VOCAB = 6
 PROMPT = (4, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.drafters.portfolio.pace import ROW_COST, Pace
+from outrider.drafters.portfolio_model import ROW_COST, Pace
 from outrider.estimate.cost import ASSUMED_DRAFT
 
 

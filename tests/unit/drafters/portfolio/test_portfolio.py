@@ -11,10 +11,9 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.offers import NO_OFFER, Offer
-from outrider.drafters.portfolio.drafter import PortfolioDrafter
-from outrider.drafters.portfolio.neural import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, Neural
-from outrider.drafters.portfolio.pace import Pace
+from outrider.drafters.portfolio import PortfolioDrafter
+from outrider.drafters.portfolio_model import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, Neural, Pace
+from outrider.drafters.proposals import NO_OFFER, Offer
 
 K = 6
 Text = Sequence[int]

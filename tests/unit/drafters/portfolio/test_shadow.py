@@ -8,8 +8,8 @@ from checks.drafters import row
 from doubles.drafters import RowDrafter
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
-from outrider.drafters.offers import LEAST_KEPT
-from outrider.drafters.portfolio.shadow import Shadowed
+from outrider.drafters.portfolio import Shadowed
+from outrider.drafters.proposals import LEAST_KEPT
 
 
 def shadow(guess: Callable[[Sequence[int]], Sequence[int]]) -> Shadowed:

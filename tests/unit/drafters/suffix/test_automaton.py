@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton
-from outrider.drafters.suffix.cursor import Cursor, Writer
+from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer
 
 tokens = st.integers(0, 2)
 # Which text grows, and by what: texts grow in turns.

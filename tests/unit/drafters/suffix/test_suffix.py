@@ -14,7 +14,7 @@ from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import ROOT
-from outrider.drafters.offers import Offer, least_kept
+from outrider.drafters.proposals import Offer, least_kept
 from outrider.drafters.suffix.drafter import SuffixDrafter
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)

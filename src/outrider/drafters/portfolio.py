@@ -1,4 +1,16 @@
-"""Several drafters together: for each request and round the one with the highest expected goodput.
+"""Tokens that a request's mask leaves no choice of: after them the text can only go on so.
+
+A grammar often allows a single token for a while, as within a keyword or before a quotation mark.
+Those tokens are drafts that are always kept. Each costs one call of the mask.
+
+Scores a drafter that has none by what it would have drafted.
+
+A lookup costs nothing, so it is asked every round. The text that follows says how much of its
+answer was right, whoever was asked to propose: so its acceptance is known for each request without
+drafting by it. The tokens of a round are judged as far as the round went, and what the text had
+not reached is no refusal.
+
+Several drafters together: for each request and round the one with the highest expected goodput.
 
 Lookups cost nothing, so all of them are asked, and each says how likely its tokens are to be kept.
 A model costs time, so its draft is foretold instead, and it is asked only if it wins:
@@ -16,14 +28,121 @@ tied to the seed (greedy, match, coupled).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
-from outrider.core.protocols import DraftNeeds, DraftRow, Remembering
-from outrider.drafters.offers import NO_OFFER, Offerer
-from outrider.drafters.portfolio.neural import Neural, goodput
+from outrider.core.logits import Shaper
+from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
+from outrider.drafters.portfolio_model import Neural, goodput
+from outrider.drafters.proposals import LEAST_KEPT, NO_OFFER, Offer, Offerer
+from outrider.estimate.acceptance import Acceptance
+from outrider.estimate.theory import prefix_products
+
+
+class ForcedDrafter:
+    """Chains up to where the mask leaves a choice; nothing for requests without a mask."""
+
+    name = "forced"
+    needs = DraftNeeds()
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [offer.draft for offer in self.offers(rows)]
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        return [NO_OFFER if row.shaper is None else _offer(row, row.shaper) for row in rows]
+
+    def close(self, seq_id: int) -> None: ...
+
+
+def _offer(row: DraftRow, shaper: Shaper) -> Offer:
+    if shaper.allowed is None:
+        return NO_OFFER
+    text = list(row.tokens[shaper.prompt_length :])
+    start = len(text)
+    while len(text) - start < row.budget.depth:
+        token = _only(shaper, text)
+        if token is None:
+            break
+        text.append(token)
+    forced = text[start:]
+    return Offer(Draft.chain(forced), (1.0,) * len(forced)) if forced else NO_OFFER
+
+
+def _only(shaper: Shaper, text: Sequence[int]) -> int | None:
+    """The one token that may follow `text`, if there is one alone."""
+    mask_V = shaper.mask(text)
+    if mask_V is None or int(mask_V.sum()) != 1:
+        return None
+    return int(mask_V.nonzero()[0, 0])
+
+
+# Places that are told apart; those behind them are kept as the last one is.
+_NUM_PLACES = 8
+
+
+@dataclass(slots=True)
+class Shadowed:
+    """An `Offerer` from `drafter`, whose drafts are chains and chosen deterministically. It is
+    asked only for rows that it `serves`; None is all of them."""
+
+    drafter: Drafter
+    serves: Callable[[DraftRow], bool] | None = None
+    _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
+    _answers: dict[int, tuple[int, tuple[int, ...]]] = field(
+        default_factory=dict[int, tuple[int, tuple[int, ...]]]
+    )
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def needs(self) -> DraftNeeds:
+        return self.drafter.needs
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self.drafter.open(seq_id, prompt)
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        served = rows if self.serves is None else [row for row in rows if self.serves(row)]
+        if not served:
+            return [NO_OFFER] * len(rows)
+        for row in served:
+            self._judge(row)
+        drafts = self.drafter.propose(served)
+        pairs = zip(served, drafts, strict=True)
+        offers = {row.seq_id: self._offer(row, draft) for row, draft in pairs}
+        return [offers.get(row.seq_id, NO_OFFER) for row in rows]
+
+    def close(self, seq_id: int) -> None:
+        self._answers.pop(seq_id, None)
+        self.drafter.close(seq_id)
+
+    def _judge(self, row: DraftRow) -> None:
+        start, drafted = self._answers.pop(row.seq_id, (0, ()))
+        if not drafted:
+            return
+        written = tuple(row.tokens[start : start + len(drafted)])
+        kept = 0
+        for token, wanted in zip(drafted, written, strict=False):
+            if token != wanted:
+                break
+            kept += 1
+        self._acceptance.observe(row.seq_id, len(written), kept)
+
+    def _offer(self, row: DraftRow, draft: Draft) -> Offer:
+        if not draft.tokens:
+            return NO_OFFER
+        self._answers[row.seq_id] = len(row.tokens), draft.tokens
+        rates = self._acceptance.rates(row.seq_id)
+        rates += rates[-1:] * (len(draft) - len(rates))
+        kept = prefix_products(rates[: len(draft)])
+        kept = [probability for probability in kept if probability >= LEAST_KEPT]
+        return Offer(Draft.chain(draft.tokens[: len(kept)]), tuple(kept)) if kept else NO_OFFER
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growing import GrowingChain, Growth
+from outrider.drafters.growth import GrowingChain, Growth
 from outrider.drafters.heads import HeadNet, NetOutput
 
 

@@ -1,0 +1,233 @@
+"""Drafts of a block net: one pass, and the draft ends where the net stops being sure.
+
+A chain is as long as the product of confidences stays above a threshold. Laws and confidences are
+known before the first token is drawn, so where a draft ends tells nothing about what was drawn.
+
+Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size,
+         V = vocabulary.
+
+Drafts from laws of several places that are known at once, each whatever the others will be.
+
+That is what Medusa heads and block nets give: a law for each place behind the pending token, the
+same below every node of that depth. Greedy trees are shaped by these laws themselves (`confident`)
+or by counts of how often text was found at each rank (`calibrated`). Drawn trees always have a
+shape that was settled before, by those counts; siblings are drawn without replacement.
+
+A tree ends where nodes are worth too little, but fills the rows of a tile that is paid for anyway.
+
+Shapes:  K = places, V = vocabulary, R = ranks.
+
+Drafts with Medusa heads, which read the state of the last token that the target has read.
+
+The pending token is not among those, so nothing that a head says depends on it: a head knows what
+the target will choose as a rule, and is the worse, the more the pending token was drawn by chance.
+
+Shapes:  B = sequences, H = heads, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.clock import host_floats, host_rows
+from outrider.core.draft import Draft
+from outrider.core.errors import ContractError, NumericsError, blaming
+from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider.core.sampling import PLAIN, Sampling, processed_probs
+from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances, worthwhile
+from outrider.core.tree_nodes import sharp_shares
+from outrider.drafters.block import Context, Guess
+from outrider.drafters.growth import DrawInTree, DrawnTree, chosen_tree, drawn_params, pick_in_tree
+
+TreeKind = Literal["confident", "calibrated"]
+
+_NUM_RANKS = 16
+# A place's law is a mean over the tokens before it that are not known, so its doubts are real: on
+# the embedded target trees of 15 nodes keep 1.44 tokens a round at 1, 1.36 at 1.5, 1.33 at 2.
+_SHARPNESS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How drafts are made of the logits of `whose` places: `argmax` has the first maximum, `draw`
+    takes a token from a law at temperature > 0, which `sampling` makes. `chances` are those of
+    calibrated trees; without any they are guessed."""
+
+    argmax: Callable[[Tensor], list[int]]
+    whose: str
+    draw: DrawInTree = pick_in_tree
+    sampling: Sampling = PLAIN
+    trees: TreeKind = "confident"
+    chances: Chances = ()
+
+    def draft(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        """At most as deep as there are places; the first place's logits are shaped in place.
+
+        Raises NumericsError for logits that are no numbers.
+        """
+        _shape(row, logits_KV)
+        branches = row.budget.size > row.budget.depth
+        if row.params.greedy:
+            return self._chosen(row, logits_KV) if branches else self._chain(logits_KV)
+        shape = chain_shape(len(logits_KV))
+        if branches:
+            shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
+        laws_KV = processed_probs(logits_KV, drawn_params(row), self.sampling)
+        tree = DrawnTree(shape, row.noise, self.draw)
+        for place in shape.depths:
+            tree.grow(laws_KV[place])
+        return tree.draft()
+
+    def _chain(self, logits_KV: Tensor) -> Draft:
+        tokens = self.argmax(logits_KV.contiguous())
+        if -1 in tokens:
+            raise NumericsError(self.whose)
+        return Draft.chain(tokens)
+
+    def _chosen(self, row: DraftRow, logits_KV: Tensor) -> Draft:
+        num_ranks = min(_NUM_RANKS, row.budget.size, logits_KV.shape[-1])
+        best_KR, ids_KR = logits_KV.topk(num_ranks)
+        if bool(best_KR.isnan().any()):
+            raise NumericsError(self.whose)
+        chances = self._counted(len(logits_KV))
+        if self.trees == "confident":
+            shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)
+            chances = [host_floats(shares_R) for shares_R in shares_KR]
+        shape = worthwhile(best_shape(chances, row.budget.size))
+        return chosen_tree(shape, host_rows(ids_KR))
+
+    def _counted(self, num_places: int) -> Chances:
+        """For as many places; guessed where fewer were counted."""
+        chances = self.chances or guessed_chances(num_places)
+        return chances[:num_places]
+
+
+def _shape(row: DraftRow, logits_KV: Tensor) -> None:
+    """Shape the first place's logits as the target's will be there. What later places follow is
+    not known yet."""
+    if row.shaper is not None:
+        with blaming(row.seq_id), torch.inference_mode():
+            logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])
+
+
+class Block(Protocol):
+    """What guesses places by the states of a few tokens (net.py)."""
+
+    @property
+    def num_places(self) -> int: ...
+    @property
+    def num_context(self) -> int: ...
+    @property
+    def hidden_layers(self) -> tuple[int, ...]: ...
+    def guess(self, contexts: list[Context], num_places: int) -> Guess: ...
+
+
+class BlockDrafter:
+    """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
+    token, that is in a text's first round. `least` is the threshold; 0 never ends a draft early."""
+
+    name = "block"
+
+    def __init__(self, net: Block, places: Places, *, least: float = 0.0) -> None:
+        self._net, self._places, self._least = net, places, least
+        self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def close(self, seq_id: int) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        drafts = [Draft.empty()] * len(rows)
+        asked = [index for index, row in enumerate(rows) if self._depth(row)]
+        if not asked:
+            return drafts
+        contexts = [self._context(rows[index]) for index in asked]
+        deepest = max(self._depth(rows[index]) for index in asked)
+        guess = self._net.guess(contexts, deepest)
+        for place, index in enumerate(asked):
+            confidence_K = guess.confidence_BK[place, : self._depth(rows[index])]
+            depth = num_sure(host_floats(confidence_K), self._least)
+            if depth:
+                logits_KV = guess.logits_BKV[place, :depth]
+                drafts[index] = self._places.draft(rows[index], logits_KV)
+        return drafts
+
+    def _depth(self, row: DraftRow) -> int:
+        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
+            return 0
+        return min(row.budget.depth, self._net.num_places)
+
+    def _context(self, row: DraftRow) -> Context:
+        if row.hidden is None:
+            raise ContractError("the row has no hidden states")
+        end = len(row.tokens) - 1
+        start = max(end - self._net.num_context, 0)
+        following = tuple(row.tokens[start + 1 : end + 1])
+        return Context(row.hidden.read(start, end), following)
+
+
+def num_sure(confidences: Sequence[float], least: float) -> int:
+    """How many places come before the product of confidences falls below `least`."""
+    product = 1.0
+    for count, confidence in enumerate(confidences):
+        product *= confidence
+        if product < least:
+            return count
+    return len(confidences)
+
+
+class Heads(Protocol):
+    """What guesses several places at once from one state of the target (net.py)."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def hidden_layers(self) -> tuple[int, ...]: ...
+    def logits(self, hidden_BD: Tensor, num_heads: int) -> Tensor:
+        """logits_HBV of the first `num_heads` heads."""
+        ...
+
+
+class MedusaDrafter:
+    """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
+    token, that is in a text's first round."""
+
+    def __init__(self, heads: Heads, places: Places, *, name: str = "medusa") -> None:
+        self._heads, self._places = heads, places
+        self.name = name
+        self.needs = DraftNeeds(hidden_layers=heads.hidden_layers)
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def close(self, seq_id: int) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        drafts = [Draft.empty()] * len(rows)
+        asked = [index for index, row in enumerate(rows) if self._depth(row)]
+        if not asked:
+            return drafts
+        states_BD = torch.stack([_last_state(rows[index]) for index in asked])
+        deepest = max(self._depth(rows[index]) for index in asked)
+        logits_HBV = self._heads.logits(states_BD, deepest)
+        for place, index in enumerate(asked):
+            logits_HV = logits_HBV[: self._depth(rows[index]), place]
+            drafts[index] = self._places.draft(rows[index], logits_HV)
+        return drafts
+
+    def _depth(self, row: DraftRow) -> int:
+        """How many heads are asked."""
+        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
+            return 0
+        return min(row.budget.depth, self._heads.num_heads)
+
+
+def _last_state(row: DraftRow) -> Tensor:
+    if row.hidden is None:
+        raise ContractError("the row has no hidden states")
+    end = len(row.tokens) - 1
+    return row.hidden.read(end - 1, end)[0, 0]
