@@ -29,7 +29,7 @@ from outrider.core.draft import Draft
 from outrider.core.rng import KeyedNoise, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.sequence import LiveSequence
-from outrider.engine.reading import read_pass
+from outrider.engine.stages import read_pass
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels, choose
 from outrider.verify.rules import rule_for

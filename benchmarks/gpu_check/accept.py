@@ -8,9 +8,9 @@ import torch
 from gpu_check.clock import seconds_of
 from gpu_check.setting import Setting, check
 
-from outrider.engine.captured.build import torch_laws, triton_laws
-from outrider.engine.captured.capture import launcher_for
-from outrider.engine.captured.laws import Keys, RoundLaws, Rows
+from outrider.engine.cuda_graph.build import torch_laws, triton_laws
+from outrider.engine.cuda_graph.program import launcher_for
+from outrider.engine.cuda_graph.sampling import Keys, RoundLaws, Rows
 
 K, MOST_SECONDS = 8, 30e-6
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from gpu_check.setting import Setting
 
-from outrider.engine.timing import DeviceTimer, synced_seconds
+from outrider.api.profile import DeviceTimer, synced_seconds
 
 
 def seconds_of(work: Callable[[], object], setting: Setting, *, calls: int = 1) -> float:

@@ -24,7 +24,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.spec import StateRoom
 from outrider.engine.build import build_engine
-from outrider.engine.parts import Parts
+from outrider.engine.drafter_builders import Parts
 from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape, torch_delta
 from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room

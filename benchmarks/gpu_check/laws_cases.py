@@ -11,8 +11,8 @@ import torch
 from gpu_check.setting import Setting
 from torch import Tensor
 
-from outrider.engine.captured.build import torch_laws, triton_laws
-from outrider.engine.captured.laws import Judged, Keys, RoundLaws, Rows
+from outrider.engine.cuda_graph.build import torch_laws, triton_laws
+from outrider.engine.cuda_graph.sampling import Judged, Keys, RoundLaws, Rows
 
 K = 3
 

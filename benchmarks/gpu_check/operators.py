@@ -18,7 +18,7 @@ import torch
 from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
-from outrider.engine.captured.passes import PageTables, chains_plan
+from outrider.engine.cuda_graph.memory import PageTables, chains_plan
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention

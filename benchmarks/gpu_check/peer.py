@@ -20,7 +20,7 @@ from gpu_check.setting import Setting
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.engine.captured.capture import launcher_for
+from outrider.engine.cuda_graph.program import launcher_for
 from outrider.lab.inflate import Shape
 
 LayerStep = Callable[..., Tensor]

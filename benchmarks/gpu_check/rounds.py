@@ -15,14 +15,13 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine
-from outrider.engine.captured.build import captured_round
-from outrider.engine.captured.capture import EagerLauncher, launcher_for
-from outrider.engine.captured.passes import PageTables, StaticPass
-from outrider.engine.captured.round import CapturedRound
-from outrider.engine.captured.table import MakeLaws
+from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.memory import PageTables, StaticPass
+from outrider.engine.cuda_graph.program import EagerLauncher, MakeLaws, launcher_for
+from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.parts import Parts
+from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
 

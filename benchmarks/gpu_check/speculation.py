@@ -19,11 +19,10 @@ from gpu_check.rounds import Bench, captured_pass, read, text
 from gpu_check.setting import Setting, check
 from torch import Tensor
 
+from outrider.api.profile import synced_seconds
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.engine.captured.accept import GreedyLaws, kept_prefix
-from outrider.engine.captured.laws import Judged, Rows
-from outrider.engine.timing import synced_seconds
+from outrider.engine.cuda_graph.sampling import GreedyLaws, Judged, Rows, kept_prefix
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import FinishReason, LiveSequence, StopMatch
-from outrider.engine.clamp import clamp
+from outrider.engine.round import clamp
 
 # A branch is accepted: nodes 1, 2 and 4 of a tree, then the target's own token 9.
 DRAFT = Draft((7, 5, 6, 8, 4), (-1, -1, 1, 1, 2))

@@ -22,7 +22,7 @@ BOUNDARY = (
     "control",
     "core",
     "drafters",
-    "engine/guard.py",
+    "engine/drafting.py",
     "models",
     "cache",
     "verify",

@@ -18,11 +18,11 @@ from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine
-from outrider.engine.captured.build import captured_round
-from outrider.engine.captured.capture import EagerLauncher, Launcher
-from outrider.engine.captured.round import CapturedRound
+from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.program import EagerLauncher, Launcher
+from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.engine import Engine
-from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Decoder, Room

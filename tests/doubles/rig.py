@@ -24,9 +24,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import InlineLanes, LaneRunner
+from outrider.engine.requests import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.sched.jobs import Limits

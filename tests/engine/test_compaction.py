@@ -29,9 +29,8 @@ from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import InlineLanes, LaneRunner
+from outrider.engine.requests import Residents
 from outrider.engine.stepwise import StepwiseLM
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room

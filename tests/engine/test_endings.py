@@ -8,8 +8,8 @@ import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
-from outrider.engine.lanes import threads
-from outrider.engine.lanes.task import Done, Task
+from outrider.engine import lane_threads as threads
+from outrider.engine.lanes import Done, Task
 
 PARAMS = SamplingParams(max_tokens=12)
 PROMPT = "def f(x):"

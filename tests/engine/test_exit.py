@@ -14,8 +14,8 @@ pytestmark = pytest.mark.wide
 SCRIPT = """
 import atexit, sys, time
 import torch
-from outrider.engine.lanes.task import Work
-from outrider.engine.lanes.threads import ThreadLanes
+from outrider.engine.lanes import Work
+from outrider.engine.lane_threads import ThreadLanes
 
 def call(task):
     task.append("began")

@@ -20,10 +20,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.lanes.task import Done, Task
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import Done, InlineLanes, LaneRunner, Task
+from outrider.engine.requests import Residents
 from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.schedules import PrefillDecode

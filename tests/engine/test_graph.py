@@ -19,9 +19,9 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.engine.build import build_engine
-from outrider.engine.captured.build import captured_round
-from outrider.engine.captured.round import CapturedRound
-from outrider.engine.parts import Parts
+from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
 
@@ -126,7 +126,7 @@ def test_a_seed_has_one_text_however_rounds_are_run() -> None:
 def test_requests_that_need_other_rounds(
     params: SamplingParams, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="outrider.engine.captured.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
         check_same(rig(2), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
     assert len([r for r in caplog.records if reason in r.message]) == 1
 
@@ -185,7 +185,7 @@ def test_stages_take_over_where_a_capture_fails(caplog: pytest.LogCaptureFixture
     wanted = requests((0, 0.8, 0.8))
     by_stages = rigged.run(wanted, captured=False)
     rigged.launcher = Refusing()
-    with caplog.at_level(logging.INFO, logger="outrider.engine.captured.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
         assert rigged.run(wanted, captured=True) == by_stages
     assert "a capture failed (operation not permitted" in caplog.text
 

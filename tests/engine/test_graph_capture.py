@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.rng import ROOT, Role, philox_uniform
-from outrider.engine.captured.capture import EagerLauncher, GraphLauncher, Mailbox, launcher_for
-from outrider.engine.captured.laws import Keys
-from outrider.engine.captured.noise import Decisions, keyed_uniforms
+from outrider.engine.cuda_graph.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
+from outrider.engine.cuda_graph.sampling import Decisions, Keys, keyed_uniforms
 
 words = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 

@@ -7,7 +7,7 @@ import torch
 
 from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.engine.captured.round import CapturedRound
+from outrider.engine.cuda_graph.round import CapturedRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 

@@ -9,7 +9,7 @@ from doubles.graphs import GraphRig, requests, rig, tiny
 from doubles.rig import live, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.engine.captured.round import CapturedRound
+from outrider.engine.cuda_graph.round import CapturedRound
 
 
 @pytest.mark.parametrize("same", [True, False])

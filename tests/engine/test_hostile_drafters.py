@@ -137,7 +137,7 @@ class WithoutRoom:
 
 
 def test_full_memory_costs_the_drafts_of_one_round(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "outrider.engine.guard")
+    caplog.set_level("INFO", "outrider.engine.drafting")
     rig = Rig(ToyHybrid(vocab_size=VOCAB), WithoutRoom(), k=2)
     check_greedy(rig, ToyHybrid, [PROMPT], 9)
     assert [seq.no_drafts for seq in rig.sequences] == [""]

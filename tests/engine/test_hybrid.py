@@ -16,7 +16,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import StateRoom
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine.history import history_note, within_history
+from outrider.engine.compaction import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -10,7 +10,7 @@ from outrider import LLM
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.engine import settle
+from outrider.engine import round as settle
 from outrider.engine.stages import Stages
 
 pytestmark = pytest.mark.weights

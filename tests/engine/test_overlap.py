@@ -14,7 +14,7 @@ import pytest
 from checks.unpaced import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
-from outrider.engine.lanes import threads
+from outrider.engine import lane_threads as threads
 from outrider.metrics.timeline import seconds, seconds_by_depth
 
 pytestmark = [

@@ -15,9 +15,8 @@ from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import InlineLanes, LaneRunner
+from outrider.engine.requests import Residents
 from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
 

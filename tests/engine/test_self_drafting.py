@@ -28,9 +28,8 @@ from outrider.core.rng import race_node
 from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import InlineLanes, LaneRunner
+from outrider.engine.requests import Residents
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger

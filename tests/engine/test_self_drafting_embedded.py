@@ -13,8 +13,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.drafters.self_draft import Cheaper, skipped_layers
+from outrider.engine.drafter_builders import own_copy
 from outrider.engine.native_round import NativeRound
-from outrider.engine.own_drafter import own_copy
 from outrider.engine.stages import Stages
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel

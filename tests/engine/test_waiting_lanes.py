@@ -13,7 +13,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.budget import JobTrace
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
+from outrider.engine.lanes import InlineLanes
 from outrider.sched.jobs import Job, LaneSizes, Pool
 from outrider.sched.lane_order import FixedOrder
 from outrider.sched.schedules import PrefillDraftVerify

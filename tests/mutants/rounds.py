@@ -14,13 +14,13 @@ from checks.engine import (
 from checks.runs import greedy_batch, stepwise_batch
 from mutants.planting import Mutant
 
-CLAMP = "outrider.engine.clamp"
-READING = "outrider.engine.reading"
-SETTLE = "outrider.engine.settle"
+CLAMP = "outrider.engine.round"
+READING = "outrider.engine.stages"
+SETTLE = "outrider.engine.round"
 STAGES = "outrider.engine.stages"
 ADMISSION = "outrider.sched.jobs"
 DRAFTING = "outrider.engine.drafting"
-RESIDENTS = "outrider.engine.residents"
+RESIDENTS = "outrider.engine.requests"
 STEPWISE = "outrider.engine.stepwise"
 SUMMARY = "outrider.metrics.summary"
 

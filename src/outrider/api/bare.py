@@ -22,9 +22,9 @@ from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.engine.build import build_engine
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import ahead_room
-from outrider.engine.lanes.build import LaneTarget, Machine
-from outrider.engine.parts import Parts
+from outrider.engine.lane_build import LaneTarget, Machine
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 

@@ -34,8 +34,8 @@ from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
-from outrider.engine.parts import Parts
-from outrider.engine.residents import Counts
+from outrider.engine.drafter_builders import Parts
+from outrider.engine.requests import Counts
 from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
 

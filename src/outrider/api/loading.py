@@ -19,10 +19,9 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import within_memory
 from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.self_draft import Cheaper
-from outrider.engine.compaction import keep_of
+from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafters import ahead_choices
-from outrider.engine.history import history_note
-from outrider.engine.lanes.build import LaneTarget, Machine
+from outrider.engine.lane_build import LaneTarget, Machine
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
 from outrider.models.loading import LoadOptions, load_model, prepare_torch

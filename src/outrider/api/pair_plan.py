@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import VocabularyError
 from outrider.drafters.self_draft import Cheaper
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window, rows_past_end
-from outrider.engine.own_drafter import own_copy
+from outrider.engine.drafter_builders import own_copy
 from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device, resolve
 from outrider.models.weights import stored_in

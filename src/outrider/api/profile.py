@@ -6,20 +6,231 @@ the rounds in one run and the kernels in another; with one seed both do the same
 with kernel_times(llm) as timers:
     llm.generate(prompt)
 print(timers.summary())
+
+Timing work on a device without waiting for it.
+
+A GPU works behind the host's back: a host clock around a call measures how long it took to ask.
+`synced_seconds` waits for the device and reads the clock, which is right for the ends of a run. In
+between, `DeviceTimer` records an event before and an event after the work, on the device's own
+stream, and reads the time between them when somebody asks; only reading waits, and only for the
+second event. Without CUDA the host clock does.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outrider.engine.timing import DeviceTimers
+import torch
+
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.errors import ContractError, TimerError
 from outrider.kernels.registry import OPS, Kernels
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
+
+Device = torch.device | str | None
+
+
+class Span(Protocol):
+    """A stretch of work that began when the span was made."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether reading would not wait."""
+        ...
+
+    def stop(self) -> None: ...
+    def elapsed_ms(self) -> float: ...
+
+
+class _HostSpan:
+    """`clock` says when the work before is done."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started = self._ended = clock()
+
+    @property
+    def is_known(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self._ended = self._clock()
+
+    def elapsed_ms(self) -> float:
+        return 1e3 * (self._ended - self._started)
+
+
+class _EventSpan:
+    """Two events on the stream that is current on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._start.record(torch.cuda.current_stream(device))
+
+    @property
+    def is_known(self) -> bool:
+        return self._end.query()
+
+    def stop(self) -> None:
+        self._end.record(torch.cuda.current_stream(self._device))
+
+    def elapsed_ms(self) -> float:
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end)
+
+
+def synced_seconds(device: Device = None) -> float:
+    """The host clock, once `device` has done all that it was asked. None is CUDA, if present."""
+    place = _place(device)
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+    elif place.type == "mps":
+        torch.mps.synchronize()
+    return HOST_CLOCK()
+
+
+class DeviceTimer:
+    """`with DeviceTimer() as timer: work()`, then `timer.elapsed_ms`. It may be used again.
+
+    `device` None is CUDA if there is any; `clock` replaces the host clock where there is none.
+    """
+
+    def __init__(self, device: Device = None, *, clock: Clock | None = None) -> None:
+        self._place = _place(device)
+        self._begin = _beginner(self._place, clock)
+        self._span: Span | None = None
+        self._running = False
+
+    def __enter__(self) -> DeviceTimer:
+        if self._running:
+            raise TimerError("this timer runs already.", hint="use one timer for each stretch")
+        self._span, self._running = self._begin(), True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._span is None:
+            raise ContractError("there is no span")
+        self._span.stop()
+        self._running = False
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds between entry and exit. Waits for the work to end.
+
+        Raises TimerError before the exit.
+        """
+        if self._span is None or self._running:
+            raise TimerError(f"this timer is {self._state()}.", hint="read it after its with block")
+        return self._span.elapsed_ms()
+
+    def __repr__(self) -> str:
+        shown = self._state() or f"{self.elapsed_ms:.3f} ms"
+        return f"DeviceTimer({self._place}: {shown})"
+
+    def _state(self) -> str:
+        return "not started" if self._span is None else "still running" if self._running else ""
+
+
+class DeviceTimers:
+    """Named stages that may run many times: their milliseconds add up.
+
+    Spans are kept until their events are over and then become numbers, so neither starting nor
+    stopping waits, and a long run does not pile up events.
+    """
+
+    def __init__(self, device: Device = None, *, clock: Clock | None = None) -> None:
+        self._place = _place(device)
+        self._begin = _beginner(self._place, clock)
+        self._running: dict[str, Span] = {}
+        self._unread: dict[str, list[Span]] = {}
+        self._totals: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stages that ended at least once, in the order of their first end."""
+        return tuple(self._totals)
+
+    def start(self, name: str) -> None:
+        """Raises TimerError if `name` runs already; different names may overlap."""
+        if name in self._running:
+            raise TimerError(f"{name!r} runs already.", hint="stop it before it starts again")
+        self._running[name] = self._begin()
+
+    def stop(self, name: str) -> None:
+        """Raises TimerError if `name` does not run."""
+        if name not in self._running:
+            raise TimerError(f"{name!r} was not started.", hint="start it first")
+        span = self._running.pop(name)
+        span.stop()
+        self._unread.setdefault(name, []).append(span)
+        self._totals.setdefault(name, 0.0)
+        self._counts[name] += 1
+        self._fold(name, lambda span: span.is_known)
+
+    @contextmanager
+    def time(self, name: str) -> Generator[None]:
+        """Start and stop around a block."""
+        self.start(name)
+        try:
+            yield
+        finally:
+            self.stop(name)
+
+    def elapsed_ms(self, name: str) -> float:
+        """All runs of `name` together. Waits for the last one. Raises TimerError if none ended."""
+        if name not in self._totals:
+            state = "still runs" if name in self._running else "was not started"
+            raise TimerError(f"{name!r} {state}.", hint="stop it before it is read")
+        self._fold(name, lambda _: True)
+        return self._totals[name]
+
+    def count(self, name: str) -> int:
+        """How often `name` ended."""
+        return self._counts[name]
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds by name."""
+        return {name: self.elapsed_ms(name) for name in self._totals}
+
+    def reset(self) -> None:
+        """Forget everything, stages that run included."""
+        for kept in (self._running, self._unread, self._totals, self._counts):
+            kept.clear()
+
+    def __repr__(self) -> str:
+        shown = [f"{n} {ms:.3f} ms in {self._counts[n]}" for n, ms in self.summary().items()]
+        shown += [f"{name} running" for name in self._running]
+        return f"DeviceTimers({self._place}: {', '.join(shown) or 'empty'})"
+
+    def _fold(self, name: str, is_due: Callable[[Span], bool]) -> None:
+        """Turn spans into numbers, oldest first, as long as `is_due`."""
+        spans = self._unread[name]
+        while spans and is_due(spans[0]):
+            self._totals[name] += spans.pop(0).elapsed_ms()
+
+
+def _place(device: Device) -> torch.device:
+    """`device`; the CPU stands in for a CUDA that is not there."""
+    place = torch.device(device or "cuda")
+    return torch.device("cpu") if place.type == "cuda" and not torch.cuda.is_available() else place
+
+
+def _beginner(place: torch.device, clock: Clock | None) -> Callable[[], Span]:
+    """What makes spans on `place`."""
+    if place.type == "cuda":
+        return lambda: _EventSpan(place)
+    if place.type == "cpu":
+        return lambda: _HostSpan(clock or HOST_CLOCK)
+    return lambda: _HostSpan(clock or (lambda: synced_seconds(place)))
+
 
 # What the engine takes when it is built is not looked up again in a run.
 _TAKEN = ("argmax", "softmax", "pick", "leftover")

@@ -9,8 +9,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.spec import StateRoom
 from outrider.engine.build import draft_size
+from outrider.engine.drafter_builders import FEWER_LAYERS, QUANTISED
 from outrider.engine.drafters import CHAINS_ONLY, branches, resolve_drafter
-from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED
 from outrider.models.decoder import Room
 from outrider.models.heads import (
     HEAD_KINDS,

@@ -28,7 +28,7 @@ MODELLESS = (
     "eagle-lite", "medusa-lite", "quantised-self", "layer-skip",
 )  # fmt: skip
 # What these warn of in the middle of a text, the result's notes say after it.
-TOLD_BY_NOTES = ("outrider.control.watchdog", "outrider.engine.guard")
+TOLD_BY_NOTES = ("outrider.control.watchdog", "outrider.engine.drafting")
 # Drafters that read a folder which --draft names.
 WITH_FOLDER = ("model", "bridge", "eagle", "medusa", "block")
 

@@ -14,17 +14,16 @@ from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter
-from outrider.engine.captured.build import captured_round
-from outrider.engine.captured.round import CapturedRound
-from outrider.engine.compaction import compaction_of
+from outrider.engine.compaction import compaction_of, within_history
+from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import build_drafter, never_branches
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
-from outrider.engine.history import within_history
-from outrider.engine.lanes.build import build_lanes
+from outrider.engine.lane_build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.parts import Parts
-from outrider.engine.residents import Residents
+from outrider.engine.requests import Residents
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM

@@ -9,12 +9,17 @@ stays exact with respect to the compacted model.
 A packed pass takes such a sequence as any other, since its plan says where each token lies and at
 which position. Rounds that take the number of tokens for the number of rows cannot, and say so
 (`drops`); they are asked anew in every round, and for prompts within the budget nothing changes.
+
+How much may be drafted where a memory cannot return to every token.
+
+A recurrent memory keeps what a round may return to, and its room for that is a setting, or what a
+device had left. Longer drafts are cut to it, and the user is told; nothing is turned off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from outrider.cache.compaction import Keep
@@ -128,3 +133,40 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
 
 def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
     return chunk if first is None else Chunk(chunk.seq, chunk.num_tokens - first.num_tokens)
+
+
+@runtime_checkable
+class BoundedStore(StateStore, Protocol):
+    """A memory that can return to `history` nodes of a round besides the pending token."""
+
+    @property
+    def history(self) -> int: ...
+
+
+def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
+    """`config` with drafts no larger than the target's memory can return to."""
+    most = _history(target)
+    if most is None or most >= max(config.k, config.tree_nodes):
+        return config
+    return replace(
+        config,
+        k=min(config.k, most),
+        min_k=min(config.min_k, most),
+        tree_nodes=min(config.tree_nodes, most),
+    )
+
+
+def history_note(config: EngineConfig, target: CausalLM) -> str | None:
+    """What to tell the user once if drafts are cut."""
+    most, wanted = _history(target), max(config.k, config.tree_nodes)
+    if most is None or most >= wanted:
+        return None
+    return (
+        f"drafts are cut from {wanted} tokens a round to {most}, which the recurrent states can "
+        "return to; --state-history raises that where memory allows"
+    )
+
+
+def _history(target: CausalLM) -> int | None:
+    state = target.state
+    return state.history if isinstance(state, BoundedStore) else None

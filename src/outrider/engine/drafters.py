@@ -22,10 +22,17 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.engine.head_drafters import build_with_heads, build_without_weights
-from outrider.engine.lookup_drafters import build_portfolio, build_recycling, build_suffix
-from outrider.engine.own_drafter import FEWER_LAYERS, QUANTISED, build_own
-from outrider.engine.parts import Parts
+from outrider.engine.drafter_builders import (
+    FEWER_LAYERS,
+    QUANTISED,
+    Parts,
+    build_own,
+    build_portfolio,
+    build_recycling,
+    build_suffix,
+    build_with_heads,
+    build_without_weights,
+)
 from outrider.models.heads import HEAD_KINDS, MAX_WIDTH, DraftKind
 
 # Whatever the nodes of a draft may be, these draft chains.

@@ -2,6 +2,13 @@
 
 A drafter that fails to open a sequence, or hangs, costs drafts and nothing else. One that hangs is
 never called again: the thread that it hangs in still owns it.
+
+Drafters are not trusted: whatever one does, requests go on, and the target sees no bad draft.
+
+A drafter that raises for a batch is asked again for each row alone, so that one request's fault is
+not the others'. A row that fails alone, or whose draft breaks the contract, gets an empty draft and
+a sentence that says why nothing will be drafted for it any more. Memory that is full just now is no
+fault: that round goes without a draft.
 """
 
 from __future__ import annotations
@@ -10,16 +17,209 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import cast
+
+import torch
+from torch import Tensor
 
 from outrider.core.clock import HOST_CLOCK, Clock, patience
-from outrider.core.errors import foreign, words_of
+from outrider.core.draft import Draft
+from outrider.core.errors import (
+    MOST_WORDS,
+    CapacityError,
+    DrafterError,
+    SequenceError,
+    foreign,
+    words_of,
+)
 from outrider.core.interrupts import breakable, is_interrupt
-from outrider.core.protocols import AheadRow, Drafter, Remembering
+from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.process.client import ProcessDrafter
-from outrider.engine.guard import name_of
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Drafts by sequence, why there will be none any more, and what it all took."""
+
+    drafts: Mapping[int, Draft]
+    faults: Mapping[int, str]
+    seconds: float = 0.0
+
+    def give(self, batch: Sequence[LiveSequence]) -> None:
+        for seq in batch:
+            seq.draft = self.drafts.get(seq.seq_id, Draft.empty())
+            seq.draft_seconds = self.seconds
+            seq.no_drafts = self.faults.get(seq.seq_id, seq.no_drafts)
+
+
+def guarded_drafts(
+    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
+) -> tuple[dict[int, Draft], dict[int, str]]:
+    """What `drafter` proposes for `rows`, and the faults of those that it failed for."""
+    if not rows:
+        return {}, {}
+    try:
+        proposed = _asked(drafter, rows)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        if len(rows) == 1 and isinstance(error, CapacityError):
+            _log.info("A round of request %d goes without a draft: %s", rows[0].seq_id, error)
+            return {}, {}
+        if len(rows) == 1:
+            return {}, {rows[0].seq_id: _told(drafter, error)}
+        return _one_by_one(drafter, rows, vocab_size)
+    drafts: dict[int, Draft] = {}
+    faults: dict[int, str] = {}
+    for row, draft in zip(rows, proposed, strict=True):
+        if draft is Draft.empty():
+            continue
+        fault = _fault_of(drafter, row, draft, vocab_size)
+        if fault:
+            faults[row.seq_id] = fault
+        else:
+            drafts[row.seq_id] = cast("Draft", draft)
+    return drafts, faults
+
+
+def _fault_of(drafter: Drafter, row: DraftRow, draft: object, vocab_size: int) -> str:
+    try:
+        check_draft(name_of(drafter), row, draft, vocab_size)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return _told(drafter, error)
+    return ""
+
+
+def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, str]:
+    """Have `drafter` prepare for `rows`; the faults of those that it failed for."""
+    if not rows:
+        return {}
+    try:
+        drafter.propose_after(rows)
+    except CapacityError:
+        return {}
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        if len(rows) == 1:
+            return {rows[0].seq_id: _told(drafter, error)}
+        faults: dict[int, str] = {}
+        for row in rows:
+            faults |= guarded_ahead(drafter, [row])
+        return faults
+    return {}
+
+
+def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
+    """Raises DrafterError for what is no draft, for one that is too long or too large, a foreign id
+    or laws that are none."""
+    if type(draft) is not Draft:
+        raise DrafterError(f"drafter {name!r} gave {_a(draft)} where a Draft was due.")
+    _check_tree(name, draft)
+    if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
+        raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
+    if draft.probs_NV is not None:
+        _check_laws(name, draft.probs_NV, (len(draft), vocab_size))
+        # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads laws.
+        if row.params.temperature and draft.probs_NV.is_cpu:
+            check_numbers(name, draft)
+    if draft.max_depth > row.budget.depth:
+        raise DrafterError(
+            f"drafter {name!r} proposed {draft.max_depth} tokens in a row "
+            f"where {row.budget.depth} were asked for."
+        )
+    if len(draft) > row.budget.size:
+        raise DrafterError(
+            f"drafter {name!r} proposed a tree of {len(draft)} tokens "
+            f"where {row.budget.size} were asked for."
+        )
+
+
+def _check_tree(name: str, draft: Draft) -> None:
+    """Of whole numbers alone: 1.0, True and what numpy calls an int are none."""
+    tokens, parents = draft.tokens, draft.parents
+    if type(tokens) is not tuple or type(parents) is not tuple:
+        lists = f"{_a(tokens)} and {_a(parents)}"
+        raise DrafterError(f"drafter {name!r} gave {lists} where tuples of ids were due.")
+    strange = {*map(type, tokens), *map(type, parents)} - {int}
+    if strange:
+        kinds = ", ".join(sorted(kind.__name__ for kind in strange))
+        raise DrafterError(f"drafter {name!r} gave ids of type {kinds}, not int.")
+    if type(draft.by) is not str or type(draft.hit) not in (bool, type(None)):
+        raise DrafterError(f"drafter {name!r} told of a draft's origin in no words.")
+    draft.check()
+
+
+def _check_laws(name: str, laws_NV: object, shape: tuple[int, int]) -> None:
+    if type(laws_NV) is not Tensor or not laws_NV.is_floating_point():
+        raise DrafterError(f"drafter {name!r} reported laws that are {_a(laws_NV)}.")
+    if laws_NV.shape[1:] != shape[1:]:
+        raise DrafterError(
+            f"drafter {name!r} reported laws that are not over the target's {shape[1]} tokens."
+        )
+    if laws_NV.shape != shape:
+        raise DrafterError(f"drafter {name!r} reported {len(laws_NV)} laws of {shape[0]} tokens.")
+    if laws_NV.requires_grad or laws_NV.is_meta or laws_NV.layout is not torch.strided:
+        raise DrafterError(f"drafter {name!r} reported laws that cannot be read as plain numbers.")
+
+
+def check_numbers(name: str, draft: Draft) -> None:
+    """Raises DrafterError if the laws that a draft was drawn from are not numbers."""
+    # A sum has no temporary of the laws' size, and is finite only if they all are.
+    if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
+        raise DrafterError(f"drafter {name!r} reported laws that are not numbers (NaN).")
+
+
+def name_of(drafter: Drafter) -> str:
+    """What it calls itself, whatever that is."""
+    try:
+        return str(drafter.name)[:MOST_WORDS]
+    except Exception:  # noqa: BLE001 - a drafter may be anybody's code
+        return type(drafter).__name__
+
+
+def _asked(drafter: Drafter, rows: Sequence[DraftRow]) -> Sequence[object]:
+    """One for each row; nothing is known of them but their number."""
+    given = cast("object", drafter.propose(rows))
+    if not isinstance(given, list | tuple):
+        raise DrafterError(f"drafter {name_of(drafter)!r} gave {_a(given)} where a list was due.")
+    answer = cast("Sequence[object]", given)
+    drafts = list(islice(answer, len(rows) + 1))
+    if len(drafts) != len(rows):
+        raise DrafterError(
+            f"drafter {name_of(drafter)!r} returned {len(answer)} drafts for {len(rows)} rows."
+        )
+    return drafts
+
+
+def _a(value: object) -> str:
+    """What kind of value it is: its own text may be anything."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _one_by_one(
+    drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
+) -> tuple[dict[int, Draft], dict[int, str]]:
+    drafts: dict[int, Draft] = {}
+    faults: dict[int, str] = {}
+    for row in rows:
+        some, broken = guarded_drafts(drafter, [row], vocab_size)
+        drafts |= some
+        faults |= broken
+    return drafts, faults
+
+
+def _told(drafter: Drafter, error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, SequenceError) and error.__cause__ else error
+    reason = f"drafter {name_of(drafter)!r} failed: {words_of(cause)}"
+    _log.warning("Speculation is off for a request: %s", reason)
+    return reason
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.failures import Failures
-from outrider.engine.lanes.task import Done, Executor, Task, Work
-from outrider.engine.residents import SLOW_MASK, Residents
+from outrider.engine.lanes import Done, Executor, Task, Work
+from outrider.engine.requests import SLOW_MASK, Residents
 from outrider.engine.round import Chunk
 from outrider.sched.jobs import Job, JobObserver, LaneOrder, Schedule, Stage
 from outrider.sched.pace import PromptPace

@@ -21,8 +21,8 @@ from outrider.core.errors import (
 )
 from outrider.core.interrupts import is_interrupt
 from outrider.core.sequence import LiveSequence
-from outrider.engine.lanes.task import Done, Task
-from outrider.engine.residents import Residents
+from outrider.engine.lanes import Done, Task
+from outrider.engine.requests import Residents
 from outrider.sched.jobs import Job, Stage
 
 # How often a sequence may fail for want of memory while no other gets a token.

@@ -22,9 +22,7 @@ from outrider.core.rng import ROOT, Pick
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.clamp import clamp
-from outrider.engine.round import Chunk
-from outrider.engine.settle import PassTimes, Settled, settle
+from outrider.engine.round import Chunk, PassTimes, Settled, clamp, settle
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.rounds import (

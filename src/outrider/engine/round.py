@@ -2,16 +2,26 @@
 
 `Stages` is the reference implementation. A faster one (a native call, a captured graph) takes the
 same batch and must return the same outcomes; it says in a sentence when it cannot run.
+
+Where an outcome ends: one function for stop tokens, stop strings, budget and window.
+
+It runs before memory is committed and before any drafter hears of the outcome, so every memory ends
+exactly where the text does, wherever in the accepted path the end lies.
+
+The end of every round, however its verdicts were found: memory, then text, then traces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
-from outrider.core.draft import Outcome
-from outrider.core.sequence import LiveSequence
+from outrider.core.budget import RoundTrace
+from outrider.core.draft import Draft, Outcome
+from outrider.core.protocols import StateStore
+from outrider.core.sequence import FinishReason, LiveSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +48,112 @@ class Round(Protocol):
     ) -> list[Outcome]:
         """The same, with the drafts that the sequences already have."""
         ...
+
+
+def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | None]:
+    """`outcome` up to its end, and why it ended there (None: it goes on)."""
+    tokens = outcome.tokens[: seq.room]
+    reason: FinishReason | None = "length" if len(tokens) == seq.room else None
+    stop = next((i for i, token in enumerate(tokens) if token in seq.stop_ids), None)
+    if stop is not None:
+        tokens, reason = tokens[: stop + 1], "stop"
+    matched = seq.match(tokens) if seq.match else None
+    if matched is not None:
+        tokens, reason = tokens[:matched], "stop"
+    return outcome.keep(len(tokens)), reason
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft."""
+
+    seq: LiveSequence
+    num_fed: int
+    outcome: Outcome
+    ending: FinishReason | None
+
+
+def settle(
+    state: StateStore,
+    settled: Sequence[Settled],
+    chunks: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> int:
+    """Keep what was accepted, in `state` and in the text, and `chunks` of other sequences; how many
+    rows had to be copied."""
+    paths = dict(chunks)
+    for one in settled:
+        paths[one.seq.seq_id] = _kept(one.num_fed, one.outcome)
+    num_copied = state.commit(paths)
+    # Text follows memory at once: nothing that may fail comes between the two.
+    for one in settled:
+        _append(one.seq, one.outcome, one.ending)
+    return num_copied
+
+
+@dataclass(slots=True)
+class Gaps:
+    """When the last pass ended."""
+
+    ended: float = 0.0
+
+    def until(self, started: float) -> float:
+        """Seconds since then; 0 before the first pass."""
+        return max(started - self.ended, 0.0) if self.ended else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """What the traces of one pass share."""
+
+    index: int
+    drafter: str
+    batch_size: int
+    num_target_passes: int
+    num_rows_copied: int
+    num_waiting: int
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+    gap_seconds: float = 0.0
+
+    def trace(
+        self,
+        seq_id: int,
+        num_prompt_tokens: int,
+        outcome: Outcome | None = None,
+        mask_seconds: float = 0.0,
+    ) -> RoundTrace:
+        """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
+        return RoundTrace(
+            seq_id=seq_id,
+            pass_index=self.index,
+            drafter=(outcome.draft.by if outcome else "") or self.drafter,
+            batch_size=self.batch_size,
+            num_target_passes=self.num_target_passes,
+            num_prompt_tokens=num_prompt_tokens,
+            num_drafted=len(outcome.draft) if outcome else 0,
+            num_accepted=outcome.num_accepted if outcome else 0,
+            num_emitted=outcome.num_accepted + 1 if outcome else 0,
+            num_rows_copied=self.num_rows_copied,
+            num_waiting=self.num_waiting,
+            hit=outcome.draft.hit if outcome else None,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            accept_seconds=self.accept_seconds,
+            gap_seconds=self.gap_seconds,
+            mask_seconds=mask_seconds,
+            draft_depth=outcome.draft.max_depth if outcome and outcome.draft.tokens else 0,
+        )
+
+
+def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
+    seq.tokens += outcome.tokens
+    seq.last = outcome
+    seq.num_rounds += 1
+    seq.draft = Draft.empty()
+    seq.finish = ending
+
+
+def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
+    """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
+    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]

@@ -2,7 +2,7 @@
 
 A case has whole-number weights for the target's next token at each depth and for each draft node.
 Both are turned round by the tokens before, so every path has laws of its own. Logits are the
-logarithms of the weights; from there on only shipped code runs (`engine/reading.py`), while what
+logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while what
 has to come out is computed by `plain_law`.
 
 Shapes:  N = draft nodes, M = laws of a round, V = vocabulary.
@@ -24,7 +24,7 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.rng import ROOT, DrawNode, Noise, pick_node
 from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
-from outrider.engine.reading import read_pass
+from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.proof.plain_law import plain_law
 

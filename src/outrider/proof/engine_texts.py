@@ -15,7 +15,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.build import build_engine
-from outrider.engine.parts import Parts
+from outrider.engine.drafter_builders import Parts
 from outrider.kernels.reference.pointwise import argmax
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.cases import Text

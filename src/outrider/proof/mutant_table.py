@@ -12,7 +12,7 @@ _LAWS = "outrider.core.sampling"
 _NOISE = "outrider.core.rng"
 _SAMPLING = "outrider.core.sampling"
 _SHAPING = "outrider.core.logits"
-_SETTLE = "outrider.engine.settle"
+_SETTLE = "outrider.engine.round"
 _STAGES = "outrider.engine.stages"
 
 # What a round decides, and the laws that it decides by.

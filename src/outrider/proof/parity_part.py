@@ -11,7 +11,7 @@ from outrider.api.tokenizer import spellings
 from outrider.core.logits import Shaper
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
-from outrider.engine.reading import read_pass
+from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, resolve

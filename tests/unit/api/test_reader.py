@@ -20,7 +20,7 @@ from outrider.core import interrupts
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams as Params
 from outrider.core.sequence import FinishReason, LiveSequence
-from outrider.engine.clamp import clamp
+from outrider.engine.round import clamp
 from outrider.models.loading import resolve
 
 TOKENIZER = Tokenizer.load(resolve("outrider/embedded"))

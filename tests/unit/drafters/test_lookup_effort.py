@@ -14,7 +14,7 @@ from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
-from outrider.engine.lookup_drafters import lookup_members
+from outrider.engine.drafter_builders import lookup_members
 
 NUM_TOKENS = 1500
 WINDOW = 250

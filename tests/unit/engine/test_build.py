@@ -20,10 +20,10 @@ from outrider.engine.build import (
     build_engine,
     resolve_window,
 )
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.parts import Parts
+from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.exact import TokenRule

@@ -21,9 +21,9 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.build import build_engine
+from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import build_drafter, resolve_drafter
 from outrider.engine.engine import Engine
-from outrider.engine.parts import Parts
 from outrider.engine.stages import Stages
 
 

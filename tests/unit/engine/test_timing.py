@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.clocks import FakeClock
+from outrider.api.profile import DeviceTimer, DeviceTimers, synced_seconds
 from outrider.core.errors import OutriderError, TimerError
-from outrider.engine.timing import DeviceTimer, DeviceTimers, synced_seconds
 
 
 @dataclass(slots=True)

@@ -1,17 +1,26 @@
-"""What a lane is given to do, and what it gives back."""
+"""The reference executor: a task runs when it is started, on the caller's thread.
+
+What a lane is given to do, and what it gives back.
+
+What a lane does with a task, whatever thread it runs on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast
 
 from outrider.core.budget import JobTrace
+from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
-from outrider.core.protocols import AheadRow
+from outrider.core.errors import ordinary
+from outrider.core.interrupts import breakable, is_interrupt
+from outrider.core.protocols import AheadRow, DraftAhead
 from outrider.core.sequence import LiveSequence
-from outrider.engine.guard import Proposals
-from outrider.engine.round import Chunk
+from outrider.engine.drafting import Proposals, guarded_ahead
+from outrider.engine.round import Chunk, Round
+from outrider.engine.stages import Stages
 from outrider.sched.jobs import Job, Stage
 
 _NOTHING = Proposals({}, {})
@@ -110,3 +119,69 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRunner:
+    """`round` and `stages` are over the lane's own buffers of the target."""
+
+    round: Round
+    stages: Stages
+
+    def __call__(self, task: Task) -> Work:
+        stages = task.stages
+        if stages == (Stage.AHEAD,):
+            drafter = cast("DraftAhead", self.stages.drafter)
+            return Work(faults=guarded_ahead(drafter, task.ahead))
+        if stages == (Stage.DRAFT,):
+            self.stages.allot(task.batch)
+            return Work(proposals=self.stages.propose(task.batch))
+        run = self.round.run if Stage.DRAFT in stages else self.round.verify
+        return Work(outcomes=run(task.batch, task.chunks, num_waiting=task.num_waiting))
+
+
+@dataclass(slots=True)
+class InlineLanes:
+    """Deterministic: lanes run in the order in which they are started, one after another."""
+
+    runners: Mapping[str, LaneRunner]
+    clock: Clock = HOST_CLOCK
+    _done: list[Done] = field(default_factory=list[Done])
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        return {done.lane: done.began for done in self._done}
+
+    def is_here(self) -> bool:
+        return False
+
+    def start(self, lane: str, task: Task) -> None:
+        began = self.clock()
+        work, error = Work(), None
+        try:
+            with breakable():
+                work = self.runners[lane](task)
+        except BaseException as caught:  # noqa: BLE001
+            # An interrupt as well: the engine first undoes the job.
+            error = caught if is_interrupt(caught) else ordinary(caught)
+        self._done.append(Done(lane, task, work, error, began, self.clock()))
+
+    @property
+    def round(self) -> Round:
+        """What the first lane runs."""
+        return next(iter(self.runners.values())).round
+
+    def exchange(self, other: Round) -> None:
+        """Have every lane run `other` from now on."""
+        self.runners = {lane: replace(runner, round=other) for lane, runner in self.runners.items()}
+
+    def wait(self, seconds: float | None = None) -> list[Done]:
+        del seconds
+        done, self._done = self._done, []
+        return done
+
+    def abandon(self, lane: str) -> None:
+        raise AssertionError(f"lane {lane} runs on the caller's thread and cannot be left")
+
+    def close(self) -> None:
+        pass

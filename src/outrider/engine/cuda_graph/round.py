@@ -23,13 +23,9 @@ from time import perf_counter
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
-from outrider.engine.captured.buffers import BROKE_TARGET, RowReport, read_reports
-from outrider.engine.captured.capture import Ticket
-from outrider.engine.captured.memory import RoundMemory
-from outrider.engine.captured.table import RoundTable
-from outrider.engine.clamp import clamp
-from outrider.engine.round import Chunk
-from outrider.engine.settle import PassTimes
+from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
+from outrider.engine.cuda_graph.program import RoundTable, Ticket
+from outrider.engine.round import Chunk, PassTimes, clamp
 from outrider.engine.stages import Stages
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,8 @@ from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import CausalLM, Controller
 from outrider.core.sampling import Sampling
-from outrider.engine.lanes.inline import InlineLanes
-from outrider.engine.lanes.runner import LaneRunner
-from outrider.engine.lanes.streams import lane_streams
-from outrider.engine.lanes.task import Executor
-from outrider.engine.lanes.threads import ThreadLanes
+from outrider.engine.lane_threads import ThreadLanes, lane_streams
+from outrider.engine.lanes import Executor, InlineLanes, LaneRunner
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages

@@ -12,14 +12,22 @@ from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.captured.accept import RULES, GreedyLaws, TorchRoundLaws
-from outrider.engine.captured.capture import Launcher, launcher_for
-from outrider.engine.captured.laws import RoundLaws
-from outrider.engine.captured.memory import Drafting, RoundMemory
-from outrider.engine.captured.noise import Decisions
-from outrider.engine.captured.passes import StackModel
-from outrider.engine.captured.round import CapturedRound
-from outrider.engine.captured.table import MakeLaws, RoundSizes, RoundTable
+from outrider.engine.cuda_graph.memory import Drafting, RoundMemory, StackModel
+from outrider.engine.cuda_graph.program import (
+    Launcher,
+    MakeLaws,
+    RoundSizes,
+    RoundTable,
+    launcher_for,
+)
+from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.sampling import (
+    RULES,
+    Decisions,
+    GreedyLaws,
+    RoundLaws,
+    TorchRoundLaws,
+)
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
@@ -123,7 +131,7 @@ def torch_laws(sampler: str, k: int, laws_BKV: Tensor | None) -> RoundLaws:
 def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.captured.triton import TritonGreedyLaws, TritonRoundLaws
+    from outrider.engine.cuda_graph.triton import TritonGreedyLaws, TritonRoundLaws
     from outrider.kernels.triton.launchers import TritonLaws
     from outrider.kernels.triton.scratch import Room
 

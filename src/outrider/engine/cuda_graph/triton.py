@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.rng import Role
-from outrider.engine.captured.accept import kept_prefix
-from outrider.engine.captured.laws import Judged, Keys, Rows
+from outrider.engine.cuda_graph.sampling import Judged, Keys, Rows, kept_prefix
 from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
 
 

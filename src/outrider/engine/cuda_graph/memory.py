@@ -1,0 +1,346 @@
+"""What a captured round keeps on the device: fixed memory that outlives its rounds.
+
+The host writes a row when a sequence enters and never looks at it again: the round itself moves
+lengths, pending tokens and room, and leaves a report of what it decided. A row whose room is 0 has
+ended and stands still until the host has read so.
+
+Idle rows of a bucket do what row 0 does: they read its tokens and write the same keys and values to
+the same places. So no memory is set aside for them.
+
+Shapes:  B = rows, S = stop tokens, P = page-table columns, T = positions, K = drafted tokens,
+         R = K + 4, a row's report: drafts, depth, kept, the own token, whether logits broke.
+
+One pass of a model over static memory, from tensors alone: no host number, no wait.
+
+Where `PagedKV.plan` walks lists on the host, here positions are tensors on the device and slots
+follow from the page table by arithmetic. Rows are chains of equal length, as rounds have them.
+
+Shapes:  B = sequences, X = rows of each, N = B times X, M = rows whose logits are wanted,
+         P = page-table columns, S = slots of a page, T = positions = P times S, V = vocabulary,
+         D = hidden size.
+
+Both models' memory around captured rounds: read prompts before, count tokens after.
+
+A captured round writes keys and values to places that the host set aside when a sequence entered:
+room for all that it may ever hold, which is what its admission was charged for. So page tables do
+not change while it runs. When the host reads a round it counts the tokens as committed; nothing is
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.cache.paged_kv import PagedKV
+from outrider.core.clock import host_rows
+from outrider.core.draft import Outcome
+from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.core.sequence import FinishReason, LiveSequence
+from outrider.core.spec import ModelSpec
+from outrider.drafters.model import ModelDrafter
+from outrider.engine.round import Settled, settle
+from outrider.kernels.plan import PackedPlan
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Scratch, Stack
+
+
+class StackModel(Stack, Protocol):
+    """A decoder whose layers can be run one by one over memory that is handed in."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def state(self) -> PagedKV: ...
+    @property
+    def kernels(self) -> Kernels: ...
+    @property
+    def scratch(self) -> Scratch: ...
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageTables:
+    """Pages of each sequence and, of each position, the slot that follows. Both int32."""
+
+    pages_BP: Tensor
+    slots_BT: Tensor
+
+    @classmethod
+    def of(cls, pages_BP: Tensor, page_size: int) -> PageTables:
+        within = torch.arange(page_size, dtype=torch.int32, device=pages_BP.device)
+        slots_BPS = pages_BP[..., None] * page_size + within
+        return cls(pages_BP, slots_BPS.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPass:
+    """`logits_MV` and `scratch` have room for every pass; each call overwrites both."""
+
+    model: StackModel
+    scratch: Scratch
+    logits_MV: Tensor
+    page_size: int
+    seqs: dict[torch.Size, Tensor] = field(default_factory=dict[torch.Size, Tensor])
+
+    @classmethod
+    def of(cls, model: StackModel, *, num_rows: int, num_logits: int, page_size: int) -> StaticPass:
+        """Memory of its own, so that passes outside the graph may run beside it."""
+        like = model.scratch
+        own = [_rows_like(getattr(like, item.name), num_rows) for item in fields(like)]
+        vocab_size = model.spec.vocab_size
+        logits_MV = torch.zeros(num_logits, vocab_size, device=like.x_ND.device)
+        return cls(model, Scratch(*own), logits_MV, page_size)
+
+    def __call__(
+        self, tokens_BX: Tensor, positions_BX: Tensor, tables: PageTables, wanted_M: Tensor | None
+    ) -> Tensor:
+        """logits_MV of the packed rows `wanted_M` (None: all of them), a view."""
+        plan = chains_plan(tokens_BX, positions_BX, tables, self.page_size, self.seqs)
+        scratch = self.scratch.first(plan.num_tokens)
+        self.model.embed(plan, scratch)
+        for depth, kv in enumerate(self.model.state.layers):
+            self.model.layer(depth, plan, scratch, kv)
+        x_MD, norm_MD = scratch.x_ND, scratch.norm_ND
+        if wanted_M is not None:
+            part = self.scratch.first(wanted_M.shape[0])
+            torch.index_select(x_MD, 0, wanted_M, out=part.norm_ND)
+            x_MD, norm_MD = part.norm_ND, part.x_ND
+        logits_MV = self.logits_MV[: x_MD.shape[0]]
+        self.model.head(x_MD, norm_MD, logits_MV)
+        return logits_MV
+
+
+PassFunction = Callable[[Tensor, Tensor, PageTables, Tensor | None], Tensor]
+
+
+def chains_plan(
+    tokens_BX: Tensor,
+    positions_BX: Tensor,
+    tables: PageTables,
+    page_size: int,
+    seqs: dict[torch.Size, Tensor],
+) -> PackedPlan:
+    """Where chains at these positions (int64) read and write; a new plan, as kernels may remember
+    what they worked out for one. `seqs` keeps what depends on shapes alone.
+
+    A plan is made for every pass, so it is few operators: each is a launch within the graph.
+    """
+    positions_N = _flat(positions_BX)
+    if tokens_BX.shape not in seqs:
+        seq_B1 = torch.arange(tokens_BX.shape[0], device=tokens_BX.device)[:, None]
+        seqs[tokens_BX.shape] = _flat(seq_B1.expand_as(tokens_BX))
+    return PackedPlan(
+        page_size=page_size,
+        tokens_N=_flat(tokens_BX),
+        positions_N=positions_N,
+        slots_N=_flat(tables.slots_BT.gather(1, positions_BX)),
+        seq_N=seqs[tokens_BX.shape],
+        visible_N=positions_N + 1,
+        pages_BP=tables.pages_BP,
+    )
+
+
+def _flat(tensor_BX: Tensor) -> Tensor:
+    return tensor_BX.reshape(-1).to(torch.int32)
+
+
+def _rows_like(buffer: Tensor, num_rows: int) -> Tensor:
+    return torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, device=buffer.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A model and the drafter that owns its memory."""
+
+    model: StackModel
+    drafter: ModelDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the device is told of a sequence when it enters. `lag` is 1 if the draft model has yet
+    to read the token before the pending one, else 0."""
+
+    seq: LiveSequence
+    budget: int
+    lag: int
+    target_pages: Sequence[int]
+    draft_pages: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMemory:
+    """`k` is how many tokens every round drafts and stages, even where fewer count."""
+
+    target: StackModel
+    drafting: Drafting | None
+    k: int
+
+    def most_tokens(self, seq: LiveSequence) -> int:
+        """Positions that rounds of `seq` may come to write."""
+        return seq.prompt_length + seq.limit + self.k
+
+    def enter(self, seq: LiveSequence, budget: int) -> Entry:
+        """Let the draft model read up to the pending token, as the target has, and set pages aside.
+
+        Raises CapacityError if an arena lacks them.
+        """
+        target_pages = self._pages(self.target, seq)
+        if self.drafting is None:
+            return Entry(seq, budget, 0, target_pages)
+        unread = self.drafting.drafter.begin(seq.seq_id, seq.tokens)
+        draft_pages = self._pages(self.drafting.model, seq)
+        return Entry(seq, budget, len(unread) - 1, target_pages, draft_pages)
+
+    def keep(self, seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
+        """Count what a round emitted as text that both models have read, all but its last token."""
+        start = len(seq.tokens)
+        self.target.state.note_chain(seq.seq_id, (seq.tokens[-1], *outcome.tokens[:-1]))
+        settle(self.target.state, [Settled(seq, 1, outcome, ending)])
+        if self.drafting is None:
+            return
+        state = self.drafting.model.state
+        # The last of K drafts was never fed.
+        ready = start + min(outcome.num_accepted, self.k - 1)
+        read = seq.tokens[state.length(seq.seq_id) : ready]
+        state.note_chain(seq.seq_id, read)
+        state.commit({seq.seq_id: range(len(read))})
+
+    def _pages(self, model: StackModel, seq: LiveSequence) -> Sequence[int]:
+        missing = self.most_tokens(seq) - model.state.length(seq.seq_id)
+        model.state.reserve({seq.seq_id: missing})
+        return tuple(model.state.pages(seq.seq_id))
+
+
+# No token has this id: an unused place in the table of stop tokens.
+_NO_TOKEN = -1
+BROKE_TARGET, BROKE_DRAFT = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBuffers:
+    """`length_B` counts a row's text, pending token included. `last_B2` is what the draft model
+    reads first: the pending token, and before it the one that it has not read yet (`lag_B` 1) or
+    the pending token again (`lag_B` 0). `mirror_B` is the row that a row does the work of."""
+
+    last_B2: Tensor
+    length_B: Tensor
+    lag_B: Tensor
+    room_B: Tensor
+    budget_B: Tensor
+    temperature_B: Tensor
+    seed_B: Tensor
+    sample_B: Tensor
+    stops_BS: Tensor
+    target_pages_BP: Tensor
+    target_slots_BT: Tensor
+    draft_pages_BP: Tensor
+    draft_slots_BT: Tensor
+    mirror_B: Tensor
+    report_BR: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        device: torch.device,
+        *,
+        num_rows: int,
+        num_pages: int,
+        page_size: int,
+        num_stops: int,
+        k: int,
+    ) -> RoundBuffers:
+        def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
+
+        return cls(
+            last_B2=ints(2),
+            length_B=ints(),
+            lag_B=ints(),
+            room_B=ints(),
+            budget_B=ints(),
+            temperature_B=ints(dtype=torch.float32),
+            seed_B=ints(),
+            sample_B=ints(),
+            stops_BS=ints(num_stops),
+            target_pages_BP=ints(num_pages, dtype=torch.int32),
+            target_slots_BT=ints(num_pages * page_size, dtype=torch.int32),
+            draft_pages_BP=ints(num_pages, dtype=torch.int32),
+            draft_slots_BT=ints(num_pages * page_size, dtype=torch.int32),
+            mirror_B=ints(),
+            report_BR=ints(k + 4, dtype=torch.int32),
+        )
+
+    def first(self, num_rows: int) -> RoundBuffers:
+        """The same memory, as much of it as a bucket of `num_rows` uses."""
+        return RoundBuffers(*(getattr(self, item.name)[:num_rows] for item in fields(self)))
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Start rounds of these sequences; idle rows get what row 0 gets."""
+        num_rows, num_stops = self.mirror_B.shape[0], self.stops_BS.shape[1]
+        mirror = [*range(len(entries)), *[0] * (num_rows - len(entries))]
+        rows = [entries[index] for index in mirror]
+        seqs = [entry.seq for entry in rows]
+        self._fill("mirror_B", mirror)
+        self._fill("last_B2", [(e.seq.tokens[-1 - e.lag], e.seq.tokens[-1]) for e in rows])
+        self._fill("lag_B", [entry.lag for entry in rows])
+        self._fill("budget_B", [entry.budget for entry in rows])
+        self._fill("length_B", [len(seq.tokens) for seq in seqs])
+        self._fill("room_B", [seq.room for seq in seqs])
+        self._fill("temperature_B", [seq.params.temperature for seq in seqs])
+        self._fill("seed_B", [seq.params.seed for seq in seqs])
+        self._fill("sample_B", [seq.sample for seq in seqs])
+        stops = [_padded(sorted(seq.stop_ids), num_stops, _NO_TOKEN) for seq in seqs]
+        self._fill("stops_BS", stops)
+        self._fill_tables(self.target, [entry.target_pages for entry in rows])
+        self._fill_tables(self.draft, [entry.draft_pages for entry in rows])
+
+    @property
+    def target(self) -> PageTables:
+        return PageTables(self.target_pages_BP, self.target_slots_BT)
+
+    @property
+    def draft(self) -> PageTables:
+        return PageTables(self.draft_pages_BP, self.draft_slots_BT)
+
+    def _fill_tables(self, tables: PageTables, pages: Sequence[Sequence[int]]) -> None:
+        columns = tables.pages_BP.shape[1]
+        padded = torch.tensor([_padded(row, columns, 0) for row in pages], dtype=torch.int32)
+        made = PageTables.of(padded, tables.slots_BT.shape[1] // columns)
+        tables.pages_BP.copy_(made.pages_BP)
+        tables.slots_BT.copy_(made.slots_BT)
+
+    def _fill(self, name: str, values: Sequence[object]) -> None:
+        buffer: Tensor = getattr(self, name)
+        buffer.copy_(torch.tensor(values, dtype=buffer.dtype))
+
+    def write_budgets(self, budgets: Sequence[int]) -> None:
+        """New budgets of the rows in use; idle rows keep theirs, and draft as row 0 does."""
+        self.budget_B[: len(budgets)].copy_(torch.tensor(budgets))
+
+
+def _padded(values: Sequence[int], size: int, filler: int) -> list[int]:
+    return [*values, *[filler] * (size - len(values))]
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """What a round decided for a row, before anything ended it."""
+
+    drafted: tuple[int, ...]
+    num_kept: int
+    next_token: int
+    broke: int
+
+
+def read_reports(report_BR: Tensor, k: int) -> list[RowReport]:
+    """From host memory, to which a report was copied."""
+    return [
+        RowReport(tuple(row[: row[k]]), row[k + 1], row[k + 2], row[k + 3])
+        for row in host_rows(report_BR)
+    ]

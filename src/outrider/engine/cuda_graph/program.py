@@ -1,0 +1,388 @@
+"""Running a program of static memory again and again: eagerly, or captured as one CUDA graph.
+
+A capture records the kernels of one run with their addresses; a launch replays them with a single
+call. What a round decided is copied to one of two pinned buffers behind an event, so that the host
+may read a round while the next one runs. Nothing else waits.
+
+Shapes:  B = rows, R = numbers of a report.
+
+A whole round as a straight line of tensor operators: draft, verify, accept, advance.
+
+    K draft steps; the first reads two tokens of a row, so the token that the last round
+        accepted without having fed it (its last draft token) needs no pass of its own
+    one target pass over the pending token and K drafts of every row
+    the rule, with numbers made on the device
+    lengths, pending tokens and room move; a report is left for the host
+
+Nothing here depends on a number that the host would have to wait for: shapes follow from (rows, K)
+alone and every tensor that outlives the round has a fixed address. So the same lines run eagerly,
+as the definition, and inside a CUDA graph.
+
+Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, M = B, S = stop tokens.
+
+The programs of an engine's captured rounds: one a bucket of rows, at one K.
+
+A bucket is the next power of two, so that few graphs serve every batch size; memory is allocated
+once, for the largest. Batches with a sampled row have programs of their own, since a greedy round
+makes no law. A program is made when its bucket is first met.
+
+Shapes:  B = rows, K = drafted tokens, W = K + 1, M = B, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+from outrider.core.sequence import LiveSequence
+from outrider.engine.cuda_graph.memory import (
+    BROKE_DRAFT,
+    BROKE_TARGET,
+    Entry,
+    PassFunction,
+    RoundBuffers,
+    StackModel,
+    StaticPass,
+)
+from outrider.engine.cuda_graph.sampling import Judged, Keys, RoundLaws, Rows
+
+# Libraries choose algorithms and allocate workspaces in their first calls.
+_WARM_UPS = 2
+
+
+class Launcher(Protocol):
+    """Makes launches of programs. `prepare` puts the memory that a program reads and moves on into
+    the state that its next run is to find; it may be called several times."""
+
+    def make(
+        self, program: Callable[[], None], prepare: Callable[[], None]
+    ) -> Callable[[], None]: ...
+
+
+class EagerLauncher:
+    """Runs a program operator by operator, on any device."""
+
+    def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
+        prepare()
+        return program
+
+
+class GraphLauncher:
+    """One CUDA graph a program. All graphs share a pool of memory: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
+        """Runs `program` for real some times before it is captured."""
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        prepare()
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                program()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            program()
+        prepare()
+        return graph.replay
+
+
+def launcher_for(device: torch.device) -> Launcher:
+    return GraphLauncher(device) if device.type == "cuda" else EagerLauncher()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A report on its way to the host."""
+
+    report_BR: Tensor
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> Tensor:
+        """The report, in host memory. Waits for it, for nothing behind it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.report_BR
+
+
+class Mailbox:
+    """Two host buffers in turns: a report may be read until the one after the next is posted."""
+
+    def __init__(self, like_BR: Tensor) -> None:
+        self._on_cuda = like_BR.is_cuda
+        self._slots = [
+            torch.zeros(like_BR.shape, dtype=like_BR.dtype, pin_memory=self._on_cuda)
+            for _ in range(2)
+        ]
+        self._turn = 0
+
+    def post(self, report_BR: Tensor) -> Ticket:
+        """Copy `report_BR` once the work asked for so far is done; returns at once."""
+        slot_BR = self._slots[self._turn][: report_BR.shape[0]]
+        self._turn = 1 - self._turn
+        slot_BR.copy_(report_BR, non_blocking=True)
+        if not self._on_cuda:
+            return Ticket(slot_BR, None)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(report_BR.device))
+        return Ticket(slot_BR, arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProgram:
+    """One round of the rows in `buffers` each time it is called. `draft` None drafts nothing."""
+
+    buffers: RoundBuffers
+    target: PassFunction
+    draft: PassFunction | None
+    wanted_M: Tensor
+    places_W: Tensor
+    k: int
+    laws: RoundLaws
+
+    def __call__(self) -> None:
+        with torch.inference_mode():
+            self._run()
+
+    def _run(self) -> None:
+        state = self.buffers
+        rows = Rows(
+            state.temperature_B,
+            torch.minimum(state.budget_B, state.room_B - 1).clamp_min(0),
+            Keys(state.seed_B, state.sample_B, state.length_B),
+        )
+        self.laws.begin(rows)
+        tokens_BK, broken_B = self._drafts(rows)
+        judged = self.laws.judge(self._verify(tokens_BK), tokens_BK, rows)
+        self._report(tokens_BK, rows, judged, broken_B)
+        self._advance(tokens_BK, judged)
+
+    def _drafts(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """tokens_BK, and which rows' draft logits were no numbers."""
+        state = self.buffers
+        if self.draft is None:
+            return state.last_B2[:, :0], torch.zeros_like(state.mirror_B, dtype=torch.bool)
+        tables, at_B = state.draft, state.length_B - 1
+        positions_B2 = torch.stack([at_B - state.lag_B, at_B], dim=1)
+        logits_MV = self.draft(state.last_B2, positions_B2, tables, self.wanted_M)
+        tokens: list[Tensor] = []
+        broken: list[Tensor] = []
+        for node in range(self.k):
+            token_B, broken_B = self.laws.draft(logits_MV, rows, node)
+            broken.append(broken_B)
+            # An idle row drafts what the row does whose memory it writes.
+            tokens.append(token_B.index_select(0, state.mirror_B))
+            if node + 1 < self.k:
+                positions_B1 = (state.length_B + node)[:, None]
+                logits_MV = self.draft(tokens[-1][:, None], positions_B1, tables, None)
+        broken_BK = torch.stack(broken, dim=1) & (self.places_W[:-1] < rows.depth_B[:, None])
+        return torch.stack(tokens, dim=1), broken_BK.any(-1)
+
+    def _verify(self, tokens_BK: Tensor) -> Tensor:
+        state = self.buffers
+        tokens_BW = torch.cat([state.last_B2[:, 1:], tokens_BK], dim=1)
+        positions_BW = (state.length_B - 1)[:, None] + self.places_W
+        logits_MV = self.target(tokens_BW, positions_BW, state.target, None)
+        return logits_MV.view(tokens_BW.shape[0], tokens_BW.shape[1], -1)
+
+    def _report(self, tokens_BK: Tensor, rows: Rows, judged: Judged, broken_B: Tensor) -> None:
+        broke_B = judged.broken_B * BROKE_TARGET + broken_B * BROKE_DRAFT
+        numbers_B4 = torch.stack([rows.depth_B, judged.kept_B, judged.next_B, broke_B], dim=1)
+        self.buffers.report_BR.copy_(torch.cat([tokens_BK, numbers_B4], dim=1))
+
+    def _advance(self, tokens_BK: Tensor, judged: Judged) -> None:
+        """What engine/round.py will say on the host of stop tokens and room, and then one round
+        further. Rows that ended stay where they are."""
+        state, kept_B1 = self.buffers, judged.kept_B[:, None]
+        next_B1 = judged.next_B[:, None]
+        accepted_BW = torch.cat([tokens_BK, next_B1], dim=1)
+        emitted_BW = torch.where(self.places_W < kept_B1, accepted_BW, next_B1)
+        ends_BW = (emitted_BW[:, :, None] == state.stops_BS[:, None]).any(-1)
+        end_B = torch.where(ends_BW, self.places_W, self.k + 1).amin(-1)
+        count_B = torch.minimum(judged.kept_B, end_B) + 1
+        count_B = torch.where(state.room_B > 0, count_B, 0)
+        lag_B = (count_B == self.k + 1) & (self.k > 0)
+        text_BX = torch.cat([state.last_B2[:, 1:], emitted_BW], dim=1)
+        before_B = count_B - lag_B.long()
+        last_B2 = text_BX.gather(1, torch.stack([before_B, count_B], dim=1))
+        room_B = torch.where(ends_BW.any(-1), 0, state.room_B - count_B)
+        moved_B = state.room_B > 0
+        state.lag_B.copy_(torch.where(moved_B, lag_B.long(), state.lag_B))
+        state.last_B2.copy_(torch.where(moved_B[:, None], last_B2, state.last_B2))
+        state.length_B.add_(count_B)
+        state.room_B.copy_(room_B)
+        for buffer in (state.lag_B, state.last_B2, state.length_B, state.room_B):
+            buffer.copy_(buffer.index_select(0, state.mirror_B))
+
+
+# Checkpoints name a handful at most; requests add the tokenizer's own.
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSizes:
+    """`makes_laws` says that sampled rows can be judged."""
+
+    k: int
+    batch_size: int
+    page_size: int
+    num_pages: int
+    makes_laws: bool
+
+
+# (rooms for laws_BKV) -> what draws and judges; None: of batches without a sampled row.
+MakeLaws: TypeAlias = Callable[[Tensor | None], RoundLaws]
+
+
+@dataclass(slots=True)
+class RoundTable:
+    """Owns the static memory. `enter` writes rows and picks the program that `launch` runs."""
+
+    sizes: RoundSizes
+    target: StackModel
+    draft: StackModel | None
+    launcher: Launcher
+    make_laws: MakeLaws
+    _memory: _Memory | None = None
+    _buffers: RoundBuffers | None = None
+    _launches: dict[tuple[int, bool], Callable[[], None]] = field(
+        default_factory=dict[tuple[int, bool], Callable[[], None]]
+    )
+    _current: tuple[int, bool] = (0, False)
+
+    @property
+    def k(self) -> int:
+        return self.sizes.k
+
+    @property
+    def buffers(self) -> RoundBuffers:
+        """Those of the bucket that runs now."""
+        if self._buffers is None:
+            raise ContractError("there is no buffers")
+        return self._buffers
+
+    def refusal(self, seq: LiveSequence) -> str | None:
+        """Why rounds of `seq` cannot be captured; None when they can."""
+        params, most = seq.params, self.sizes.num_pages * self.sizes.page_size
+        filters = bool(params.top_k or params.top_p < 1 or params.min_p > 0)
+        obstacles = (
+            (seq.shaper is not None, "a request changes logits (penalties, bans or a mask)"),
+            (params.logprobs, "a request asks for log-probabilities"),
+            (len(seq.stop_ids) > MAX_STOPS, f"a request has over {MAX_STOPS} stop tokens"),
+            (seq.prompt_length + seq.limit + self.k > most, f"a request may pass {most} tokens"),
+            (not params.greedy and filters, "a request filters its law (top_k, top_p, min_p)"),
+            (
+                not params.greedy and not self.sizes.makes_laws,
+                "at temperature > 0 only the samplers token and block are captured",
+            ),
+        )
+        return next((reason for stands, reason in obstacles if stands), None)
+
+    def enter(self, entries: Sequence[Entry]) -> None:
+        """Write rows, and make their program if this is the first batch of its size."""
+        bucket = bucket_of(len(entries), self.sizes.batch_size)
+        sampled = any(not entry.seq.params.greedy for entry in entries)
+        self._current = (bucket, sampled)
+        buffers = self._buffers = self._static().buffers.first(bucket)
+
+        def write() -> None:
+            buffers.write(entries)
+
+        if self._current in self._launches:
+            write()
+            return
+        program = self.program(bucket, sampled=sampled)
+        self._launches[self._current] = self.launcher.make(program, write)
+
+    def write_budgets(self, budgets: Sequence[int]) -> None:
+        self.buffers.write_budgets(budgets)
+
+    def launch(self) -> Ticket:
+        """One round of the rows that entered; its report is on its way when this returns."""
+        self._launches[self._current]()
+        return self._static().mailbox.post(self.buffers.report_BR)
+
+    def program(self, bucket: int, *, sampled: bool) -> RoundProgram:
+        """The straight line for `bucket` rows."""
+        memory = self._static()
+        return RoundProgram(
+            buffers=memory.buffers.first(bucket),
+            target=memory.target,
+            draft=memory.draft,
+            wanted_M=memory.wanted_M[:bucket],
+            places_W=memory.places_W,
+            k=self.k,
+            laws=self.make_laws(memory.laws(self.sizes, bucket) if sampled else None),
+        )
+
+    def _static(self) -> _Memory:
+        if self._memory is None:
+            with torch.inference_mode(False):
+                self._memory = _Memory.allocate(self.sizes, self.target, self.draft)
+        return self._memory
+
+
+def bucket_of(num_rows: int, batch_size: int) -> int:
+    """The next power of two, or the batch size if that is less."""
+    return min(1 << (num_rows - 1).bit_length(), batch_size)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """All tensors that outlive a round, for the largest bucket. Laws are made room for when the
+    first sampled row comes."""
+
+    buffers: RoundBuffers
+    mailbox: Mailbox
+    target: StaticPass
+    draft: StaticPass | None
+    wanted_M: Tensor
+    places_W: Tensor
+    laws_BKV: Tensor | None = None
+
+    @classmethod
+    def allocate(cls, sizes: RoundSizes, target: StackModel, draft: StackModel | None) -> _Memory:
+        num_rows, k = sizes.batch_size, sizes.k
+        device = target.scratch.x_ND.device
+        buffers = RoundBuffers.allocate(
+            device,
+            num_rows=num_rows,
+            num_pages=sizes.num_pages,
+            page_size=sizes.page_size,
+            num_stops=MAX_STOPS,
+            k=k,
+        )
+        passes = StaticPass.of(
+            target,
+            num_rows=num_rows * (k + 1),
+            num_logits=num_rows * (k + 1),
+            page_size=sizes.page_size,
+        )
+        drafts = None
+        if draft is not None:
+            drafts = StaticPass.of(
+                draft, num_rows=2 * num_rows, num_logits=num_rows, page_size=sizes.page_size
+            )
+        return cls(
+            buffers=buffers,
+            mailbox=Mailbox(buffers.report_BR),
+            target=passes,
+            draft=drafts,
+            wanted_M=torch.arange(num_rows, device=device) * 2 + 1,
+            places_W=torch.arange(k + 1, device=device),
+        )
+
+    def laws(self, sizes: RoundSizes, bucket: int) -> Tensor:
+        if self.laws_BKV is None:
+            vocab_size, device = self.target.logits_MV.shape[1], self.places_W.device
+            self.laws_BKV = torch.zeros(sizes.batch_size, sizes.k, vocab_size, device=device)
+        return self.laws_BKV[:bucket]
