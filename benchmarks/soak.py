@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 from outrider.bench.monitor import resident_bytes
 from outrider.bench.provenance import provenance, write_json
 from outrider.bench.workloads import WORKLOADS, load_prompts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
 from outrider.models.llama import LlamaModel

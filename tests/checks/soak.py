@@ -26,7 +26,7 @@ from time import perf_counter, sleep
 from types import FrameType
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 from outrider.bench.provenance import provenance, write_json
 from outrider.core.errors import OutriderError
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.reader import Reader
+from outrider.api.output import Reader
 from outrider.api.result import GenerationResult
 from outrider.api.turns import Turns
 from outrider.core.errors import ConfigError, MachineError

@@ -13,8 +13,8 @@ import torch
 from checks import faults
 from checks.faults import finish
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.request import Ticket
 from outrider.api.stream import StopMatcher
-from outrider.api.ticket import Ticket
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.errors import CallbackError

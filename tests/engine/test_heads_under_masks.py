@@ -11,7 +11,7 @@ from torch import Tensor
 
 from doubles.eagle_heads import EagleFolder
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 
 # Ids 1, 4, 7, ... are drafted; the end of text, 0, is not.
 HEADS = EagleFolder(256, 8192, ids=tuple(range(1, 8192, 3)), head_dim=64, ffn_size=64, scale=0.02)

@@ -22,9 +22,8 @@ import pytest
 
 import outrider
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.desk import Desk
-from outrider.api.reader import Reader
-from outrider.api.ticket import Ticket
+from outrider.api.output import Desk, Reader
+from outrider.api.request import Ticket
 from outrider.core import interrupts
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]

@@ -14,7 +14,7 @@ import pytest
 
 from doubles.rig import round_of
 from outrider import LLM
-from outrider.api.reader import Reader
+from outrider.api.output import Reader
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler

@@ -15,14 +15,12 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from outrider.api.desk import Desk
 from outrider.api.loading import LoadedPair, load_pair, machine_of
 from outrider.api.memory import MemoryWatch, gauge
+from outrider.api.output import Desk, Reader
 from outrider.api.profile import HasKernels
-from outrider.api.reader import Reader
-from outrider.api.requests import RequestMaker
+from outrider.api.request import RequestMaker, Ticket
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.ticket import Ticket
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace

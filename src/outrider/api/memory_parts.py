@@ -9,8 +9,7 @@ from typing import Literal
 
 import torch
 
-from outrider.api.pair_plan import PairPlan
-from outrider.api.sources import hidden_layers, room_of, whole_pages
+from outrider.api.plan import PairPlan, hidden_layers, room_of, whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import draft_size

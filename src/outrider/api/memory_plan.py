@@ -19,8 +19,7 @@ from outrider.api.memory_parts import (
     tables_bytes,
     target_room,
 )
-from outrider.api.pair_plan import PairPlan
-from outrider.api.sources import whole_pages
+from outrider.api.plan import PairPlan, whole_pages
 from outrider.cache.capacity import ARENA_SHARE, Limit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError

@@ -11,7 +11,7 @@ from outrider.cli.output import json_line, size, table
 
 def ollama(call: Call[OllamaOptions]) -> int:
     """What the server has; with --model, a test completion too."""
-    from outrider.api.ollama import Ollama
+    from outrider.api.clients import Ollama
 
     asked = call.options
     server = Ollama(asked.host)

@@ -11,8 +11,7 @@ from outrider.cli.output import json_line
 
 def ping(call: Call[PingOptions]) -> int:
     """List the models served, then ask for one completion."""
-    from outrider.api.openai_client import OpenAIClient
-    from outrider.api.remote import Server
+    from outrider.api.clients import OpenAIClient, Server
 
     asked = call.options
     server = Server(url=asked.url, timeout_seconds=asked.timeout, retries=asked.retries)

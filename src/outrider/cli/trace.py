@@ -30,7 +30,7 @@ from outrider.metrics.timeline import hit_rate, over_time, timeline
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
-    from outrider.api.ticket import Ticket
+    from outrider.api.request import Ticket
 
 _PER_DOMAIN = 2
 

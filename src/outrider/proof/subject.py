@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.llm import LLM
-from outrider.api.sources import source_of
+from outrider.api.plan import source_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError

@@ -8,12 +8,12 @@ from contextlib import closing
 import pytest
 import torch
 
-from outrider.api.bare import BareEngine, BareModels, bare_rooms
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.registry import Kernels, choose
+from outrider.lab.bare_engine import BareEngine, BareModels, bare_rooms
 from outrider.lab.scripted import Script, ScriptedLM
 
 PARAMS = SamplingParams(max_tokens=12)

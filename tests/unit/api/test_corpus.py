@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.api.corpus import read_corpus
+from outrider.api.loading import read_corpus
 from outrider.core.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ from outrider.api import memory_plan
 from outrider.api.loading import load_pair
 from outrider.api.memory_parts import Part, files_of, memory_parts, needed
 from outrider.api.memory_plan import fitted
-from outrider.api.pair_plan import PairPlan, plan_pair
+from outrider.api.plan import PairPlan, plan_pair
 from outrider.cache import capacity
 from outrider.cache.capacity import Limit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory

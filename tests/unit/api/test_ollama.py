@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.ollama import DEFAULT_URL, Ollama, OllamaModel
+from outrider.api.clients import DEFAULT_URL, Ollama, OllamaModel
 from outrider.cli.options import OllamaOptions
 from outrider.core.errors import ConfigError, MachineError
 

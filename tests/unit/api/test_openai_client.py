@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.openai_client import Completion, OpenAIClient, Piece
-from outrider.api.remote import Server
+from outrider.api.clients import Completion, OpenAIClient, Piece, Server
 from outrider.core.errors import ConfigError, MachineError
 
 MODELS = Answer.of({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from doubles.clocks import FakeClock
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.memory import MemoryWatch
-from outrider.api.reader import Reader
+from outrider.api.output import Reader
 from outrider.api.result import GenerationResult
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.remote import MAX_BYTES, Server, number, objects
+from outrider.api.clients import MAX_BYTES, Server, number, objects
 from outrider.core.errors import ConfigError, MachineError
 
 BUSY = Answer.of({"error": "busy"}, 503)

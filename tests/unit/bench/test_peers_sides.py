@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.json_server import Answer, JsonServer, serving
-from outrider.api.openai_client import Piece
+from outrider.api.clients import Piece
 from outrider.bench.peers import start
 from outrider.bench.peers.commands import any_reads_gguf, command_of, how_to_get
 from outrider.bench.peers.lines import answer

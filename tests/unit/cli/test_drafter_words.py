@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from doubles.command_line import Command
-from outrider.api.sources import idle_settings
+from outrider.api.plan import idle_settings
 from outrider.bench.drafters.table import KNOWN
 from outrider.cli.main import run
 from outrider.cli.session import MODELLESS, WITH_FOLDER

@@ -15,7 +15,7 @@ import pytest
 
 import outrider
 import outrider.pairs as pairs
-from outrider.api.corpus import read_corpus
+from outrider.api.loading import read_corpus
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.dataset import PromptDataset
 from outrider.bench.load.requests import replay

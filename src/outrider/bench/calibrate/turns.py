@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from time import perf_counter
 
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 from outrider.bench.calibrate.passes import Pass, Request, passes_of
 from outrider.bench.calibrate.stands import Stand
 from outrider.core.params import SamplingParams

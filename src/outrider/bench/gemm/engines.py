@@ -11,7 +11,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.api.bare import BareEngine, BareModels, Twin
 from outrider.bench.gemm.pair import CostPair
 from outrider.bench.gemm.plan import Contestant, Text
 from outrider.core.budget import JobTrace, RoundTrace
@@ -19,6 +18,7 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
+from outrider.lab.bare_engine import BareEngine, BareModels, Twin
 from outrider.lab.synthetic import Agreement, SyntheticLM, WordScript
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from outrider.api.bare import bare_rooms
 from outrider.bench.gemm.record import Method, Study
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, did_you_mean
+from outrider.lab.bare_engine import bare_rooms
 from outrider.models.decoder import Room
 
 STUDIES: tuple[Study, ...] = ("alpha", "hits", "fan_out", "batch")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.api.remote import Server
+from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, did_you_mean
 
 _NAMED = re.compile(

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.api.openai_client import OpenAIClient, Piece
-from outrider.api.remote import Server
+from outrider.api.clients import OpenAIClient, Piece, Server
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.peers.lines import Ask, RefusedError, Setup, serve
 from outrider.core.errors import OutriderError

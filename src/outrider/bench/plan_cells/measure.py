@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 
-from outrider.api.ticket import Ticket
+from outrider.api.request import Ticket
 from outrider.bench.calibrate.stands import Stand
 from outrider.bench.calibrate.turns import WARM_SECONDS
 from outrider.bench.quiet import Neighbours

@@ -1,15 +1,19 @@
-"""From a prompt and parameters to a sequence that an engine can run, or the reason why not.
+"""A request that was handed in to run beside others.
+
+From a prompt and parameters to a sequence that an engine can run, or the reason why not.
 
 A tokenizer may be anybody's: what it raises is an Exception, whatever it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from outrider.api.loading import LoadedPair
-from outrider.api.reader import Reader
+from outrider.api.output import Reader
+from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import ConfigError, foreign
@@ -19,6 +23,32 @@ from outrider.core.logits import AllowedTokens, Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.prediction import check_prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What `LLM.submit` gives. The request goes on while `LLM.advance` of its `owner` is called."""
+
+    reader: Reader
+    owner: object
+    make_result: Callable[[Reader], GenerationResult]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended: well, with an error, or cancelled."""
+        return self.reader.has_ended
+
+    def events(self) -> Iterator[TextEvent]:
+        """Yield and forget what it wrote since it was last asked."""
+        yield from self.reader.events()
+
+    def result(self) -> GenerationResult:
+        """Raises what the engine gave the request up for, if it did, and ConfigError while it is
+        still running."""
+        self.reader.check()
+        if not self.done:
+            raise ConfigError("the request has not ended.", hint="call advance until it has")
+        return self.make_result(self.reader)
 
 
 class RequestMaker:

@@ -12,7 +12,7 @@ from itertools import count
 
 import torch
 
-from outrider.api.sources import room_of, whole_pages
+from outrider.api.plan import room_of, whole_pages
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError

@@ -1,0 +1,315 @@
+"""An Ollama server next door: is it there, what has it, does it answer.
+
+For validation only: a look at whether a model gives sensible text at all. Ollama gives neither
+logits nor control of the KV memory, so nothing here can verify a draft and no benchmark uses it.
+
+JSON from another server over HTTP: one request, a time limit, and a few tries.
+
+For looking at servers that run beside ours. Requests go where the caller says and nowhere else: no
+proxy is used and no redirect is followed.
+
+A client for servers that speak OpenAI's completions, such as vLLM: baselines to compare with.
+
+Only what a comparison needs: which models there are, one greedy completion with its time as the
+client sees it, and a completion in pieces, each with the moment of its arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage, HTTPResponse
+from time import perf_counter
+from typing import IO, Any, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from outrider.core.errors import ConfigError, MachineError
+
+MAX_BYTES = 16 << 20
+_FIRST_WAIT_SECONDS = 0.2
+# Busy or starting up: the same request may succeed a moment later.
+_RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where requests go. `retries` is how often a failed one is tried again, each time after twice
+    the wait; `wait` is what sleeps. Raises ConfigError for an address that is not http(s)."""
+
+    url: str
+    timeout_seconds: float = 10.0
+    retries: int = 0
+    api_key: str = ""
+    wait: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port  # raises for one that is no number
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ConfigError(
+                f"{self.url!r} is not the address of a server.", hint="http://localhost:8000"
+            )
+
+    def ask(self, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The JSON object at `path`; with a `body`, that is posted. Raises MachineError."""
+        pause = _FIRST_WAIT_SECONDS
+        for _ in range(self.retries):
+            try:
+                return self._ask(path, body)
+            except _NoAnswerError:
+                self.wait(pause)
+                pause *= 2
+        try:
+            return self._ask(path, body)
+        except _NoAnswerError as error:
+            tries = f" ({self.retries + 1} tries)" if self.retries else ""
+            raise MachineError(
+                f"no answer from {self.url}{path}: {error}{tries}.", hint="is the server running?"
+            ) from None
+
+    def lines(self, path: str, body: Mapping[str, object]) -> Generator[str]:
+        """The lines of an answer that is sent in pieces, each as soon as it is there; `body` is
+        posted, once. Raises MachineError."""
+        size = 0
+        try:
+            with self._opened(path, body) as answer:
+                while line := answer.readline(MAX_BYTES + 1):
+                    size += len(line)
+                    if size > MAX_BYTES:
+                        raise _too_long(self.url + path)
+                    yield line.decode(errors="replace").rstrip("\r\n")
+        except _NoAnswerError as error:
+            raise MachineError(
+                f"no answer from {self.url}{path}: {error}.", hint="is the server running?"
+            ) from None
+
+    def _ask(self, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        with self._opened(path, body) as answer:
+            return _object(answer.url, answer.read(MAX_BYTES + 1))
+
+    @contextmanager
+    def _opened(self, path: str, body: Mapping[str, object] | None) -> Generator[HTTPResponse]:
+        """The answer to read; what fails meanwhile is a _NoAnswerError if it may be tried again."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url.rstrip("/") + path, data, headers)
+        opener = build_opener(ProxyHandler({}), _NoRedirect())
+        try:
+            with opener.open(request, timeout=self.timeout_seconds) as answer:
+                yield answer
+        except HTTPError as error:
+            with error:
+                said = error.read(300).decode(errors="replace").strip()
+            if error.code in _RETRIED:
+                raise _NoAnswerError(f"it answered {error.code}") from None
+            raise MachineError(
+                f"{request.full_url} answered {error.code} {error.reason}: {said}"
+            ) from None
+        except (URLError, OSError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            raise _NoAnswerError(reason) from None
+
+
+class _NoAnswerError(Exception):
+    """No answer this time."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        del req, fp, code, msg, headers, newurl
+
+
+def _object(url: str, answer: bytes) -> dict[str, Any]:
+    if len(answer) > MAX_BYTES:
+        raise _too_long(url)
+    try:
+        data: object = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise MachineError(f"{url} did not answer with JSON.") from None
+    if not isinstance(data, dict):
+        raise MachineError(f"{url} did not answer with a JSON object.")
+    return cast("dict[str, Any]", data)
+
+
+def _too_long(url: str) -> MachineError:
+    return MachineError(f"{url} answered with more than {MAX_BYTES} bytes.")
+
+
+def number(value: object) -> float:
+    """A number that a server sent; 0 for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects of a list that a server sent; others are left out."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+
+
+DEFAULT_URL = "http://localhost:11434"
+# A first request also loads the model.
+_GENERATE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel:
+    """A model that the server has; `parameters` and `quantization` as it writes them, "8.0B"."""
+
+    name: str
+    parameters: str
+    quantization: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaReply:
+    """`seconds` is the server's own figure for writing `num_tokens`, without prompt and loading."""
+
+    text: str
+    num_tokens: int
+    seconds: float
+
+
+class Ollama:
+    """Raises ConfigError for a bad `url`; every call raises MachineError without a server."""
+
+    def __init__(self, url: str = DEFAULT_URL) -> None:
+        self._server = Server(url=url, timeout_seconds=5.0)
+        self._writer = Server(url=url, timeout_seconds=_GENERATE_SECONDS)
+
+    def models(self) -> list[OllamaModel]:
+        """What the server has, in its order."""
+        try:
+            answer = self._server.ask("/api/tags")
+        except MachineError as error:
+            raise MachineError(
+                f"Ollama is not running at {self._server.url}: {error}",
+                hint="start it with `ollama serve`, or name another --host",
+            ) from None
+        return [_model(entry) for entry in objects(answer.get("models"))]
+
+    def generate(self, model: str, prompt: str, *, max_tokens: int) -> OllamaReply:
+        """One greedy completion."""
+        options = {"num_predict": max_tokens, "temperature": 0}
+        body = {"model": model, "prompt": prompt, "stream": False, "options": options}
+        answer = self._writer.ask("/api/generate", body)
+        return OllamaReply(
+            text=str(answer.get("response", "")),
+            num_tokens=int(number(answer.get("eval_count"))),
+            seconds=number(answer.get("eval_duration")) / 1e9,
+        )
+
+
+def _model(entry: dict[str, Any]) -> OllamaModel:
+    found: object = entry.get("details")
+    details = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return OllamaModel(
+        name=str(entry.get("name", "?")),
+        parameters=str(details.get("parameter_size") or "?"),
+        quantization=str(details.get("quantization_level") or "?"),
+        num_bytes=int(number(entry.get("size"))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """`seconds` is from sending the request to having all of the answer."""
+
+    text: str
+    num_tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a completion, `seconds` after the request was sent. `num_tokens` is the server's
+    own count of the whole, where it tells one."""
+
+    text: str
+    seconds: float
+    num_tokens: int | None = None
+
+
+class OpenAIClient:
+    """Calls raise MachineError when the server does not answer as expected."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def models(self) -> list[str]:
+        """Ids of the models served."""
+        answer = self._server.ask("/v1/models")
+        if not isinstance(answer.get("data"), list):
+            raise MachineError(
+                f"{self._server.url} does not list models as OpenAI's servers do.",
+                hint="name the address before /v1",
+            )
+        return [str(entry.get("id", "?")) for entry in objects(answer["data"])]
+
+    def complete(self, model: str, prompt: str, *, max_tokens: int) -> Completion:
+        """One greedy completion; an empty `model` takes the server's first."""
+        if not model:
+            served = self.models()
+            if not served:
+                raise ConfigError(f"{self._server.url} serves no model.", hint="name one")
+            model = served[0]
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        started = perf_counter()
+        answer = self._server.ask("/v1/completions", body)
+        seconds = perf_counter() - started
+        choices = objects(answer.get("choices"))
+        usage = objects([answer.get("usage")])
+        if not choices:
+            raise MachineError(f"{self._server.url} answered without a completion.")
+        num_tokens = int(number(usage[0].get("completion_tokens"))) if usage else 0
+        return Completion(str(choices[0].get("text", "")), num_tokens, seconds)
+
+    def stream(
+        self, model: str, prompt: str, *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+    ) -> Generator[Piece]:
+        """A completion as it comes; above temperature 0 from the whole law, by `seed`."""
+        body: dict[str, object] = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if temperature:
+            body |= {"top_p": 1.0, "seed": seed}
+        started = perf_counter()
+        for line in self._server.lines("/v1/completions", body):
+            kind, _, data = line.partition(":")
+            if kind == "data" and data.strip() != "[DONE]":
+                yield self._piece(data, perf_counter() - started)
+
+    def _piece(self, data: str, seconds: float) -> Piece:
+        try:
+            found: object = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or "error" in found:
+            raise MachineError(f"{self._server.url} broke off: {data.strip()[:300]}")
+        event = cast("dict[str, Any]", found)
+        choices, usage = objects(event.get("choices")), objects([event.get("usage")])
+        text = str(choices[0].get("text") or "") if choices else ""
+        counted = int(number(usage[0].get("completion_tokens"))) if usage else None
+        return Piece(text, seconds, counted)
