@@ -14,7 +14,7 @@ from outrider.cli.explain_published import (
     rows,
 )
 from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
-from outrider.planner.ahead import hide_limit
+from outrider.planner.overlap import hide_limit
 
 PAGE = Document.named("published-tables.md")
 PROSE = PAGE.prose

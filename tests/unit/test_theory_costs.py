@@ -19,16 +19,16 @@ from outrider.estimate.theory import (
     beta_rates,
     chances,
     expected_by_place,
+    expected_hit_rate,
     expected_tokens,
     geometric,
-    hit_rate,
     measured_speed_up,
     optimal,
     speed_up,
     steady_hits,
     uniform,
 )
-from outrider.planner.ahead import crossover_batch
+from outrider.planner.overlap import crossover_batch
 from outrider.planner.roofline import Mixture, critical_context
 
 PAGE = Document.named("theory.md").between("## 5.", "## Sources")
@@ -132,7 +132,7 @@ def test_which_verdicts_are_drafted_for() -> None:
     rows = PAGE.rows_under("| n | P(n) | best F |")
     for n, row in enumerate(rows):
         assert row == [str(n), f"{likely[n]:.4f}", f"{exact[n]:.3f}", str(whole[n])]
-    rates = [hit_rate(counts, likely, Misses()) for counts in (whole, uniform(24, 6))]
+    rates = [expected_hit_rate(counts, likely, Misses()) for counts in (whole, uniform(24, 6))]
     assert (
         "They foresee {} of the verdicts, equal shares {}".format(*digits(*rates, num=4)) in PROSE
     )

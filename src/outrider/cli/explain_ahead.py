@@ -10,14 +10,14 @@ from outrider.estimate.theory import (
     AheadTimes,
     Misses,
     chances,
+    expected_hit_rate,
     expected_tokens,
     geometric,
-    hit_rate,
     optimal,
     speed_up,
     uniform,
 )
-from outrider.planner.ahead import crossover_batch, hide_limit
+from outrider.planner.overlap import crossover_batch, hide_limit
 
 _SHARES = (0.0, 0.5, 0.7, 0.9, 1.0)
 _POWER = Misses().recovered.power
@@ -88,7 +88,7 @@ def fan_out(numbers: Numbers) -> Explanation:
     exact = geometric(numbers.branches, likely, _POWER)
     whole = optimal(numbers.branches, likely, Misses())
     even = uniform(numbers.branches, len(likely))
-    found, same = (hit_rate(counts, likely, Misses()) for counts in (whole, even))
+    found, same = (expected_hit_rate(counts, likely, Misses()) for counts in (whole, even))
     rows = [
         (str(n), *fixed(likely[n], digits=4), *fixed(exact[n]), str(whole[n]), str(even[n]))
         for n in range(len(likely))

@@ -12,10 +12,10 @@ from dataclasses import replace
 from outrider.cli.explain_machine import Device, model_of
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
 from outrider.estimate.theory import RoundLaw, expected_tokens, prefix_products
+from outrider.planner.devices import Power
 from outrider.planner.energy import Energy, Joules, joules_a_token, round_joules
 from outrider.planner.roofline import PassWork
 from outrider.planner.rounds import Load
-from outrider.planner.sheets import Power
 
 BYTE, OPERATION = 30e-12, 0.75e-12
 _MOST_K = 64

@@ -13,6 +13,7 @@ from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import expected_tokens, measured_speed_up
 from outrider.planner import rounds
+from outrider.planner.devices import DeviceSheet
 from outrider.planner.roofline import (
     PassWork,
     context_seconds,
@@ -22,7 +23,6 @@ from outrider.planner.roofline import (
     row_seconds,
 )
 from outrider.planner.rounds import Load
-from outrider.planner.sheets import DeviceSheet
 
 # Llama-2-7B: keys and values of a token take 0.5 MiB beside 14 GB. Models of other sizes have
 # layers in proportion.

@@ -39,9 +39,8 @@ from outrider.core.settings import ProgramConfig
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.models.loading import pick_device
-from outrider.planner.advise import Question, advise
+from outrider.planner.advise import Question, advise, must_fit
 from outrider.planner.candidates import Job
-from outrider.planner.room import must_fit
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512

@@ -21,12 +21,11 @@ from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.cost import Curve
 from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import MODEL
-from outrider.planner.ahead import AheadWays
 from outrider.planner.candidates import Engines, Job
-from outrider.planner.energy import Energy
-from outrider.planner.limits import Limits, limits_of
+from outrider.planner.devices import DeviceSheet, device_sheet
+from outrider.planner.energy import Energy, Limits, limits_of
+from outrider.planner.overlap import AheadWays
 from outrider.planner.roofline import PassWork, calibrate
-from outrider.planner.sheets import DeviceSheet, device_sheet
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000

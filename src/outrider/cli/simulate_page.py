@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from outrider.cli.output import screen_table, table
 from outrider.cli.simulate_setup import OF_SHEETS, Sweep
 from outrider.planner.simulate_costs import widest_fan_out
-from outrider.planner.simulate_numbers import Numbers
-from outrider.planner.simulate_study import AHEAD, CLOSED, PLAIN, TOGETHER, Comparison, Study
+from outrider.planner.simulate_study import (
+    AHEAD,
+    CLOSED,
+    PLAIN,
+    TOGETHER,
+    Comparison,
+    Numbers,
+    Study,
+)
 
 # As many as an engine may be told to foresee.
 MOST_VERDICTS = 256

@@ -13,9 +13,9 @@ from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.files import Kind, read_text
 from outrider.core.settings import Given, describe, typed
 from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
-from outrider.planner.sheets import device_sheet
 from outrider.planner.simulate_study import CLOSED, TOGETHER, Study
 
 TARGET, DRAFT, DEVICE = "llama-8b", "llama-1b", "h100"

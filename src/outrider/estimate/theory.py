@@ -158,7 +158,7 @@ def whole(counts: Sequence[float]) -> list[int]:
 
 
 def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
-    """The whole counts with the largest `hit_rate`, if the gains of every curve only fall: if its
+    """The whole counts with the largest `expected_hit_rate`, if the gains of every curve only fall: if its
     scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first, the
     first counts as much as the second."""
     depth = len(likely) - 1
@@ -178,7 +178,7 @@ def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
     return counts
 
 
-def hit_rate(counts: Sequence[int], likely: Sequence[float], misses: Misses) -> float:
+def expected_hit_rate(counts: Sequence[int], likely: Sequence[float], misses: Misses) -> float:
     """The probability that the outcome is foreseen."""
     depth = len(likely) - 1
     return math.fsum(

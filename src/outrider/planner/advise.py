@@ -4,15 +4,22 @@ Every candidate is reckoned (`candidates.py`) and the one with the largest expec
 taken, of equals the one that drafts less. It is advised only if the low end of its interval is
 above 1: otherwise speculation may well cost time, and plain decoding is the advice. Batch and
 context at which it stops paying are those of the chosen candidate, everything else as asked.
+
+Which of many ways are worth having: those that no other beats in both respects.
+
+Here both are to be large: tokens a second that one user sees, and that all users get together. A
+larger batch gives more of the second and less of the first.
+
+What fits into the memory there is: a target by itself, and a drafter beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import PLAIN, RoundLaw
 from outrider.planner.candidates import (
@@ -27,12 +34,61 @@ from outrider.planner.candidates import (
     options,
 )
 from outrider.planner.energy import Energy, joules_a_token
-from outrider.planner.pareto import Point, frontier
+from outrider.planner.overlap import Tree, best_tree, sizes_to_try
 from outrider.planner.places import Belief, believe
 from outrider.planner.reasons import Ends, explain
-from outrider.planner.room import must_fit, no_room
 from outrider.planner.rounds import break_even, plain_times
-from outrider.planner.trees import Tree, best_tree, sizes_to_try
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Tokens a second: `each` of one sequence, `total` of all that decode together."""
+
+    name: str
+    each: float
+    total: float
+
+
+def frontier(points: Iterable[Point]) -> list[Point]:
+    """Those that no other dominates, by falling `each`; of equal ones the first."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda one: (-one.each, -one.total)):
+        if not kept or point.total > kept[-1].total:
+            kept.append(point)
+    return kept
+
+
+def must_fit(calibration: Calibration, job: Job, limit: int | None) -> None:
+    """Raises CapacityError for a target that needs more than `limit` bytes."""
+    needed = memory_bytes(calibration, None, job)
+    if limit is None or needed is None or needed <= limit:
+        return
+    weights = calibration.memory_bytes
+    kept = needed - weights
+    hint = "lower --batch, --context or --max-tokens, or try --quantise int8"
+    if weights > limit:
+        hint = "try --quantise int8 or int4, a smaller target, or a device with more memory"
+    raise CapacityError(
+        f"{calibration.target_name} needs {_gb(needed)} ({_gb(weights)} of weights, {_gb(kept)} of "
+        f"keys and values of {job.batch} x {job.context + job.new_tokens} tokens), and there are "
+        f"{_gb(limit)}.",
+        hint=hint,
+    )
+
+
+def no_room(
+    calibration: Calibration, drafter: DrafterCosts, job: Job, limit: int | None
+) -> str | None:
+    """Why `drafter` does not fit beside the target."""
+    needed = memory_bytes(calibration, drafter, job)
+    if limit is None or needed is None or needed <= limit:
+        return None
+    return f"{drafter.name}: with it {_gb(needed)} are needed, and there are {_gb(limit)}"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
 
 # Chains that are tried where nobody names candidates.
 USUAL_K = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)

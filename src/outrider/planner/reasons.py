@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ContractError
 from outrider.planner.candidates import Job, Option
-from outrider.planner.trees import Tree
+from outrider.planner.overlap import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
+from outrider.planner.devices import DeviceSheet
 from outrider.planner.rounds import Load
-from outrider.planner.sheets import DeviceSheet
 
 # Rows of a pass and sequences of a draft for which seconds are reckoned; between them lines.
 _MOST_ROWS = 4096

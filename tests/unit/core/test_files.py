@@ -32,7 +32,7 @@ from outrider.core.files import (
 )
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
-from outrider.planner.sheets import device_sheet
+from outrider.planner.devices import device_sheet
 from outrider.train.data import find_files, read_documents
 
 SOURCE = Path(outrider.__file__).parent

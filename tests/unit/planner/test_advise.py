@@ -19,12 +19,12 @@ from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import RoundLaw
 from outrider.planner.advise import Plan, Question, advise
-from outrider.planner.ahead import AheadWays
 from outrider.planner.candidates import Candidate, Engines, Job, gain
+from outrider.planner.devices import Power
 from outrider.planner.energy import Energy
+from outrider.planner.overlap import AheadWays
 from outrider.planner.places import Rates, round_law
 from outrider.planner.roofline import PassWork
-from outrider.planner.sheets import Power
 
 FAR = 100_000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.planned import costs, flat
 from outrider.estimate.theory import PLAIN, AheadTimes
-from outrider.planner.ahead import (
+from outrider.planner.overlap import (
     AheadWays,
     ahead,
     crossover_batch,

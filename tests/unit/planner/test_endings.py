@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from outrider.estimate.theory import PLAIN, RoundLaw
-from outrider.planner.endings import desync, seconds_in_step
+from outrider.planner.candidates import desync, seconds_in_step
 from outrider.planner.places import Rates, round_law
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PLAIN, RoundLaw
+from outrider.planner.advise import Point, frontier
+from outrider.planner.devices import Power, device_sheet
 from outrider.planner.energy import Energy, joules_a_token, round_joules
-from outrider.planner.pareto import Point, frontier
 from outrider.planner.places import Rates, round_law
 from outrider.planner.roofline import PassWork, calibrate
 from outrider.planner.rounds import Load, plain_times, round_times
-from outrider.planner.sheets import Power, device_sheet
 
 TARGET = ModelSpec("t", "llama", 32_000, 4096, 32, 32, 8, 128, 11_008, 4096, 7 * 10**9, 2, 2)
 DRAFT = ModelSpec("d", "llama", 32_000, 1024, 8, 8, 8, 128, 2816, 4096, 3 * 10**8, 2, 2)

@@ -16,7 +16,7 @@ from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundLaw, beta_rates, expected_by_place, expected_tokens
 from outrider.planner.places import Rates, believe, fitted_carry, round_law
-from outrider.planner.texts import likeness, texts_differ
+from outrider.planner.rounds import likeness, texts_differ
 
 shares = st.floats(0, 1)
 rates = st.builds(

@@ -12,8 +12,8 @@ from doubles.planned import costs, flat
 from outrider.core.spec import ModelSpec
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Candidate, Job
+from outrider.planner.devices import SHEETS, device_sheet
 from outrider.planner.roofline import PassWork, calibrate, ridge_rows
-from outrider.planner.sheets import SHEETS, device_sheet
 
 PAGE = Document.named("algorithms/planner.md")
 LLAMA = ModelSpec(

@@ -11,7 +11,7 @@ from doubles.planned import flat
 from outrider.estimate.calibration import DrafterCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import chances, geometric
-from outrider.planner.ahead import AheadWays, ahead
+from outrider.planner.overlap import AheadWays, ahead
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import Forecast, Load, forecast
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
+from outrider.planner.devices import SHEETS, device_sheet
 from outrider.planner.roofline import (
     Mixture,
     PassWork,
@@ -27,7 +28,6 @@ from outrider.planner.roofline import (
     rows_seconds,
 )
 from outrider.planner.rounds import Load
-from outrider.planner.sheets import SHEETS, device_sheet
 
 
 def spec(name: str, parameters: int, layers: int, width: int, quantise: str = "none") -> ModelSpec:

@@ -13,10 +13,8 @@ from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens
 from outrider.metrics.timeline import seconds, shared_seconds
 from outrider.planner.simulate import simulate
-from outrider.planner.simulate_chance import Chance
 from outrider.planner.simulate_costs import JobCosts
-from outrider.planner.simulate_load import Load, Request
-from outrider.planner.simulate_records import Simulated
+from outrider.planner.simulate_events import Chance, Load, Request, Simulated
 
 ENGINES = ("single", "pd", "pdv", "ssd")
 ALL_KEPT, NONE_KEPT = (1.0,), (0.0,)

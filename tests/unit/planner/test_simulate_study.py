@@ -9,7 +9,7 @@ import pytest
 
 from doubles.invented_costs import calibration, drafter
 from outrider.core.errors import ConfigError
-from outrider.estimate.theory import Misses, expected_tokens, hit_rate, optimal
+from outrider.estimate.theory import Misses, expected_hit_rate, expected_tokens, optimal
 from outrider.planner.simulate_study import ENGINES, PLAIN, Study, compare
 
 STUDY = Study(
@@ -56,7 +56,7 @@ def test_numbers_tell_of_their_run() -> None:
 
 def test_a_hit_rate_that_nobody_names_is_that_of_the_fan_out() -> None:
     chances = [0.8**n * 0.2 for n in range(4)] + [0.8**4]
-    best = hit_rate(optimal(16, chances, Misses()), chances, Misses())
+    best = expected_hit_rate(optimal(16, chances, Misses()), chances, Misses())
     assert replace(STUDY, p_hit=None).hit_chance == pytest.approx(best)
     more = replace(STUDY, p_hit=None, fan_out=32).hit_chance
     assert best < more < 1

@@ -13,9 +13,9 @@ from doubles.planned import costs, flat
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
+from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import Load, forecast
-from outrider.planner.trees import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
     lambda shares: tuple(sorted(shares, reverse=True))

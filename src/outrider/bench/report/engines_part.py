@@ -33,7 +33,7 @@ from outrider.bench.report.reading import (
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part
 from outrider.estimate.theory import AheadTimes
-from outrider.planner.pareto import Point
+from outrider.planner.advise import Point
 
 _OVER_OFF = " over off"
 

@@ -1,6 +1,6 @@
 """Total throughput against the speed of one user: what no other setting beats in both.
 
-The frontier is that of planner/pareto.py: no other point is better in one and no worse in the
+The frontier is that of planner/advise.py: no other point is better in one and no worse in the
 other. Lines join the settings of one series by growing batch or level.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import Theme, new_figure
-from outrider.planner.pareto import Point, frontier
+from outrider.planner.advise import Point, frontier
 
 BASELINES = ("off", "plain")
 

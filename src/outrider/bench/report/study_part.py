@@ -37,7 +37,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Origin, Part, Table
-from outrider.planner.pareto import Point
+from outrider.planner.advise import Point
 
 NAMES = {"ar": "plain", "sd": "SD", "ssd": "SSD"}
 

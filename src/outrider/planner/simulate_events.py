@@ -1,0 +1,297 @@
+"""What chance decides in a simulation: verdicts, hits, lengths and arrivals.
+
+The number of draft tokens that a verification keeps is drawn with one uniform number u: it is the
+number of places j with u < a_1 a_2 ... a_j, where a_j is the probability that the j-th token is
+kept given that all before it were. So P(n >= j) is what it should be, and a longer draft keeps what
+a shorter one would have.
+
+Numbers are keyed by (seed, sequence, tokens that it has, what is decided), as an engine's are. So
+every engine of a comparison meets the same verdicts, and what differs is the schedule alone.
+
+What is asked of a simulated engine: requests by their lengths, and when they come.
+
+Three ways to come: all together; in a closed loop, where each of n users asks again when answered;
+or as a Poisson process of a rate, whose gaps are drawn from an exponential law with the mean
+1 / rate. Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
+
+What a simulation leaves behind, and what is under way in it.
+
+Jobs and rounds have the records of a real run, so whatever reads those reads these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import accumulate
+
+from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.errors import ConfigError, ContractError
+from outrider.core.rng import philox_uniform
+from outrider.estimate.theory import expected_by_place, prefix_products
+from outrider.sched.jobs import Job, Stage, Work
+
+
+class Decides(IntEnum):
+    """What a number is for; part of its key, so that none serves twice."""
+
+    VERDICT = 0
+    HIT = 1
+    PROMPT = 2
+    OUTPUT = 3
+    GAP = 4
+
+
+def uniform(seed: int, decides: Decides, seq_id: int, start: int = 0) -> float:
+    """In [0, 1)."""
+    return philox_uniform(seed, (0, start, seq_id, int(decides)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """`rates` is a_1, a_2, ...; what lies beyond the last of them is kept as often as that one.
+    `p_hit` is how often a verdict is among those that were drafted for. Raises ConfigError for
+    what is no probability."""
+
+    rates: tuple[float, ...]
+    p_hit: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for value in (*self.rates, self.p_hit):
+            if not 0 <= value <= 1:
+                raise ConfigError(
+                    f"{value:g} is no probability.", hint="name numbers from 0 to 1, as in .8"
+                )
+        if not self.rates:
+            raise ConfigError(
+                "nothing says how often drafts are kept.", hint="--alpha .8, or --places .8,.7"
+            )
+
+    def rates_of(self, depth: int) -> tuple[float, ...]:
+        """a_1 to a_depth."""
+        return (*self.rates, *[self.rates[-1]] * depth)[:depth]
+
+    def tokens_per_round(self, depth: int) -> float:
+        """E of a draft of `depth` tokens, the target's own included."""
+        return expected_by_place(self.rates_of(depth))
+
+    def num_kept(self, seq_id: int, start: int, depth: int) -> int:
+        """Of a draft of `depth` tokens for a sequence that has `start` tokens; at most `depth`."""
+        if depth == 0:
+            return 0
+        drawn = uniform(self.seed, Decides.VERDICT, seq_id, start)
+        return sum(drawn < chance for chance in prefix_products(self.rates_of(depth)))
+
+    def is_hit(self, seq_id: int, start: int) -> bool:
+        """Whether the verdict that left a sequence with `start` tokens was drafted for."""
+        return uniform(self.seed, Decides.HIT, seq_id, start) < self.p_hit
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Tokens to read and to write, both at least one. `arrives` is in seconds since the beginning;
+    a closed loop does not read it."""
+
+    num_prompt: int
+    num_output: int
+    arrives: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`in_flight` is the number of users of a closed loop, None where requests come by the clock;
+    then they are in the order of their arrival."""
+
+    requests: tuple[Request, ...]
+    in_flight: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """To be written in all."""
+        return sum(request.num_output for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean tokens of prompts and outputs, and the spread s of both, from 0 to below 1."""
+
+    prompt: int
+    output: int
+    spread: float = 0.0
+
+    def request(self, seq_id: int, seed: int) -> Request:
+        prompt, output = (
+            self._around(mean, uniform(seed, decides, seq_id))
+            for mean, decides in ((self.prompt, Decides.PROMPT), (self.output, Decides.OUTPUT))
+        )
+        return Request(prompt, output)
+
+    def _around(self, mean: int, u: float) -> int:
+        return max(round(mean * (1 + self.spread * (2 * u - 1))), 1)
+
+
+def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[Request, ...]:
+    """The same whatever engine they are for."""
+    return tuple(lengths.request(seq_id, seed) for seq_id in range(num))
+
+
+def poisson(requests: Iterable[Request], rate: float, *, seed: int) -> Load:
+    """`rate` is requests a second."""
+    if not rate > 0:
+        raise ContractError("a rate is above 0")
+    found = tuple(requests)
+    gaps = (-math.log1p(-uniform(seed, Decides.GAP, i)) / rate for i in range(len(found)))
+    return Load(
+        tuple(
+            Request(one.num_prompt, one.num_output, moment)
+            for one, moment in zip(found, accumulate(gaps), strict=True)
+        )
+    )
+
+
+DRAFTER = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of a request. `arrivals` has a moment for each token, in seconds since the
+    request came, at `arrived`."""
+
+    seq_id: int
+    arrived: float
+    arrivals: tuple[float, ...]
+
+    @property
+    def ended(self) -> float:
+        return self.arrived + self.arrivals[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`seconds` is from the beginning, at 0, to the last token."""
+
+    seconds: float
+    jobs: tuple[JobTrace, ...]
+    rounds: tuple[RoundTrace, ...]
+    served: tuple[Served, ...]
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that came. `depth`, `draft_seconds` and `hit` are of the draft in hand; `is_ready`
+    says that drafts for its next verdict were made ahead. `moments` has one for each token."""
+
+    seq_id: int
+    arrived: float
+    num_prompt: int
+    num_output: int
+    moments: list[float] = field(default_factory=list[float])
+    depth: int = 0
+    draft_seconds: float = 0.0
+    hit: bool | None = None
+    is_ready: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens that it has, its pending one included."""
+        return self.num_prompt + len(self.moments)
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still write."""
+        return self.num_output - len(self.moments)
+
+    def served(self) -> Served:
+        return Served(self.seq_id, self.arrived, tuple(self.moments))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job under way: what its parts take alone, and what was around when it began."""
+
+    lane: str
+    job: Job
+    began: float
+    draft_seconds: float
+    pass_seconds: float
+    queues: tuple[int, int, int]
+    num_waiting: int
+    num_live: int
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.pass_seconds
+
+    def trace(self, ended: float) -> JobTrace:
+        works = self.job.works
+        return JobTrace(
+            lane=self.lane,
+            kinds=tuple(stage.name.lower() for stage in self.job.stages),
+            seq_ids=self.job.seq_ids,
+            num_tokens=sum(w.num_tokens for w in works if w.stage is not Stage.DRAFT),
+            began=self.began,
+            ended=ended,
+            queues=self.queues,
+            num_waiting=self.num_waiting,
+            num_live=self.num_live,
+            num_free_tokens=0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A target pass that has ended, for the records of its sequences. It took `slowdown` times what
+    `task` takes alone."""
+
+    task: Task
+    index: int
+    slowdown: float
+
+    def read(self, work: Work) -> RoundTrace:
+        """A prompt chunk, which emits nothing."""
+        return self._trace(work.seq_id, num_prompt_tokens=work.num_tokens)
+
+    def judged(self, work: Work, seq: Running, num_kept: int) -> RoundTrace:
+        """A round. The pending token is no prompt token."""
+        return self._trace(
+            work.seq_id,
+            num_prompt_tokens=work.num_tokens - 1,
+            num_accepted=num_kept,
+            num_emitted=num_kept + 1,
+            seq=seq,
+        )
+
+    def _trace(
+        self,
+        seq_id: int,
+        *,
+        num_prompt_tokens: int,
+        num_accepted: int = 0,
+        num_emitted: int = 0,
+        seq: Running | None = None,
+    ) -> RoundTrace:
+        task, stages = self.task, (Stage.PREFILL, Stage.VERIFY)
+        fused = self.slowdown * task.draft_seconds
+        apart = seq.draft_seconds if seq else 0.0
+        depth = seq.depth if seq else 0
+        return RoundTrace(
+            seq_id=seq_id,
+            pass_index=self.index,
+            drafter=DRAFTER,
+            batch_size=sum(len(task.job.of(stage)) for stage in stages),
+            num_target_passes=1,
+            num_prompt_tokens=num_prompt_tokens,
+            num_drafted=depth,
+            num_accepted=num_accepted,
+            num_emitted=num_emitted,
+            num_rows_copied=0,
+            draft_seconds=fused if Stage.DRAFT in task.job.stages else apart,
+            verify_seconds=self.slowdown * task.pass_seconds,
+            accept_seconds=0.0,
+            num_waiting=task.num_waiting,
+            hit=seq.hit if seq else None,
+            draft_depth=depth,
+        )
