@@ -158,9 +158,9 @@ def whole(counts: Sequence[float]) -> list[int]:
 
 
 def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
-    """The whole counts with the largest `expected_hit_rate`, if the gains of every curve only fall: if its
-    scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first, the
-    first counts as much as the second."""
+    """The whole counts with the largest `expected_hit_rate`, if the gains of every curve only fall:
+    if its scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first,
+    the first counts as much as the second."""
     depth = len(likely) - 1
     counts = [0] * len(likely)
 
