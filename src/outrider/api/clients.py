@@ -1,17 +1,8 @@
-"""An Ollama server next door: is it there, what has it, does it answer.
+"""HTTP clients of other servers: Ollama, and servers of OpenAI's completions API such as vLLM.
 
-For validation only: a look at whether a model gives sensible text at all. Ollama gives neither
-logits nor control of the KV memory, so nothing here can verify a draft and no benchmark uses it.
-
-JSON from another server over HTTP: one request, a time limit, and a few tries.
-
-For looking at servers that run beside ours. Requests go where the caller says and nowhere else: no
-proxy is used and no redirect is followed.
-
-A client for servers that speak OpenAI's completions, such as vLLM: baselines to compare with.
-
-Only what a comparison needs: which models there are, one greedy completion with its time as the
-client sees it, and a completion in pieces, each with the moment of its arrival.
+The clients serve comparisons and health checks only: which models a server has, one greedy
+completion with its time, a completion in pieces with the moment of each arrival. Requests go to the
+address that the caller names and nowhere else: no proxy is used and no redirect is followed.
 """
 
 from __future__ import annotations
@@ -184,7 +175,10 @@ class OllamaReply:
 
 
 class Ollama:
-    """Raises ConfigError for a bad `url`; every call raises MachineError without a server."""
+    """Raises ConfigError for a bad `url`; every call raises MachineError without a server.
+
+    Ollama gives neither logits nor control of its KV cache, so no draft can be verified with it.
+    """
 
     def __init__(self, url: str = DEFAULT_URL) -> None:
         self._server = Server(url=url, timeout_seconds=5.0)

@@ -1,19 +1,11 @@
-"""Where the time of a pass goes: every kernel of both models between two timers.
+"""Profiling: seconds of each kernel of a pass, measured by CUDA events or by the host's clock.
 
-Timing a kernel costs about as much as calling it, so the rounds of such a run say little. Profile
-the rounds in one run and the kernels in another; with one seed both do the same work.
+    with kernel_times(llm) as timers:
+        llm.generate(prompt)
+    print(timers.summary())
 
-with kernel_times(llm) as timers:
-    llm.generate(prompt)
-print(timers.summary())
-
-Timing work on a device without waiting for it.
-
-A GPU works behind the host's back: a host clock around a call measures how long it took to ask.
-`synced_seconds` waits for the device and reads the clock, which is right for the ends of a run. In
-between, `DeviceTimer` records an event before and an event after the work, on the device's own
-stream, and reads the time between them when somebody asks; only reading waits, and only for the
-second event. Without CUDA the host clock does.
+Timing a kernel costs about as much as calling it. So profile rounds in one run and kernels in
+another run of the same seed, which does the same work.
 """
 
 from __future__ import annotations
@@ -87,7 +79,10 @@ class _EventSpan:
 
 
 def synced_seconds(device: Device = None) -> float:
-    """The host clock, once `device` has done all that it was asked. None is CUDA, if present."""
+    """The host clock, once `device` has done all that it was asked. None is CUDA, if present.
+
+    Waiting for the device is right at the ends of a run; in between use `DeviceTimer`.
+    """
     place = _place(device)
     if place.type == "cuda":
         torch.cuda.synchronize(place)
@@ -100,6 +95,11 @@ class DeviceTimer:
     """`with DeviceTimer() as timer: work()`, then `timer.elapsed_ms`. It may be used again.
 
     `device` None is CUDA if there is any; `clock` replaces the host clock where there is none.
+
+    A GPU works asynchronously: a host clock around a call measures how long the call took to
+    launch. This timer records an event before and an event after the work, on the device's own
+    stream; only reading the timer waits, and only for the second event. Without CUDA the host clock
+    is used.
     """
 
     def __init__(self, device: Device = None, *, clock: Clock | None = None) -> None:

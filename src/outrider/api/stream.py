@@ -1,18 +1,7 @@
-"""Token ids to text while they arrive: no half characters, and no text of a stop string.
+"""Streaming detokenizer and stop strings: token ids become text as they arrive.
 
-`Detokenizer` asks what bytes an id stands for, where the tokenizer can tell: of byte-level
-vocabularies every id, of those that fall back to bytes the pieces `<0x00>` to `<0xFF>`. Bytes that
-may still become a character wait, and nothing else does: a U+FFFD that was written is shown like
-any other character, and is not taken for one that is missing bytes.
-
-Other ids are decoded in a short window: the ids of the last text as context, then the new one.
-Context matters because decoders of the sentencepiece kind drop the space of a first word. Where a
-decoder mixes bytes into more than that, a replacement character at the end of a window means that
-bytes may be missing, so text waits for them; a token has at least one byte and a character at most
-four, hence whatever waits longer is broken and is let go.
-
-`StopMatcher` holds back the longest tail that could still become a stop string. Text and verdict
-do not depend on how ids are grouped into pushes.
+`Detokenizer` never shows half a character; `StopMatcher` never shows text of a stop string. Text
+and verdict do not depend on how ids are grouped into pushes.
 """
 
 from __future__ import annotations
@@ -56,7 +45,19 @@ class _Mark:
 
 
 class Detokenizer:
-    """Amortised constant work per id. Special tokens have no text."""
+    """Amortised constant work per id. Special tokens have no text.
+
+    The tokenizer says which bytes an id stands for where it can: every id of byte-level
+    vocabularies, and the pieces `<0x00>` to `<0xFF>` of vocabularies that fall back to bytes. Bytes
+    that may still become a character wait, and nothing else waits: a U+FFFD that was written is
+    shown like any other character.
+
+    Other ids are decoded in a short window: the ids of the last text as context, then the new id.
+    Context matters because sentencepiece decoders drop the space of a first word. Where a decoder
+    mixes bytes into more than single ids, a replacement character at the end of a window means that
+    bytes may be missing, so the text waits. A character has at most four bytes and a token at least
+    one, so text that waits longer is broken and is let go.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -147,6 +148,8 @@ class StopMatcher:
     `min_tokens` or later.
 
     Raises ConfigError for an empty stop string, which would end every text.
+
+    The longest tail that could still become a stop string is held back.
     """
 
     def __init__(self, decoder: Decoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:

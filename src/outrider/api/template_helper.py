@@ -1,12 +1,9 @@
-"""Renders chat templates and tries patterns, in a process that may be killed at any moment.
+"""Helper process that renders chat templates and tries patterns; it may be killed at any time.
 
-A template is a program that came with a checkpoint, and so is a tokenizer's regular expression.
-Jinja's sandbox keeps the first from Python, but neither from looping or from filling memory, and
-neither can be interrupted inside a thread. This script is started by `chat_template`, imports
-nothing of the package, limits its own memory, processor time and files, and then answers one JSON
-line with one JSON line.
-
-The environment mirrors the one that transformers gives to templates.
+Templates and tokenizer patterns are programs that came with a checkpoint. Jinja's sandbox keeps a
+template from Python, but not from looping or from filling memory. `chat_template` therefore starts
+this script, which imports nothing of the package, limits its own memory, processor time and files,
+and answers one JSON line with one JSON line. The Jinja environment mirrors that of transformers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a tokenizer.json may hold, checked before the library builds a tokenizer of it.
+"""Checks of a tokenizer.json before the `tokenizers` library builds a tokenizer from it.
 
-A tokenizer is a chain of small programs that came with a checkpoint. Replacements that multiply a
-text again and again fill memory, a decoder may write a megabyte for a token, and some parameters
-make the library panic. So only components that real tokenizers use are let through, with bounds
-that real ones stay far below, and it is reckoned how many bytes they can make of one byte of text:
-`Growth`, the product over the chain. Patterns that are none of the published ones may not nest
-repetitions, and are tried out by the helper of the chat template.
+A tokenizer is a chain of small programs that came with a checkpoint: replacements may multiply a
+text until memory is full, and some parameters make the library panic. So only components that real
+tokenizers use are accepted, with bounds far above real ones, and `Growth` reckons how many bytes
+the chain can make of one byte of text. Unknown patterns may not nest repetitions, and are tried in
+the helper process of the chat template.
 """
 
 from __future__ import annotations

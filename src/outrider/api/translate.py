@@ -1,15 +1,8 @@
-"""Between the vocabularies of two tokenizers, through text, a round at a time.
+"""Token ids of one tokenizer to ids of another through text, a round at a time (the bridge).
 
-Draft ids are extended, never made anew: of what was written before, only the last id is read back
-and spelled again together with the new text, because more text may merge into it. New ids are
-found by encoding the new text behind the last few ids, and taken if those ids come out as they
-were; if none of the contexts survives, the text is encoded by itself. So work a round is bounded,
-and what a draft model has committed stays as it is.
-
-A character whose bytes are not all there waits, in both directions; so does a replacement
-character at the end of a text, which cannot be told from broken bytes. Special tokens that both
-vocabularies spell alike are translated; of the others the target's are left out and the draft's
-end a draft.
+A draft's ids are extended, never made anew, so a round costs bounded work and a draft model keeps
+what it committed. Special tokens that both vocabularies spell alike are translated; other special
+tokens of the target are left out, and other special tokens of the draft end a draft.
 """
 
 from __future__ import annotations
@@ -124,6 +117,13 @@ class TextTranslation:
 
     `_ids` spell the text of the first `_num_read` target tokens; what follows waits for the rest of
     its character.
+
+    Of the text before, only the last id is spelled again together with the new text, because more
+    text may merge into it. New ids are found by encoding the new text behind the last few ids, and
+    taken if those ids come out unchanged; if no context survives, the text is encoded by itself.
+
+    A character whose bytes are not all there waits, in both directions. So does a replacement
+    character at the end of a text, which cannot be told from broken bytes.
     """
 
     def __init__(self, target: _Vocabulary, draft: _Vocabulary) -> None:

@@ -1,13 +1,9 @@
-"""One engine, callers in any thread: calls take turns, and a turn is one job of the engine.
+"""One engine for callers in any thread: callers take turns, and a turn is one job of the engine.
 
-All that an engine decides is decided in the thread that calls it, so two callers must never be in
-it at once. Turns are given in the order in which they are asked for, and each of them drives the
-requests of everybody: threads that generate at the same time share passes, as requests of one batch
-do.
-
-A callback that calls back into the engine that runs it is refused, in whatever thread it runs, and
-so is a handler of signals while its thread waits for a turn; a forked child too: the engine's
-threads did not come along. Each of them would wait for ever.
+Two callers must never be inside the engine at once. Turns are given in the order of asking, and
+each turn drives the requests of everybody, so threads that generate at the same time share passes.
+Three calls would wait for ever and are refused: a callback that calls back into the engine that
+runs it, a signal handler whose thread waits for a turn, and a forked child, which has no threads.
 """
 
 from __future__ import annotations

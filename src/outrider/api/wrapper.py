@@ -1,9 +1,9 @@
-"""One model by itself: feed ids, get logits, keep, cut and reuse what was read.
+"""One model by itself: feed ids, get logits, fork, cut and reuse the KV cache.
 
-The face that scripts and notebooks know from other libraries, over the arena that the engine uses
-too. A cache here is a name for a sequence of the arena. `forward` and `truncate_cache` never change
-the cache they are given: they fork it, which shares whole pages and copies a part of one. When the
-last reference to a cache goes, so does its memory.
+The wrapper is the interface that scripts and notebooks know from other libraries, over the paged KV
+cache that the engine uses. A `Cache` names a sequence of it. `forward` and `truncate_cache` fork
+the cache that they are given, which shares whole pages and copies a part of one page; they never
+change it. The memory of a cache is freed with the last reference to it.
 
 Shapes:  N = tokens fed, V = vocabulary, L = layers, G = KV heads, T = tokens held, D = head size.
 """

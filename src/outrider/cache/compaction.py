@@ -1,13 +1,11 @@
-"""Which keys of a prompt are worth keeping: SnapKV's vote, one for every head.
+"""SnapKV: which keys of a long prompt are kept, by the attention of the prompt's last tokens.
 
-The last `window` tokens of a prompt look at all of it. What they attend to, summed over them and
-averaged over the query heads that share a key, is a key's vote; neighbours are pooled, so that runs
-of text are kept rather than single tokens. Of each layer and key/value head the `budget` best are
-kept, the window among them. What is kept depends on the prompt and the model alone: not on how it
-was read, nor on who else was. (Li et al. 2024, "SnapKV", arXiv 2404.14469.)
-
-Votes are summed in float64 and compared in float32: what is equal but for the order of a sum is
-equal here, and of equals the first is kept.
+The last `window` tokens attend to the whole prompt. A key's vote is the attention that it gets,
+summed over these tokens and averaged over the query heads that share the key; votes are pooled over
+neighbours. Each layer and KV head keeps the `budget` best keys, the window included (Li et al.
+2024, arXiv 2404.14469). The choice depends on the prompt and the model alone. Votes are summed in
+float64 and compared in float32, so that the order of a sum decides nothing; of equals the first
+stays.
 
 Shapes:  W = window, T = prompt tokens, P = those before the window, G = KV heads, R = query heads
          that share one, H = query heads, D = head size, M = budget.

@@ -1,15 +1,10 @@
-"""The plan of a pass of a hybrid, and the rows that it stages in recurrent memory.
+"""Memory of hybrid models: KV pages of the attention layers and states of the recurrent layers.
 
-Tensors are those of kernels/plan.py; nothing here touches one.
-
-Memory of a hybrid: keys and values of its attention layers, and states of its recurrent ones.
-
-The text, its pages and its nodes are the arena's (paged_kv.py); recurrent.py says what is held of
-the states, and cells.py where. Both move in one call, so that no commit, fork or close leaves them
-apart. What a new text can reuse is what both know: whole pages, up to one where a state was kept.
-
-A sequence whose state was not kept at its length is read again from an earlier one before its next
-pass. Its keys and values are in the arena, so those of the second reading go to a page of nobody.
+`paged_kv.py` keeps text, pages and nodes, `recurrent.py` says which states are held and where. Both
+change in one call, so no commit, fork or close leaves them apart. A new text reuses what both know:
+whole pages, up to one where a state was kept. A sequence whose state was not kept is read again
+from an earlier state before its next pass; its keys and values are in place already, so those of
+the second reading go to a scratch page.
 
 Shapes:  L = attention layers, G = KV heads, S = slots, D = head size, N = packed tokens,
          K = captured layers (then D is the hidden size).

@@ -1,19 +1,11 @@
-"""The KV arena: one allocation, append in place, rollback by moving an integer.
+"""Paged KV cache: one allocation, append in place, rollback by moving an integer.
 
-Committed tokens of a sequence fill its pages from position 0. Nodes staged since the last commit
-follow at positions `length`, `length + 1`, ... in the order they were fed, whatever their tree
-looks like. Committing a chain therefore changes integers only. Committing another path first copies
-the accepted rows that are out of place, inside the arena, and says how many. Rejected rows are dead
-space: no plan names their slots, and later nodes overwrite them.
-
-A drafter may ask for hidden states of the target (`hidden_SKD`). They lie in the slots of their
-tokens, so whatever shares, copies or drops a token's keys does so with what the drafter reads too.
-
-Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: what comes
-later follows the rows that are left, at the positions of the text.
-
-Lanes may call for different sequences at once: what sequences share, the accounts of pages, is
-behind a lock that no forward pass and no copy of rows holds. Of one sequence there is one caller.
+Committed tokens fill a sequence's pages from position 0. Staged (speculative) nodes follow at
+positions `length`, `length + 1`, ... in the order they were fed, whatever the shape of the tree.
+Committing a chain changes integers only; committing another path first moves its rows into place.
+Rows of rejected tokens are dead space: no plan names their slots, and later nodes overwrite them.
+Hidden states that a drafter asked for lie in the slots of their tokens (`hidden_SKD`). Lanes may
+call for different sequences at once; one lock guards the shared page accounts.
 
 Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
          P = page-table columns, E = extra keys, K = captured layers (then D is the hidden size),
@@ -112,7 +104,11 @@ class _Sequence:
 class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, D], allocated and written once.
 
-    Of each token `num_hidden` hidden states are kept."""
+    Of each token `num_hidden` hidden states are kept.
+
+    Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
+    tokens follow the remaining rows, at their positions in the text.
+    """
 
     def __init__(
         self,

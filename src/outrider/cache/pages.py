@@ -1,13 +1,6 @@
-"""The plan of a pass while it is made, token by token.
+"""Page pool of the KV cache: free pages, reference counts, prefix sharing, a pass's plan columns.
 
 Shapes:  N = packed tokens, B = sequences, P = page-table columns, E = extra keys.
-
-Pages of the KV arena: who holds them, which are free, and which still hold a known prefix.
-
-Free pages form a ring: released at the tail, taken from the head. A page keeps its content while
-it is free, and a full page stays findable by that content until it is taken again, so a later
-sequence with the same beginning shares it instead of computing it again. Shared pages are never
-written: only whole pages are shared, and a sequence writes past its committed length.
 """
 
 from __future__ import annotations
@@ -83,7 +76,13 @@ _START = (-1, 0)
 
 
 class PagePool:
-    """Reference counts, the free ring and the index of full pages. All integers, no tensors."""
+    """Reference counts, the free ring and the index of full pages. All integers, no tensors.
+
+    Free pages form a ring: released at the tail, taken from the head. A page keeps its content
+    while it is free, and a full page stays findable by its content until it is taken again, so a
+    later sequence with the same prefix shares it instead of computing it again. Shared pages are
+    never written: only whole pages are shared, and a sequence writes past its committed length.
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size

@@ -1,26 +1,10 @@
-"""Cells of recurrent memory: a fixed number at most, counted holders, written once and then shared.
+"""Recurrent states of a sequence: which states are kept, in which cells, how others are rebuilt.
 
-On a host a cell is made when it is first needed and never given back, since memory that nobody used
-costs nothing there. On a device all are made at once, before weights fill it. A cell that several
-hold is never written: whoever goes on from it writes another.
-
-States after known beginnings of texts, so that a later text with the same one can start there.
-
-Keys and values lie in pages that are shared whole; a recurrent state is only of use for the very
-token it stood after. So states are kept where a page ends, a bounded number of them, and the least
-recently used goes first. A key is the whole beginning: no two texts can be taken for one another.
-
-Recurrent memory of one sequence: which states are held, and from where others can be had.
-
-A recurrence cannot run backwards, so what a verification may have to return to is kept while it
-runs. With `ring` that is the state after each token, a cell a token. With `replay` it is what each
-token did to the state, which is far less; a commit then only notes which tokens stay, and the next
-pass does those to the old state first, which it reads anyway.
-
-Nothing else is needed for the law of `commit`: a state that was not kept can be had by reading the
-text again from one that was, so any token can be returned to, at the price of time.
-
-Shapes are those of kernels/reference/delta.py; nothing here touches a tensor.
+A recurrence cannot run backwards, so the states that a verification may return to are kept while it
+runs (`Policy`): `ring` keeps the state after each token, `replay` what each token did to the state,
+which is far smaller. A state that was not kept is rebuilt by reading the text again from an earlier
+one, so a commit may return to any token. Shapes are those of kernels/reference/delta.py; nothing
+here touches a tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +24,12 @@ Cell = TypeVar("Cell")
 
 
 class CellPool(Generic[Cell]):
-    """Numbered cells and how many hold each of them."""
+    """Numbered cells and how many hold each of them.
+
+    On a host a cell is made when it is first needed and never given back. On a device all cells are
+    made at once, before weights fill it. A cell with several holders is never written: whoever goes
+    on from it writes another cell.
+    """
 
     def __init__(self, make: Callable[[], Cell], capacity: int, *, at_once: bool = False) -> None:
         self._make = make
@@ -108,7 +97,13 @@ Beginning = tuple[int, ...]
 
 
 class Checkpoints:
-    """Holds each of its cells once."""
+    """Holds each of its cells once.
+
+    Keys and values are shared by whole pages, and a recurrent state is of use only for the very
+    token that it stood after. So states are kept where a page ends, a bounded number of them; the
+    least recently used goes first. A key is the whole prefix: no two texts can be taken for one
+    another.
+    """
 
     def __init__(self, pool: CellPool[StateCell], capacity: int) -> None:
         self._pool = pool

@@ -1,11 +1,10 @@
-"""When to draft otherwise than what looks best, in order to learn, and for how much time at most.
+"""Exploration of draft lengths: `Sweep` at first, `Probes` later, for a bounded share of time.
 
 `Sweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
-decoding and at longer drafts while drafts pay, at short drafts while they do not. Looks are short;
-each one that changes nothing doubles the wait for the next. What a look cost, against what would
-have been done without it, is booked, and no look begins while that is above `SHARE` of all time.
-
-Both count rounds that were observed, so decisions follow from traces alone.
+decoding and at longer drafts while drafts pay, at short drafts while they do not. Each look that
+changes nothing doubles the wait for the next. The cost of looks, against the time without them, is
+booked, and no look begins while this cost is above `SHARE` of all time. Both classes count observed
+rounds, so decisions follow from traces alone.
 """
 
 from __future__ import annotations

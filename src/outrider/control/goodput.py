@@ -1,30 +1,10 @@
-"""Draft what brings most tokens a second here: for each request, each round, nothing included.
+"""Goodput controller: draft lengths that bring most tokens a second, per request and round.
 
-Two things are learnt from the rounds: what they cost (estimate/cost.py) and how likely each place
-of a request's next draft is kept (acceptance.py). From both, draft lengths are chosen for the whole
-batch at once (allocation.py). Plain decoding is one of the choices and measured like the others, so
-where drafts do not pay there are none. What is not known is tried, for a bounded share of the time
-(exploration.py).
-
-Where trees are drafted, a place of the path costs as many rows as there are nodes for each, and P_j
-is the probability that some path is kept up to place j.
-
-Lengths depend on measured time, so two runs may draft differently. They depend on nothing drawn in
-the round that they are for, so output keeps its law under every exact rule.
-
-Draft lengths for a batch that together bring most tokens a second.
-
-Place j of a request's draft is kept with probability P_j, the product of the rates up to it, and
-never more likely than the place before. So of all ways to draft C tokens for the batch, at most D
-for each, the C largest P of places up to D bring most, and they are beginnings of drafts. What is
-left is to choose C and D, with b tokens a round that the target adds by itself:
-
-    goodput(C, D) = (b + the sum of the C largest P) / T(C, D)
-
-C = 0 is plain decoding, with its own cost. TETRIS (Wu et al. 2025, arXiv 2502.15197) allots the
-target's rows so; D is there because the drafter's passes cost time as well, and is tried at powers
-of two and at the most there is. All of this is decided before anything is drawn, so it cannot bias
-what is drawn.
+Two things are learnt from rounds: their cost (estimate/cost.py) and the acceptance of each place of
+a request's next draft (estimate/acceptance.py). Plain decoding is one of the choices; lengths that
+were not measured are tried for a bounded share of the time (exploration.py). Lengths depend on
+measured time, so two runs may draft differently; they depend on nothing that is drawn in their
+round, so every exact rule keeps the target's distribution.
 """
 
 from __future__ import annotations
@@ -65,7 +45,15 @@ class Allotment:
 def allotted(
     prefixes: Sequence[Sequence[float]], depths: Sequence[int], seconds: RoundSeconds
 ) -> Allotment:
-    """What drafts of these `depths` are expected to bring; `prefixes` has P_1 to P_k a sequence."""
+    """What drafts of these `depths` are expected to bring; `prefixes` has P_1 to P_k a sequence.
+
+    Place j of a request's draft is kept with probability P_j, the product of the rates up to it,
+    and never more likely than the place before. So of all ways to draft C tokens for the batch, at
+    most D for each, the C largest P of places up to D bring most, and they are beginnings of
+    drafts. What is left is to choose C and D, with b tokens a round that the target adds by itself:
+
+        goodput(C, D) = (b + the sum of the C largest P) / T(C, D)
+    """
     tokens = sum(1 + sum(row[:depth]) for row, depth in zip(prefixes, depths, strict=True))
     num_drafting = sum(depth > 0 for depth in depths)
     deepest = max(depths, default=0)
@@ -74,7 +62,13 @@ def allotted(
 
 
 def best_allotment(prefixes: Sequence[Sequence[float]], seconds: RoundSeconds) -> Allotment:
-    """The best by goodput(C, D) over the D that are tried; of equals the one that drafts least."""
+    """The best by goodput(C, D) over the D that are tried; of equals the one that drafts least.
+
+    C = 0 is plain decoding, with its own cost. TETRIS (Wu et al. 2025, arXiv 2502.15197) allots the
+    target's rows in this way. The bound D is there because the drafter's passes cost time as well;
+    D is tried at powers of two and at the largest depth. All of it is decided before anything is
+    drawn.
+    """
     nodes = sorted(
         (-kept, place, index)
         for index, row in enumerate(prefixes)
@@ -153,7 +147,11 @@ class GoodputStats:
 class GoodputController:
     """Draft lengths from 0 to `k`. A pure function of the traces, and of `costs` from before, with
     which the first sweep is left out. With `num_nodes` the longest drafts are trees of so many
-    tokens, shorter ones of fewer in proportion."""
+    tokens, shorter ones of fewer in proportion.
+
+    Where trees are drafted, a place of the path costs as many rows as there are nodes for each, and
+    P_j is the probability that some path is kept up to place j.
+    """
 
     def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
         if k < 0:

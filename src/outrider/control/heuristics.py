@@ -1,36 +1,4 @@
-"""The same budget every round.
-
-Hold the latency a token: one draft length for all, moved by queue, latency and acceptance.
-
-After every 32 observed rounds, with the newest number of waiting requests, the 95th percentile of
-milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted, of a
-tree its depth):
-
-    one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
-    one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
-
-Where requests wait in spite of the shortest drafts, drafts are also drawn at a higher temperature,
-one `HEAT` more a decision up to `HOTTEST` times the request's own; when the queue is short again,
-one less. Then the rounds are forgotten: the next decision is about the new length. A round's
-milliseconds are those of the whole pass, draft included, over what this sequence got from it, which
-is what its reader waits for a token.
-
-Lengths depend on measured time, so two runs may draft differently. Output keeps its law under every
-exact rule; it is the same text only where text is tied to the seed (greedy, match, coupled).
-
-Hold acceptance in a band: draft one token more above it, one fewer below.
-
-Each sequence has its own draft length, since each text is easy or hard in its own way. After a
-round that drafted, let a be the mean acceptance (accepted / drafted) of its last four such rounds,
-where of a tree only its depth counts as drafted:
-
-    a > target + 0.1   one token more
-    a < target - 0.1   one token fewer
-
-Drafts that are refused cost their rows and the drafter's time; drafts that are all accepted were
-too short. A sequence whose length fell to 0 observes nothing, so after `WINDOW` plain rounds it
-starts over with one token.
-"""
+"""Controllers by rules: `fixed` draft length, `slo` (latency target), `band` (acceptance band)."""
 
 from __future__ import annotations
 
@@ -89,6 +57,23 @@ class SloStats:
 class SloController:
     """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence. With
     `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
+
+    After every 32 observed rounds, with the newest number of waiting requests, the 95th percentile
+    of milliseconds an emitted token over these rounds, and their acceptance (accepted / drafted, of
+    a tree its depth):
+
+        one fewer   if  waiting > 10  or  p95 > target      or  acceptance < 0.4
+        one more    if  waiting <= 5  and p95 < 0.9 target  and acceptance > 0.7
+
+    Where requests wait in spite of the shortest drafts, drafts are also drawn at a higher
+    temperature: one `HEAT` more at each decision, up to `HOTTEST` times the request's own, and one
+    less when the queue is short again. After a decision the rounds are forgotten. A round's
+    milliseconds are those of the whole pass, draft included, over the tokens that the sequence got
+    from it: the wait of a reader for a token.
+
+    Lengths depend on measured time, so two runs may draft differently. Output keeps its law under
+    every exact rule; it is the same text only where text is tied to the seed (greedy, match,
+    coupled).
     """
 
     def __init__(self, *, k: int, min_k: int, target_ms: float, num_nodes: int = 0) -> None:
@@ -199,6 +184,17 @@ class BandController:
     `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
 
     Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
+
+    Each sequence has its own draft length, since each text is easy or hard in its own way. After a
+    round that drafted, let a be the mean acceptance (accepted / drafted) of its last four such
+    rounds, where of a tree only its depth counts as drafted:
+
+        a > target + 0.1   one token more
+        a < target - 0.1   one token fewer
+
+    Drafts that are refused cost their rows and the drafter's time; drafts that are all accepted
+    were too short. A sequence whose length fell to 0 observes nothing, so after `WINDOW` plain
+    rounds it starts over with one token.
     """
 
     def __init__(self, *, k: int, min_k: int, target: float, num_nodes: int = 0) -> None:

@@ -1,19 +1,15 @@
-"""Turns drafting off for whom it is dead, says why, and looks again later.
+"""Watchdog: turns drafting off for requests whose drafts are hardly ever accepted, and looks again.
 
-A draft of n tokens adds n rows to a pass. A row costs `ROW_COST` of a plain pass at least, so a
-draft must bring 0.04 n tokens on average, whatever its drafter costs besides. Over the rounds that
-drafted, with a the tokens that were accepted in each, drafting is dead when
+A draft of n tokens adds n rows to a pass, and a row costs at least `ROW_COST` of a plain pass. So a
+draft must bring 0.04 n tokens on average. Over m rounds that drafted, with a the accepted tokens of
+each, drafting is dead when
 
     (sum of a + 1) / m + 2.33 s / sqrt(m)  <  0.04 (sum of n) / m         m >= 24 rounds
 
-The left is an upper confidence bound of the mean of a: s is the deviation of a, not below that of a
-single token in m rounds, and one token is added since none in m rounds does not mean never. Drafts
-are then left out for 64 rounds, tried for 6, and left out twice as long each time that these 6
-bring too little, up to 1024. Counts fade, so that the end of a long text is judged by itself.
-
-Only counts decide, and of each request its own, so nothing that a text says depends on time or on
-other requests. With `shared` all requests are also judged together, and new ones begin with what
-was found: then short requests are spared too, and which drafts a request gets depends on others.
+The left side is an upper confidence bound of the mean of a; s is the deviation of a, not below that
+of a single token in m rounds. Drafts are then left out for 64 rounds, tried for 6, and left out
+twice as long after each failed trial, up to 1024. Counts fade. Only counts of the request itself
+decide, so its text depends neither on time nor on other requests.
 """
 
 from __future__ import annotations
@@ -146,6 +142,9 @@ class Watchdog:
     """A Controller: that of `inner`, but for whom drafting is dead. A pure function of the traces.
 
     Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
+
+    With `shared` all requests are also judged together, and new requests begin with what was found.
+    Short requests are then spared too, and which drafts a request gets depends on others.
     """
 
     def __init__(self, inner: Controller, *, shared: bool = False) -> None:

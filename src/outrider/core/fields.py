@@ -1,14 +1,8 @@
-"""Dataclass fields that document and check themselves: the single source of flags and settings.
+"""Dataclass fields that document and check themselves: the one source of flags, variables and keys.
 
 A field made with `setting` carries its help text, its bounds and its choices. The settings registry
-reads them to make command-line flags, environment variables and file keys, so a name, a default or
-a bound is written once.
-
-The kinds of values that settings have, and how each is read from text or from a parsed file.
-
-A reader raises ValueError or OverflowError for what it cannot read.
-
-Names between commas, as flags have them, and sizes as people read them.
+(settings.py) reads them, so a name, a default or a bound is written once. A `Kind` reads a value
+from text or from a parsed file, and raises ValueError or OverflowError for what it cannot read.
 """
 
 from __future__ import annotations

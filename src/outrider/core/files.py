@@ -1,18 +1,8 @@
-"""Every file is read through here: a regular one, with a bound on its size.
+"""File access of the package: regular files of bounded size, private files, locks, new folders.
 
-A model folder, or a file that somebody names, may hold anything. A pipe with no writer blocks its
-reader for ever, a device has no end, and a file of any size would be read into memory whole. So
-what is opened is known to be a regular file, and every kind of file has a bound that real ones stay
-far below. Errors are OSErrors with a `strerror` that reads well after a path; callers make of them
-what a user is told.
-
-Files that only this user can have written, locks that end with their process, and folders that a
-failure does not leave behind.
-
-Whoever can replace a library runs code as us, so what is loaded lies in a folder of our own: mode
-0700, no symbolic link, and above it no folder in which a stranger could put another in its place.
-A folder above may belong to root or to us; others may write to it only where, as in /tmp, its
-sticky bit keeps them from moving what is not theirs.
+A model folder, or a file that a user names, may hold anything: a pipe blocks its reader for ever, a
+device has no end, and a huge file fills memory. So every file is opened as a regular file, and each
+kind of file has a bound. Errors are OSErrors whose `strerror` reads well after a path.
 """
 
 from __future__ import annotations
@@ -163,6 +153,11 @@ def private_folder(folder: Path) -> Path:
 
     A folder of ours that others may read is closed to them; one that they may write to is refused,
     since nobody can tell what they put there.
+
+    Whoever can replace a library runs code as this user. So libraries are loaded from a folder of
+    mode 0700 that is no symbolic link, below no folder in which a stranger could put another in its
+    place. A folder above may belong to root or to this user; others may write to it only where its
+    sticky bit, as in /tmp, keeps them from moving files of others.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder = folder.parent.resolve(strict=True) / folder.name

@@ -1,12 +1,9 @@
-"""Ctrl-C at safe points only: what a call has begun is finished or undone before it is told.
+"""Ctrl-C at safe points only: begun work is finished or undone before KeyboardInterrupt is raised.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread, so also between a
-change of memory and the note of it. Within `deferred` the signal is only noted, and `deliver` says
-where it may be told; the end of the outermost `deferred` tells it at the latest. The handler that
-was there before is the one that is told, so a program's own handler keeps its meaning.
-
-Within `breakable`, around code of a caller or a drafter that may hang, a second Ctrl-C is told at
-once if a first one has waited for `PATIENCE_SECONDS`; what it breaks off is then undone.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. Within `deferred` the
+signal is only noted; `deliver`, or the end of the outermost `deferred`, hands it to the handler
+that was installed before. Within `breakable`, around code that may hang, a second Ctrl-C is raised
+at once if the first one has waited for `PATIENCE_SECONDS`; the interrupted work is then undone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What changes logits before they become a law: bias, penalties, bans and allowed-token masks.
+"""Logits processors: bias, repetition, frequency and presence penalties, bans, masks of tokens.
 
-A row of a verify pass is shaped by the history that its own draft node would have: the sequence's
-tokens and the node's ancestors. So the law after a draft is the law that plain decoding would have
-had there, and every exact rule stays exact whatever is set.
-
-Order: bias, repetition penalty (over prompt and text; Keskar et al. 2019, arXiv 1909.05858),
-frequency and presence penalty (over the text alone), then bans. A ban that would leave no token is
-not applied: bad words and early endings first give way to the mask; a mask that allows nothing ends
-the text, or counts for nothing where no token can end it.
+Each row of a verify pass is processed with the history of its own draft node: the sequence's tokens
+and the node's ancestors. So the distribution at a node is the one of plain decoding, and every
+exact rule stays exact. Order: bias, repetition penalty (over prompt and text; Keskar et al. 2019,
+arXiv 1909.05858), frequency and presence penalty (over the text alone), then bans. A ban that would
+leave no token is not applied: bad words and early endings give way to the mask. A mask that allows
+nothing ends the text, or counts for nothing where no token can end it.
 
 Shapes:  N = nodes, V = vocabulary.
 """

@@ -1,30 +1,10 @@
-"""Philox4x32-10: random words that are a pure function of a key and a counter.
+"""Random numbers: a counter-based RNG (Philox4x32-10), keyed by request, round and purpose.
 
-One block is ten rounds of multiply and mix. The same lines serve Python ints and numpy arrays of
-uint64, since the product of two words of 32 bits fits into 64; so a number drawn alone and the same
-number drawn among a million are one and the same.
-
-Exponential numbers need a logarithm, and mathematical libraries differ in its last bit. Here it is
-built from sums, products and one division, which IEEE 754 rounds alike everywhere, so a race of
-tokens (core/rng.py) ends the same way on every machine.
-
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-
-Randomness as an argument: counter-based numbers keyed by what they decide.
-
-A number is a pure function of (seed, sample, start, node, role), where `start` is the number of
-tokens that the sequence had when the round began, its pending one included. Text therefore does not
-depend on batch mates, scheduling, pre-emption or kill switches. The round's start belongs in the
-key: under trees and block rules the later drafts influence how much is kept, so a number used again
-at the same position in the next round would bias the output. Only the match and coupled rules key
-by absolute position.
-
-A race gives each token id an exponential number of its own and takes the token whose number,
-divided by its weight, is least: each wins in proportion to its weight, and similar weights mostly
-have the same winner. It is the Gumbel-max draw, argmax of log p + g, without the logarithm of p.
-
-The generator is `core/rng.py`. Tests substitute a `Noise` that walks every branch with its
-weight.
+A number is a pure function of (seed, sample, start, node, role); `start` is the number of tokens
+that the sequence had when the round began, its pending one included. So text does not depend on
+batch mates, scheduling or pre-emption. `Noise` is the interface, `KeyedNoise` the generator; tests
+substitute a `Noise` that walks every branch with its weight. Salmon, Moraes, Dror, Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011.
 
 Shapes:  V = vocabulary.
 """
@@ -74,7 +54,12 @@ def philox_exponentials(seed: Word, counter: Counter) -> Floats:
 
 
 def minus_log(x: Floats) -> Floats:
-    """-log(x) for x in (0, 1), within a few units in the last place, the same on every machine."""
+    """-log(x) for x in (0, 1), within a few units in the last place, the same on every machine.
+
+    Mathematical libraries differ in a logarithm's last bit. This one is built from sums, products
+    and one division, which IEEE 754 rounds alike everywhere, so a race ends the same way on every
+    machine.
+    """
     mantissa, exponent = np.frexp(x)
     low = mantissa < _SQRT_HALF
     mantissa = np.where(low, 2 * mantissa, mantissa)
@@ -91,7 +76,12 @@ def _fraction(first: Any, second: Any) -> Any:
 
 
 def _block(seed: Any, counter: tuple[Any, Any, Any, Any]) -> tuple[Any, Any]:
-    """The first two words of a block; ints in, ints out, and arrays likewise."""
+    """The first two words of a block; ints in, ints out, and arrays likewise.
+
+    One block is ten rounds of multiply and mix. The same lines serve Python ints and numpy arrays
+    of uint64, since the product of two words of 32 bits fits into 64: a number drawn alone equals
+    the same number drawn among a million.
+    """
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     c0, c1, c2, c3 = counter
     for _ in range(10):
@@ -116,7 +106,17 @@ class Role(IntEnum):
 
 
 class Noise(Protocol):
-    """The only source of randomness. `node` is a draft node's index, or ROOT."""
+    """The only source of randomness. `node` is a draft node's index, or ROOT.
+
+    The round's start belongs in the key: under trees and block rules the later drafts influence how
+    much is kept, so a number used again at the same position in the next round would bias the
+    output. Only the match and coupled rules key by absolute position.
+
+    A race gives each token id an exponential number of its own and takes the token whose number,
+    divided by its weight, is least: each wins in proportion to its weight, and similar weights
+    mostly have the same winner. It is the Gumbel-max draw, argmax of log p + g, without the
+    logarithm of p.
+    """
 
     def coin(self, probability: float, node: int, role: Role) -> bool: ...
     def pick(self, weights_V: Tensor, node: int, role: Role) -> int: ...

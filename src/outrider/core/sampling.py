@@ -1,25 +1,11 @@
-"""What sampling computes over a vocabulary: its operators, and their definitions in PyTorch.
+"""Sampling: logits to probabilities by temperature, top-k, top-p, min-p; draws and logprobs.
 
-An engine passes the operators that its kernels brought (`kernels/registry.py`) to whatever makes a
-law, draws from one or refuses a draft. Who is given none uses the definitions here, in the dtype of
-the numbers that it has; the law tests enumerate rules and drafters with these.
+The processed distribution of a node is one and the same in the acceptance ratio, in the residual
+and in the draw. A greedy distribution is a point mass, held as a token id, so greedy decoding
+builds no probabilities. `Sampling` holds the operators: an engine passes those of its kernels
+(kernels/registry.py), everybody else uses the PyTorch definitions of this file.
 
-Shapes:  N = nodes, V = vocabulary.
-
-From logits to laws: the one processed distribution that decides, draws and reports.
-
-Temperature, top-k, top-p and min-p turn a node's logits into one law; the same law is the
-acceptance ratio's p, the residual's source and what is drawn from. A greedy law is a point mass,
-held as a token id, so that greedy decoding never builds a distribution.
-
-Shapes:  N = nodes, V = vocabulary.
-
-Log-probabilities of what was written, from the very law that decided and drew it.
-
-Greedy decoding has no law but a point mass; there the logits are those that the choice was made
-from, shaped but at temperature 1, so that the numbers still say how sure the model was.
-
-Shapes:  N = laws of one sequence's round, V = vocabulary.
+Shapes:  N = nodes or laws of one sequence's round, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -224,7 +210,11 @@ def log_law(logits_NV: Tensor) -> Tensor:
 def token_logprobs(
     log_NV: Tensor, laws: Sequence[int], tokens: Sequence[int], num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of `tokens`, the i-th of which came from row `laws[i]` of `log_NV`."""
+    """Of `tokens`, the i-th of which came from row `laws[i]` of `log_NV`.
+
+    Greedy decoding has only a point mass; there the log-probabilities come from the logits of the
+    choice, processed but at temperature 1, so that they still say how sure the model was.
+    """
     return tuple(
         TokenLogprobs(token, float(log_NV[law, token]), _top(log_NV[law], num_top))
         for law, token in zip(laws, tokens, strict=True)

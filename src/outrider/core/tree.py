@@ -1,11 +1,11 @@
 """Shapes of draft trees: which nodes are worth a row of the target's pass.
 
-What a node is worth is the chance that the text runs through it: the product, along its path, of
-the chances that a candidate of that rank is the text's next token. These chances do not depend on
-what else is in the tree, so the best tree of R nodes is the R worthiest nodes. No node is worth
-more than its parent or than an elder sibling, hence they hang together, and the expected number of
-accepted tokens is the sum of their worths. The dynamic program of Sequoia (Chen et al. 2024,
-arXiv 2402.12374), whose chances depend on the rank alone, finds a tree of the same worth.
+A node's worth is the probability that the text runs through it: the product, along its path, of the
+probabilities that the candidate of its rank is the next token. These do not depend on the rest of
+the tree, so the best tree of R nodes has the R worthiest nodes, and its expected accepted tokens
+are the sum of their worths. No node is worth more than its parent or an elder sibling, hence the
+nodes are connected. The dynamic program of Sequoia (Chen et al. 2024, arXiv 2402.12374) finds a
+tree of the same worth.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Which nodes a greedy tree has: the worthiest of all that were looked at, found level by level.
+"""Nodes of a greedy draft tree: the worthiest candidates, found level by level (EAGLE-2).
 
-A node is worth the product of the drafter's own chances along its path (EAGLE-2, Li et al. 2024,
-arXiv 2406.16858). A level has only nodes whose children may still be among the worthiest; the next
-one is known when the level has been read. Of equal nodes those found first are the worthier, so
-parents come before children and, of equal tokens, those with the lower id come first.
-
-This is the definition; kernels/native/trees.py does the same in C++.
+A node's worth is the product of the drafter's own probabilities along its path (Li et al. 2024,
+arXiv 2406.16858). A level has only nodes whose children may still be among the worthiest. Of equal
+nodes those found first are kept: parents before children and, of equal tokens, lower ids first.
+This file is the definition; kernels/native/trees.py does the same in C++.
 
 Shapes:  V = vocabulary, M = nodes of a level, R = ranks.
 """

@@ -1,27 +1,20 @@
-"""A block net: several places guessed in one pass, each with how sure it is.
+"""Block net: drafts several places in one pass, each with a confidence; its config and its tensors.
 
-What is read are the last C tokens, each as the target's states of it together with the token that
-follows, which is the pending one for the last. One query for each place attends to them and to all
-other queries:
+Input are the last C tokens, each as the target's states of it together with the token that follows
+it (for the last, the pending token). One query for each place attends to them and to all queries:
 
     c_j = fuse [norm(h_j), norm(e_(j+1))] + distance_j         h_j: all layers asked for, one by one
     x_k = query_k + c_last
     per layer:  x += out(attention(q(norm(x)), kv([c, norm(x)])));  x += down(silu(gate) * up)
     logits_k = target's head of norm(x_k);  confidence_k = sigmoid(w norm(x_k) + b)
 
-where the norms of h, e and c have no weights. Confidence k is the chance that place k is right if
-all before it were. Places do not see each other's tokens, so a law is the same on every path.
-
-Cost: one pass of B times K rows over a few layers, and of C rows over `fuse` and keys. The context
-is read anew each round, so it has no memory and nothing is to be rolled back.
+The norms of h, e and c have no weights. Confidence k is the probability that place k is right if
+all before it were. Places do not see each other's tokens, so a distribution is the same on every
+path. Cost: one pass of B times K rows over a few layers, and of C rows over `fuse` and keys. The
+context is read anew each round, so there is no memory to roll back.
 
 Shapes:  B = sequences, C = context tokens, K = places, L = captured layers, D = hidden size,
          V = vocabulary, H = heads, E = head size, T = keys (C + K), R = rows, F = FFN size.
-
-What a folder of a block net says of itself, and whether it fits a target.
-
-The form is ours: `config.json` with `model_type` outrider_block and the sizes below, beside
-`model.safetensors` with the tensors that `net.py` names.
 """
 
 from __future__ import annotations
@@ -47,7 +40,11 @@ MODEL_TYPE = "outrider_block"
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
     """`num_places` are guessed in one pass, by the last `num_context` tokens' states of
-    `hidden_layers`. Hidden size and vocabulary are the target's."""
+    `hidden_layers`. Hidden size and vocabulary are the target's.
+
+    A folder has `config.json` with `model_type` outrider_block and these sizes, beside
+    `model.safetensors` with the tensors that `load_block` names. The format is Outrider's own.
+    """
 
     num_places: int
     num_context: int

@@ -1,13 +1,11 @@
-"""A draft model with another tokenizer: its ids become text, and the text the target's ids.
+"""Bridge: a draft model with another tokenizer; its ids become text, and the text the target's ids.
 
 The draft model reads the sequence in its own vocabulary and drafts greedily, one pass a token for
-the whole batch, as `ModelDrafter` does it. What it wrote is spelled in the target's vocabulary and
-proposed as a chain that was chosen deterministically. So whatever the translation loses, every
-exact rule stays exact: a token x is accepted with probability p(x).
-
-A draft of K target tokens takes about K times (draft ids a target token) passes, counted over the
-text so far. The memory of the draft model is sized in the target's tokens; where the same text has
-more ids in the draft's vocabulary and they do not fit, the sequence goes on without drafts.
+the whole batch (`ModelDrafter`). Its text is spelled in the target's vocabulary and proposed as a
+chain that was chosen deterministically. So every exact rule stays exact, whatever the translation
+loses: a token x is accepted with probability p(x). A draft of K target tokens takes about K times
+(draft ids a target token) passes. The draft model's memory is sized in the target's tokens; a text
+that has more ids in its vocabulary and does not fit goes on without drafts.
 """
 
 from __future__ import annotations

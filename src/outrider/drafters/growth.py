@@ -1,22 +1,12 @@
-"""A tree that grows level by level, its laws read off a model that is fed the level before.
+"""Draft trees and chains that grow level by level from a model's distributions.
 
 A greedy tree keeps the worthiest of all nodes that it has looked at (core/tree_nodes.py): each
-level feeds only those whose children may still be among them. A drawn tree has a shape that was
-settled before the first token was drawn.
+level feeds only nodes whose children may still be among them. At temperature > 0 the shape is
+settled before the first token is drawn, and siblings are drawn without replacement. Probabilities
+of ranks come from the drafter's own distributions, or from a tally over text (`RankTally`).
 
-Shapes:  V = vocabulary, M = nodes that were fed.
-
-A chain that grows by a token a pass: greedy, or drawn from laws that are reported as drawn from.
-
-Shapes:  V = vocabulary, N = nodes of a chain, M = chains that grow together.
-
-Trees of tokens: drawn node by node, or chosen, in shapes of `core/tree.py`.
-
-Chances come from a drafter's own laws, where those are known before anything is drawn, or from a
-tally of ranks over text (`RankTally`). At temperature > 0 the shape is settled before the first
-token is drawn, and siblings are drawn without replacement.
-
-Shapes:  V = vocabulary, N = nodes.
+Shapes:  V = vocabulary, M = nodes that were fed or chains that grow together, N = nodes of a chain
+         or nodes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Nets that draft from the target's hidden states: what MTP and EAGLE have in common.
+"""Draft heads that read the target's hidden states: what EAGLE and MTP have in common.
 
-The block reads, at position p, the token there and the hidden state of the token before it, and
-predicts the token at p + 1. For text that the target has read, that state is the target's own;
-where the block drafts on, it is the block's. The block has KV of its own.
+At position p the net reads the token there and the hidden state of the token before it, and
+predicts the token at p + 1. For text that the target has read the state is the target's; below it
+the state is the net's own. The net has a KV cache of its own, and takes tables, operators and
+precision from its target (`NormedTarget`).
 
-Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers,
-         D = hidden size, V = vocabulary of the drafts.
-
-What nets beside a target take from it: its tables, operators and precision.
-
-Shapes:  R = rows, V = vocabulary.
+Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers, D = hidden
+         size, V = vocabulary of the drafts or vocabulary, R = rows.
 """
 
 from __future__ import annotations

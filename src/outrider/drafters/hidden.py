@@ -1,16 +1,10 @@
-"""Chains by blocks that read the target's hidden states: the loop that MTP and EAGLE share.
+"""Chains drafted from the target's hidden states: the loop that EAGLE and MTP share.
 
 At position p a block reads the token there and the state of the token before. Text is read with the
-target's states. What is drafted below it is read with the block's own, since the target has none
-yet, and is dropped when the draft is done: an accepted draft is read again, with the target's
-states, together with the token that is then pending. So every entry that a block keeps is of text
-and never changes, whatever was accepted, clamped or not asked for; and it is one pass that reads
-what is new, of at most K + 1 tokens.
-
-A model that was trained to several depths has a block for each (DeepSeek-V3, arXiv 2412.19437,
-2.2): block j reads what block j - 1 made of the token before, the first one the target's states.
-Draft i comes from block i; where there are no more, from the last one, which then reads its own
-states. A block whose turn has not come reads the drafts too, or it would have gaps.
+target's states. Drafted tokens are read with the block's own states and dropped when the draft is
+done; accepted ones are read again with the target's states, together with the pending token. So
+every entry of the block's KV cache is of text and never changes, and reading what is new is one
+pass of at most K + 1 tokens.
 
 Shapes:  P = tokens of one text, N = packed tokens, M = packed logits rows, R = texts,
          K = captured layers, D = hidden size, V = vocabulary.
@@ -108,6 +102,11 @@ class Blocks:
     """Nets, one for each trained depth, that read the same texts in step.
 
     Within `drafting`, `catch_up` and `read` stage what is new in texts, `follow` drafts below it.
+
+    A model that was trained to several depths has a block for each (DeepSeek-V3, arXiv 2412.19437,
+    2.2): block j reads what block j - 1 made of the token before, the first one the target's
+    states. Draft i comes from block i; where there are no more, from the last one, which then reads
+    its own states. A block whose turn has not come reads the drafts too, or it would have gaps.
     """
 
     def __init__(self, nets: Sequence[HeadNet], limits: ChainLimits) -> None:

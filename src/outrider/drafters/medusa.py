@@ -1,29 +1,16 @@
-"""Medusa heads: guesses of several tokens at once, from one hidden state of the target.
+"""Medusa heads: several tokens guessed independently from one hidden state of the target.
 
-Head i, from 0, reads the state of the last token that the target has read and guesses the token
-i + 2 places behind it, independently of the other heads. The token between, one place behind, is
-the pending one, which the target's own head chose; so head 0 guesses the first token of a draft.
+Head i, from 0, reads the state of the last token that the target has read and guesses the token i +
+2 places behind it. The token one place behind is the pending one, so head 0 guesses the first token
+of a draft:
 
     x = norm(h);  x += silu(W_j x + b_j) for each of its blocks j;  logits = head_i x
 
-where the norm is the target's last one. A head without a matrix of its own ends in the target's.
-Cai et al. 2024, "Medusa" (arXiv 2401.10774), sections 2.1 and 2.2.
-
-The lite heads need no training and no folder: their last matrix is the target's (tie), a copy of it
-(copy) or random, and they have no blocks.
-
-Cost: one pass of B rows over the blocks, and one of B times the number of heads over each last
-matrix. It has no memory, so nothing is to be rolled back.
+The norm is the target's last one. A head without a matrix of its own uses the target's. Cai et al.
+2024, "Medusa" (arXiv 2401.10774), sections 2.1 and 2.2. Cost: one pass of B rows over the blocks,
+and one of B times the number of heads over each last matrix. There is no memory to roll back.
 
 Shapes:  B = sequences, H = heads, D = hidden size, V = vocabulary.
-
-What a folder of Medusa heads says of itself, and whether it fits a target.
-
-The published form is a `config.json` with `medusa_num_heads` and `medusa_num_layers` beside
-`medusa_lm_head.safetensors` (or `model.safetensors`), with tensors `0.0.linear.weight`,
-`0.0.linear.bias`, `0.1.weight` (head, layer), or the same behind `medusa_head.`. Ours may leave
-out the last matrix of a head, which is then the target's own, and may add `tree_chances`: at which
-rank of a head's candidates text was found, counted when the heads were trained.
 """
 
 from __future__ import annotations
@@ -53,7 +40,14 @@ _TRAIN = "`outrider train medusa`"
 
 @dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """`num_layers` residual blocks a head. `chances` are empty where nobody counted."""
+    """`num_layers` residual blocks a head. `chances` are empty where nobody counted.
+
+    The published form is a `config.json` with `medusa_num_heads` and `medusa_num_layers` beside
+    `medusa_lm_head.safetensors` (or `model.safetensors`), with tensors `0.0.linear.weight`,
+    `0.0.linear.bias`, `0.1.weight` (head, layer), or the same behind `medusa_head.`. Outrider's own
+    folders may leave out the last matrix of a head, which is then the target's, and may add
+    `tree_chances`: at which rank of a head's candidates text was found when the heads were trained.
+    """
 
     num_heads: int
     num_layers: int = 1
@@ -209,7 +203,11 @@ def _read_head(
 def lite_heads(target: NormedTarget, *, num_heads: int = 2, init: HeadInit = "tie") -> MedusaNet:
     """Heads that nobody trained. A tied head repeats the target's guess of the pending token, so
     it is right where a token is said twice; random ones show what junk costs. A copy only differs
-    from a tie once it is trained."""
+    from a tie once it is trained.
+
+    The lite heads need no training and no folder: their last matrix is the target's (tie), a copy
+    of it (copy) or random, and they have no blocks.
+    """
     if init != "random":
         return MedusaNet(target, (_Head((), None),) * num_heads)
     rng = torch.Generator().manual_seed(0)

@@ -1,19 +1,12 @@
-"""A smaller model drafts a chain, one pass a token for the whole batch.
+"""Draft model: a smaller model drafts a chain, or a tree, one pass a token or level for the batch.
 
-What was fed since the last commit, the pending token and the chain below it, stays staged in the
-draft model's memory until the next proposal. Then those tokens that turned out to be the text are
-committed and the rest is dead space: nothing that was kept is ever fed twice, and a round that did
-not ask for a draft needs no message.
+Tokens that were fed since the last commit (the pending token and the draft) stay staged in the
+draft model's KV cache until the next proposal. Then the tokens that became text are committed and
+the rest is dead space: no kept token is fed twice, and a round that asks for no draft needs no
+message. Nodes of a tree's last level are never fed, since nothing is drafted after them.
 
-Shapes:  V = vocabulary, M = rows that draft at this depth, N = nodes of a chain.
-
-A smaller model drafts a tree, one pass a level for the whole batch.
-
-As in `model.py`, what was fed stays staged in the draft model's memory until the next proposal, and
-then the path that turned out to be the text is committed. Nodes of the last level are never fed:
-nothing is drafted after them.
-
-Shapes:  V = vocabulary, M = logits rows of a pass.
+Shapes:  V = vocabulary, M = rows that draft at this depth or logits rows of a pass, N = nodes of a
+         chain.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""A pass of a block, or a whole draft, as one native call: what MTP and EAGLE share on CPUs.
+"""Native calls for drafts on CPUs: a pass of a head, a whole chain, or the greedy trees of a batch.
 
-Both are a layer of a Llama behind an entrance where a token meets the state before it
-(kernels/native/forward.py). Where there is no native library, or a block has another layer, the
-nets run operator by operator, which is the definition.
+EAGLE and MTP nets are a Llama layer behind an entrance where a token meets the state before it
+(kernels/native/forward.py). Without a native library, or with another layer, the nets run operator
+by operator, which is the definition. Drawn trees, and trees of requests with logits processors,
+grow level by level in Python.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          D = hidden size, K = depth of the deepest draft, B = texts.
-
-Greedy trees of a batch in one native call, for draft models and for heads.
-
-Not for drawn trees, nor for requests that shape their logits: these grow level by level.
 """
 
 from __future__ import annotations

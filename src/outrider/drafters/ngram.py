@@ -1,31 +1,10 @@
-"""Prompt lookup: continue the text as it went on after the last place that looked like this.
+"""Prompt lookup (n-gram): drafts the continuation of the last place where the text looked alike.
 
 The longest tail of the text, from `max_n` down to `min_n` tokens, that occurred before is found by
-hashing, and the most recent occurrence wins. A continuation that reaches the end of the text goes
-on into the draft itself, as LZ77 copies do, so a text that repeats with a short period is drafted
-to the full depth. Saxena 2023, "Prompt Lookup Decoding".
-
-How much of a continuation is drafted follows from how often those before it were right (gate.py).
-
-Cost: O(max_n - min_n + 1) dictionary operations a token, whatever the length of the text. It loses
-where nothing repeats: then it proposes nothing, and a round costs what plain decoding costs.
-
-Whether what was looked up is worth a row: how often this request's look-ups were right so far.
-
-Every token of output says whether the look-up before it was right, drafted or not. So nothing has
-to be drafted to be judged: where look-ups are wrong the gate shuts by itself, and where they come
-right again it opens again, without a probe. Trials are told apart by how many tokens agree before
-the place that is copied from (1, 2, 3, 4 to 7, 8 to 15, more):
-
-    rate = (W f first + hits) / (W + trials)          f = (V + all hits) / (V + all expected)
-
-That is the mean of a Beta distribution whose prior, `first`, is scaled by f, how much better or
-worse than foretold the request did in all classes together. Counts fade. They are the request's
-own, so a draft depends on its text alone: neither on other requests nor on which rounds asked.
-
-A token of a chain agrees with one token more than the one before it, so P falls more slowly along
-long copies. Nothing is drafted where P of the first token is below 0.15, for it would cost its row
-and mostly bring nothing; what follows a likely token is drafted while P >= 0.03.
+hashing; the most recent occurrence wins. A continuation that reaches the end of the text goes on
+into the draft itself, as LZ77 copies do. Saxena 2023, "Prompt Lookup Decoding". How much of a
+continuation is drafted follows from how often earlier look-ups were right (`Gate`). Cost: O(max_n -
+min_n + 1) dictionary operations a token; where nothing repeats, nothing is proposed.
 """
 
 from __future__ import annotations
@@ -57,7 +36,24 @@ def _zeros() -> list[float]:
 
 @dataclass(slots=True)
 class Gate:
-    """Of one request."""
+    """Of one request.
+
+    Every token of output says whether the look-up before it was right, drafted or not. So the gate
+    shuts where look-ups are wrong and opens again where they come right, without a probe. Trials
+    are told apart by how many tokens agree before the place that is copied from (1, 2, 3, 4 to 7, 8
+    to 15, more):
+
+        rate = (W f first + hits) / (W + trials)          f = (V + all hits) / (V + all expected)
+
+    The rate is the mean of a Beta distribution whose prior, `first`, is scaled by f, how much
+    better or worse than foretold the request did in all classes together. Counts fade. They are the
+    request's own, so a draft depends on its text alone: neither on other requests nor on which
+    rounds asked.
+
+    A token of a chain agrees with one token more than the one before it, so P falls more slowly
+    along long copies. Nothing is drafted where P of the first token is below 0.15, for it would
+    cost its row and mostly bring nothing; what follows a likely token is drafted while P >= 0.03.
+    """
 
     hits: list[float] = field(default_factory=_zeros)
     trials: list[float] = field(default_factory=_zeros)

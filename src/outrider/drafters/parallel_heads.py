@@ -1,28 +1,13 @@
-"""Drafts of a block net: one pass, and the draft ends where the net stops being sure.
+"""Drafts of Medusa heads and block nets, whose places are guessed at once and independently.
 
-A chain is as long as the product of confidences stays above a threshold. Laws and confidences are
-known before the first token is drawn, so where a draft ends tells nothing about what was drawn.
+Each place behind the pending token has one distribution, the same below every node of its depth.
+Greedy trees are shaped by these distributions (`confident`) or by counts of how often text was
+found at each rank (`calibrated`). Drawn trees have a shape that was settled before by these counts;
+siblings are drawn without replacement. A tree ends where nodes are worth too little, but fills the
+rows of a tile that is paid for anyway.
 
-Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size,
-         V = vocabulary.
-
-Drafts from laws of several places that are known at once, each whatever the others will be.
-
-That is what Medusa heads and block nets give: a law for each place behind the pending token, the
-same below every node of that depth. Greedy trees are shaped by these laws themselves (`confident`)
-or by counts of how often text was found at each rank (`calibrated`). Drawn trees always have a
-shape that was settled before, by those counts; siblings are drawn without replacement.
-
-A tree ends where nodes are worth too little, but fills the rows of a tile that is paid for anyway.
-
-Shapes:  K = places, V = vocabulary, R = ranks.
-
-Drafts with Medusa heads, which read the state of the last token that the target has read.
-
-The pending token is not among those, so nothing that a head says depends on it: a head knows what
-the target will choose as a rule, and is the worse, the more the pending token was drawn by chance.
-
-Shapes:  B = sequences, H = heads, D = hidden size, V = vocabulary.
+Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size, V =
+         vocabulary, R = ranks, H = heads.
 """
 
 from __future__ import annotations
@@ -129,7 +114,12 @@ class Block(Protocol):
 
 class BlockDrafter:
     """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
-    token, that is in a text's first round. `least` is the threshold; 0 never ends a draft early."""
+    token, that is in a text's first round. `least` is the threshold; 0 never ends a draft early.
+
+    A chain is as long as the product of confidences stays above a threshold. Distributions and
+    confidences are known before the first token is drawn, so where a draft ends tells nothing about
+    the drawn tokens.
+    """
 
     name = "block"
 
@@ -195,7 +185,11 @@ class Heads(Protocol):
 
 class MedusaDrafter:
     """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
-    token, that is in a text's first round."""
+    token, that is in a text's first round.
+
+    The heads read the state of the last token that the target has read, so their guesses do not
+    depend on the pending token, and are worse the more the pending token was drawn by chance.
+    """
 
     def __init__(self, heads: Heads, places: Places, *, name: str = "medusa") -> None:
         self._heads, self._places = heads, places

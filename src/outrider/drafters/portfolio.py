@@ -1,29 +1,13 @@
-"""Tokens that a request's mask leaves no choice of: after them the text can only go on so.
+"""Portfolio: of several drafters, each request and round gets the draft of highest goodput.
 
-A grammar often allows a single token for a while, as within a keyword or before a quotation mark.
-Those tokens are drafts that are always kept. Each costs one call of the mask.
-
-Scores a drafter that has none by what it would have drafted.
-
-A lookup costs nothing, so it is asked every round. The text that follows says how much of its
-answer was right, whoever was asked to propose: so its acceptance is known for each request without
-drafting by it. The tokens of a round are judged as far as the round went, and what the text had
-not reached is no refusal.
-
-Several drafters together: for each request and round the one with the highest expected goodput.
-
-Lookups cost nothing, so all of them are asked, and each says how likely its tokens are to be kept.
-A model costs time, so its draft is foretold instead, and it is asked only if it wins:
+Look-ups cost nothing, so all of them are asked, and each says how likely its tokens are accepted. A
+model costs time, so its draft is foretold and the model is asked only if it wins:
 
     goodput = (1 + sum of P) / (1 + 0.04 rows + share of a pass that the model takes)
 
-with P the probability of each token to be kept. Nothing at all brings 1, and wins where no draft
-brings more. Exactly one proposes for a request in a round; all hear what was emitted, since every
-row carries the whole text.
-
-Who is asked depends on what was written and on measured time, on nothing that the round will draw,
-so output keeps its law under every exact rule; it is the same text in every run only where text is
-tied to the seed (greedy, match, coupled).
+P is the probability of each token to be accepted. No draft brings 1. The choice depends on the text
+and on measured time, not on anything that the round will draw, so every exact rule keeps the
+output's distribution; the text is the same in every run only where it is tied to the seed.
 """
 
 from __future__ import annotations
@@ -42,7 +26,11 @@ from outrider.estimate.theory import prefix_products
 
 
 class ForcedDrafter:
-    """Chains up to where the mask leaves a choice; nothing for requests without a mask."""
+    """Chains up to where the mask leaves a choice; nothing for requests without a mask.
+
+    A grammar often allows a single token for a while, as within a keyword or before a quotation
+    mark. These tokens are drafts that are always accepted. Each costs one call of the mask.
+    """
 
     name = "forced"
     needs = DraftNeeds()
@@ -87,7 +75,12 @@ _NUM_PLACES = 8
 @dataclass(slots=True)
 class Shadowed:
     """An `Offerer` from `drafter`, whose drafts are chains and chosen deterministically. It is
-    asked only for rows that it `serves`; None is all of them."""
+    asked only for rows that it `serves`; None is all of them.
+
+    A look-up costs nothing, so it is asked every round, and the text that follows says how much of
+    its answer was right, whoever was asked to propose. The tokens of a round are judged as far as
+    the round went; tokens that the text had not reached are no refusal.
+    """
 
     drafter: Drafter
     serves: Callable[[DraftRow], bool] | None = None

@@ -1,16 +1,8 @@
-"""What the portfolio's model costs, in passes of the target: measured between its own calls.
+"""The portfolio's draft model: how deep it would pay to ask it, from measured cost and acceptance.
 
-From one answer to the next question the target verifies, so the time between them is that of a
-pass, and now and then of a rest besides. A draft is compared with the very pass that verified it:
-machines are slow at one time and fast at another, and a model that was not asked for long was
-measured at another time than the passes of late. The median leaves rests out, and rounds that
-something slowed down.
-
-The portfolio's model: how deep it would pay to ask it, and asking it without trusting it.
-
-It says nothing of a draft before it has paid for it, so what it brings is foretold from how its
-drafts were accepted (estimate/acceptance.py), and its time from its last ones (pace.py). One that
-was not asked for long is asked for some short drafts, since texts change.
+A model's draft must be foretold before it is paid for: acceptance from its earlier drafts
+(estimate/acceptance.py), time from its last ones (`Pace`). A model that was not asked for long is
+asked for some short drafts, since texts change.
 """
 
 from __future__ import annotations
@@ -39,7 +31,12 @@ _SETTLED = 5
 @dataclass(slots=True)
 class Pace:
     """`_drafting` is what a token of the draft took that is being verified, 0 if the model did not
-    draft or had to catch up; `_slowed` is how much longer its rows make the pass."""
+    draft or had to catch up; `_slowed` is how much longer its rows make the pass.
+
+    From one answer to the next question the target verifies, so the time between them is that of a
+    pass, and now and then of a rest besides. A draft is compared with the very pass that verified
+    it, because a machine's speed drifts. The median leaves rests and slowed rounds out.
+    """
 
     clock: Clock = HOST_CLOCK
     _shares: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))

@@ -1,17 +1,11 @@
-"""Predicted outputs: the caller's own guess of the text, followed until the two part.
+"""Predicted outputs: drafts follow the caller's own guess of the text until the two part.
 
-An edited file is mostly the file. The draft is what the guess says next. Where the text departs
-from it, the longest tail of the text that the guess also has says where to go on; among equal
-tails, the place nearest after the last one that was surely followed wins. So insertions, deletions,
-replacements and moved blocks are all survived.
-
-Tails of 8, 4, 2 and 1 tokens are looked up by hash. A single token is weak evidence: it counts only
-where the guess has it once nearby. A token that leads nowhere is first taken for a replacement of
-one token by one.
-
-Cost: four dictionary entries a token of the guess, built once; one comparison a token that follows
-it, four look-ups a token that does not. It loses where the guess is wrong: then drafts are refused,
-or nothing is proposed and a round costs what plain decoding costs.
+Where the text departs from the guess, the longest tail of the text that the guess also has says
+where to go on; among equal tails the nearest place after the last followed one wins. So insertions,
+deletions, replacements and moved blocks are survived. Tails of 8, 4, 2 and 1 tokens are looked up
+by hash; a single token counts only where the guess has it once nearby. A token that leads nowhere
+is first taken for a replacement. Cost: four dictionary entries a token of the guess, built once,
+and four look-ups a token that departs from it.
 """
 
 from __future__ import annotations

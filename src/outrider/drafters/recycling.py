@@ -1,23 +1,16 @@
-"""Token recycling: what the target nearly chose after a token is drafted when it comes again.
+"""Token recycling: drafts a tree from the target's own top-ranked candidates of earlier passes.
 
-Every pass ranks the vocabulary after each token that it verifies, and all but one of the ranks are
-thrown away. Here the `WIDTH` likeliest are kept in a table, by the token that they followed, and
-overwritten when it is verified again. A draft is a tree through the table: child r of a node is
-entry r of its token. Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large
-Language Models with Token Recycling" (arXiv 2408.08696).
-
-The tree has one shape for all requests, the nodes with the highest product of rates, entry r being
-right at the rate
+Every verified token's `WIDTH` likeliest successors are kept in a table, overwritten when the token
+is verified again. A draft is a tree through the table: child r of a node is entry r of its token.
+Luo et al. 2024 (arXiv 2408.08696). The tree has one shape for all requests, the nodes with the
+highest product of rates, entry r being right at the rate
 
     rate_r = f (W first_r + hits_r) / (W + trials)
     f      = (V + hits of the request) / (V + those foretold)
 
-which the text tells whether anything is drafted or not. Nodes below 0.04 are left out, so where
-entries are never right nothing is proposed. A budget without room for branches gets the first
-entries as a chain, down to 0.12.
-
-The table is shared by all requests. So, as with any memory they share, a seed's text is the same in
-every run only under the rules that tie it to the seed.
+Nodes below 0.04 are left out, so where entries are never right nothing is proposed. A budget
+without room for branches gets the first entries as a chain, down to 0.12. All requests share the
+table, so a seed's text is the same in every run only under the rules that tie it to the seed.
 """
 
 from __future__ import annotations

@@ -1,28 +1,10 @@
-"""The target drafts for itself, cheaper: over its own memory, with fewer bits or fewer layers.
+"""Self-speculation: the target drafts in its own KV cache, with fewer bits or fewer layers.
 
-The drafter's model reads the keys and values of the text where the target left them, so it has no
-prompt to read and no memory of its own. What it drafts lies staged behind the text, in the very
-slots that the target's next pass writes, every layer of them, before it reads any. Nothing of it
-is ever committed: before `propose` returns, well or with an error, all of it is dead space.
-
-So it drafts where the target has read all of a text but its pending token, which an engine sees to
-(`shares_memory`), and nothing else. Pages
-are reserved as the target's own are, and those that it takes are the ones that verifying the draft
-needs. (Zhang et al. 2023, "Draft & Verify"; Tiwari et al. 2025, "QuantSpec".)
-
-It loses where a draft pass costs nearly what the target's costs: small models that fit a cache, and
-passes whose time goes into attention over a long text, which both models share.
-
-Cheaper copies of a loaded target that draft in its memory: fewer bits, or fewer layers.
-
-A quantised copy reads the checkpoint once more and holds its matrices as integers; norms, biases,
-positions and the table of tokens are as they were. A copy with fewer layers holds nothing of its
-own but buffers. Either reads the keys and values that the target's own layers left, so what it
-computes is near to the target's as long as its residual is.
-
-Layers are left out as a user names them. Where none are named they are spread over the middle:
-first and last layers change the residual most. (Zhang et al. 2023, "Draft & Verify", search for the
-best set; `outrider bench drafters` compares those you name.)
+The cheaper copy reads the keys and values that the target left, so it has no prompt to read and no
+cache of its own. Its drafts lie staged in the very slots that the target's next pass writes before
+it reads them; nothing of it is ever committed. Zhang et al. 2023, "Draft & Verify"; Tiwari et al.
+2025, "QuantSpec". Self-speculation loses where a draft pass costs nearly what the target's costs:
+small models that fit a CPU cache, and passes spent in attention over a long text.
 """
 
 from __future__ import annotations
@@ -103,6 +85,11 @@ class SelfDrafter:
     does (drafters/model.py): the same draws, the same laws reported.
 
     `name` is what traces call it: quantised-self or layer-skip.
+
+    Drafts need a target that has read all of a text but its pending token, which an engine sees to
+    (`shares_memory`). Pages are reserved as the target's own are, and are those that verifying the
+    draft needs. Before `propose` returns, well or with an error, all that was drafted is dead
+    space.
     """
 
     needs = DraftNeeds(shares_memory=True)
@@ -152,7 +139,12 @@ _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class Cheaper:
     """How a target drafts for itself: `quantise` is none, int8 or int4; `skipped` are the layers
-    that it leaves out. `folder` is its checkpoint."""
+    that it leaves out. `folder` is its checkpoint.
+
+    A quantised copy reads the checkpoint once more and holds its matrices as integers; norms,
+    biases, positions and the embedding are as they were. A copy with fewer layers holds nothing of
+    its own but buffers.
+    """
 
     folder: Path
     quantise: str = "none"
@@ -211,6 +203,10 @@ def skipped_layers(text: str, num_layers: int) -> tuple[int, ...]:
     """The layers that `text` names, as in "2,5-7"; if it names none, some of the middle.
 
     Raises ConfigError for what names no layer of `num_layers`, or leaves none.
+
+    Layers are left out as a user names them. Where none are named they are spread over the middle,
+    since first and last layers change the residual most. (Zhang et al. 2023 search for the best
+    set; `outrider bench drafters` compares named ones.)
     """
     if not text.strip():
         return tuple(range(SKIP_ONE_IN // 2, num_layers - 1, SKIP_ONE_IN))

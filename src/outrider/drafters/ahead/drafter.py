@@ -1,27 +1,13 @@
-"""Speculative speculation: draft for the likely verdicts while the target finds the true one.
+"""Speculative speculation (SSD): draft for the likely verdicts while the target verifies.
 
-A round's draft s1..sK is being verified. Its verdict will be n accepted tokens and one of the
-target's own, t. `propose_after` reads the draft, guesses the likeliest (n, t) and drafts after each
-of them; `propose` then looks the true one up. If it was foreseen, its draft is there at once. The
-others of a batch get the draft of a fallback, and they alone.
-
-A branch is drawn from the very law, and with the very numbers, of the draft that would be made
-later, and which branch is used depends on the verdict alone. So the output keeps its law; and with
-`jit` as the fallback it is, token for token, the output of drafting with the same model and budgets
-in turns, whatever was foreseen. (Kumar, Dao, May, "Speculative speculative decoding".)
-
-It loses where drafting competes with the target for one memory bus: then all that is drafted for
-verdicts that do not come is paid for. The next trunk is read again from the text, also where the
-branch that won holds the same rows: its last token needs a pass anyhow, and that costs the same.
-
-Requests whose logits are shaped (penalties, bias, bans) are drafted for in turns only: nobody knows
-ahead how the shaper counts a text that is not written yet.
+A round's draft s1..sK is being verified. Its verdict will be n accepted tokens and one token t of
+the target's own. `propose_after` drafts after the likeliest pairs (n, t); `propose` looks the true
+verdict up, and sequences without a hit get the draft of a fallback. A branch has the distribution
+and the random numbers of the draft that would be made later, so the output keeps its distribution;
+with the fallback `jit` the text equals that of drafting in turns, token for token. (Kumar, Dao,
+May, "Speculative speculative decoding".)
 
 Shapes:  N = places of a draft, V = vocabulary.
-
-What drafting ahead did: plain counts, from which every rate is derived.
-
-A draft model's drafter, in turns or ahead, wherever it lives.
 """
 
 from __future__ import annotations
@@ -131,7 +117,14 @@ class _Look:
 
 class AheadDrafter:
     """DraftAhead with `model`, whose memory it shares with `jit`, a ModelDrafter of the same model
-    that draws as `drawing` says. `fast` is the fallback that costs nothing."""
+    that draws as `drawing` says. `fast` is the fallback that costs nothing.
+
+    Drafting ahead loses where drafter and target compete for one memory bus: branches of verdicts
+    that do not come are paid for. Requests with logits processors are drafted for in turns only,
+    because nobody knows ahead how these count a text that is not written yet. The next trunk is
+    read again from the text, also after a hit: its last token needs a pass anyhow, at the same
+    cost.
+    """
 
     name = "model"
     needs = DraftNeeds()

@@ -1,27 +1,7 @@
-"""What past verdicts say about the next one: how many tokens are kept, and how far down the draft
-model's list the target's own token stands.
+"""Forecasts for drafting ahead: accepted lengths, ranks of the target's tokens, ways after a miss.
 
-Both are counted apart for drafts that were foreseen and drafts that were not: after a poor fallback
-few tokens are kept. Every place starts with a prior, so that the first rounds are not taken for
-the rule.
-
-What drafts after a verdict that nobody foresaw.
-
-`jit` drafts with the model now, for the sequences that missed and no others: the round waits for
-it. `ngram` copies from the text, which costs nothing and is kept less often. `none` does without.
-`auto` chooses between the first two. Let p be the share of foreseen verdicts, G_x the tokens of a
-round with fallback x, T the seconds of drafting now over those of a verification. In a batch of b
-all verdicts are foreseen with probability p^b, so a round takes 1 + (1 - p^b) T with jit and 1 with
-ngram; jit pays while b < b* = ln(1 - (G_jit / G_ngram - 1) / T) / ln p.
-
-Saguaro sampling: draft with fewer of the tokens that a refusal would most likely bring.
-
-The law q that a draft token is drawn from gives its F likeliest tokens only the share C of what
-they had: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the target draws from
-max(p - q', 0), which then has its mass on exactly those F tokens; and F is how many the drafter
-foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1 changes nothing, C = 0
-never drafts a likely token. q' is the law that is reported, so the output keeps its law whatever C.
-(Kumar, Dao, May, "Speculative speculative decoding", Definition 14.)
+`Forecast` counts past verdicts, apart for drafts that were foreseen and drafts that were not, since
+after a poor fallback few tokens are kept. Every place starts with a prior.
 
 Shapes:  N = laws, V = vocabulary, F = likeliest tokens.
 """
@@ -214,7 +194,15 @@ class Estimates:
 
 
 class Fallback:
-    """Drafts for rows that missed. `fast` is asked where `kind` allows; both know all sequences."""
+    """Drafts for rows that missed. `fast` is asked where `kind` allows; both know all sequences.
+
+    `jit` drafts with the model now, for the sequences that missed and no others: the round waits
+    for it. `ngram` copies from the text, which costs nothing and is kept less often. `none` does
+    without. `auto` chooses between the first two. Let p be the share of foreseen verdicts, G_x the
+    tokens of a round with fallback x, T the seconds of drafting now over those of a verification.
+    In a batch of b all verdicts are foreseen with probability p^b, so a round takes 1 + (1 - p^b) T
+    with jit and 1 with ngram; jit pays while b < b* = ln(1 - (G_jit / G_ngram - 1) / T) / ln p.
+    """
 
     def __init__(
         self, jit: Drafter, fast: Drafter, kind: Kind = "jit", clock: Clock = HOST_CLOCK
@@ -261,7 +249,15 @@ class Fallback:
 
 class Saguaro:
     """Changes the laws of draft node `node` in place. `fan_out[node]` is its F; a node behind them
-    has the last one's."""
+    has the last one's.
+
+    The law q that a draft token is drawn from gives its F likeliest tokens only the share C of what
+    they had: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the target draws
+    from max(p - q', 0), which then has its mass on exactly those F tokens; and F is how many the
+    drafter foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1 changes
+    nothing, C = 0 never drafts a likely token. q' is the law that is reported, so the output keeps
+    its distribution whatever C. (Kumar, Dao, May, "Speculative speculative decoding", Definition 14.)
+    """
 
     def __init__(self, weight: float, fan_out: Sequence[int]) -> None:
         if not 0 <= weight < 1:

@@ -1,31 +1,12 @@
-"""The outcome table: for every verdict that was foreseen, the draft that follows it.
+"""The table of foreseen verdicts (a cache of drafts), which ones are worth it, how many fit.
 
-A key is (sequence, start, n, pending): the tokens that the sequence had when the round began, how
-many of the round's draft were accepted, and the token that the target chose itself. The start says
-which round is meant. Without it, what was prepared for a round could be taken for a later one, if
-rounds in between asked for no draft.
+A key is (sequence, start, n, pending): the tokens of the sequence when the round began, how many
+draft tokens were accepted, and the target's own token. Without `start`, a branch of one round could
+be taken for a later one. A branch may be used whatever the verdict's random numbers were: it was
+drawn with numbers of its own round, and the verdict alone decides which branch is taken.
 
-What is found may be used whatever the verdict's random numbers were: a branch was drawn from the
-drafter's law with numbers of its own round, and which branch is taken depends on the verdict alone.
-
-Shapes:  V = vocabulary, K = nodes of a chain.
-
-From the laws along a draft to the verdicts worth drafting for.
-
-A verdict is n accepted tokens and one of the target's own. Where the token after them was refused,
-the target's own token is another: the residual max(p - q, 0) has no mass where q was larger, and a
-greedy target said something else. So the refused token is left out of the list; only after a draft
-that was accepted whole may anything follow. Leaving it out changes no law that is drawn from, just
-what is prepared.
-
-Shapes:  N = places of a draft, the root first, V = vocabulary, M = listed ids.
-
-Keeps drafting ahead within the verification that it runs beside.
-
-The next round waits for whatever is still drafted ahead when the verdict is there. So fewer
-verdicts are foreseen while it takes longer than verifications do, and more again while there is
-time left. Where even one verdict takes too long, drafting in turns is faster: waiting then costs
-more than the hits save, and nothing is drafted ahead for a while, unless it is to go on always.
+Shapes:  V = vocabulary, K = nodes of a chain, N = places of a draft, the root first, M = listed
+         ids.
 """
 
 from __future__ import annotations
@@ -176,7 +157,14 @@ def masked_places(draft: Sequence[int]) -> list[int]:
 
 
 def fork(ranking: Ranking, forecast: Forecast, budget: int, *, hit: bool) -> list[Branch]:
-    """At most `budget` branches, by the forecast's policy, for a draft that was foreseen or not."""
+    """At most `budget` branches, by the forecast's policy, for a draft that was foreseen or not.
+
+    A verdict is n accepted tokens and one of the target's own. Where the token after them was
+    refused, the target's own token is another: the residual max(p - q, 0) has no mass where q was
+    larger, and a greedy target said something else. So the refused token is left out of the list;
+    only after a draft that was accepted whole may anything follow. Leaving it out changes no law
+    that is drawn from, just what is prepared.
+    """
     depth = len(ranking.ids) - 1
     if forecast.policy == "top":
         return _top(ranking, forecast.chances(depth, hit=hit), budget)
@@ -207,7 +195,13 @@ FIRST_REST, LONGEST_REST = 8, 256
 @dataclass(slots=True)
 class Pace:
     """For at most `most` foreseen verdicts a sequence, and with `always` for one at least. A pure
-    function of what it observes."""
+    function of what it observes.
+
+    The next round waits for whatever is still drafted ahead when the verdict is there. So fewer
+    verdicts are foreseen while drafting ahead takes longer than verifications do, and more again
+    while there is time left. Where even one verdict takes too long, nothing is drafted ahead for a
+    while, unless the settings say always.
+    """
 
     most: int
     always: bool = False

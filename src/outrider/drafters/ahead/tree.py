@@ -1,19 +1,12 @@
-"""Drafting after every foreseen verdict at once: one pass a token for all of a batch's branches.
+"""Branches of all foreseen verdicts of a batch, one draft-model pass a token for all of them.
 
-The draft that is being verified is the trunk. It lies in the draft model's memory with the pending
-token before it; a branch hangs below the trunk's last accepted token, so it sees the text, the
-trunk up to there, and itself. What is drawn there is drawn with the numbers of the round that would
-start there: a cached draft is, token for token, the draft that would otherwise be made later.
+The draft that is being verified is the trunk: the pending token and the draft, staged in the draft
+model's memory. A branch hangs below the trunk's last accepted token, so it attends to the text, the
+trunk up to there and itself. It is drawn with the numbers of the round that would start there, so a
+cached draft is, token for token, the draft that would otherwise be made later.
 
-Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass.
-
-Reading the drafts that are being verified: one pass of the draft model for a whole batch.
-
-A trunk is the pending token and the draft. Its rows stay staged, so that branches can hang from
-them, and its logits say what may follow each of its tokens. Memory for all branches is held before
-anything is fed: what does not fit is not begun.
-
-Shapes:  N = places of a draft, the root first, V = vocabulary, M = rows of a pass.
+Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass, N =
+         places of a draft, the root first.
 """
 
 from __future__ import annotations
@@ -161,7 +154,12 @@ class _Feed:
 
 
 class Trunks:
-    """Reads with `model`, through `jit`, which keeps its memory."""
+    """Reads with `model`, through `jit`, which keeps its memory.
+
+    One pass of the draft model reads the trunks of a whole batch. Their rows stay staged, so that
+    branches can hang from them, and their logits say what may follow each token. Memory for all
+    branches is reserved before anything is fed; a sequence whose branches do not fit is not begun.
+    """
 
     def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadRoom) -> None:
         self._model = model

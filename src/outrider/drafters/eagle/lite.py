@@ -1,9 +1,9 @@
-"""eagle-lite: the target's own last state, carried on in a straight line. It has no weights.
+"""eagle-lite: extrapolates the target's last hidden state in a straight line; it has no weights.
 
-Of the last two tokens that the target has read, h and h_prev are the residuals after its last
-layer. The state of the pending token is guessed as h + alpha (h - h_prev), and the one after it in
-the same way from the guess; the target's norm and output head make logits of each. Guesses wear out
-at once, so it drafts two tokens at most.
+With h and h_prev the residuals after the target's last layer of the last two tokens that it read,
+the pending token's state is guessed as h + alpha (h - h_prev), and the next state in the same way
+from the guess. The target's norm and output head make logits of each guess. Guesses wear out at
+once, so eagle-lite drafts two tokens at most.
 
 Shapes:  B = texts, P = tokens, D = hidden size, V = vocabulary.
 """

@@ -1,32 +1,10 @@
-"""EAGLE: one transformer layer that predicts the target's next state from its states so far.
+"""EAGLE draft heads: one transformer layer that predicts the target's next hidden state.
 
 At position p the layer reads the token there, e, and the target's state at the token before it, h.
 
-EAGLE 1 and 2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858): h is what the target's output head
-reads, after the last norm. The layer runs on fc(e, h) and has no norm before its attention; what
-comes out is read by the target's own output head, and as h at the next position.
-
-EAGLE 3 (Li et al. 2025, arXiv 2503.01840): h is fc of three layers of the target, low, middle and
-high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. What comes
-out is h at the next position, and after a norm the logits of an output head of its own, which may
-know fewer ids than the target: draft id i is the target's i + d2t[i].
-
-Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = captured layers,
-         D = hidden size, V = vocabulary, E = fused q, k and v, A = heads x head size, F = FFN size,
-         W = ids that are drafted, T = positions, H = half of a head.
-
-What an EAGLE net is made of, packed as its operators read it.
-
-Shapes:  D = hidden size, V = vocabulary, W = ids that are drafted, T = positions,
-         H = half of a head.
-
-The pass of EAGLE heads as one native call (kernels/native/forward.py), where there is a native
-library.
-
-EAGLE 1 and 2 join token and state by fc, and attention reads the residual as it is. In EAGLE 3 the
-residual is the state, and attention reads the normed pair.
-
-Shapes:  N = packed tokens.
+Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = captured layers, D =
+         hidden size, V = vocabulary, E = fused q, k and v, A = heads x head size, F = FFN size, W =
+         ids that are drafted, T = positions, H = half of a head.
 """
 
 from __future__ import annotations
@@ -56,7 +34,17 @@ from outrider.models.heads import HeadMemory
 
 @dataclass(frozen=True, slots=True)
 class EagleLayer:
-    """Packed weights; norms are float32. `token_norm_D` and `state_norm_D` are EAGLE 3's."""
+    """Packed weights; norms are float32. `token_norm_D` and `state_norm_D` are EAGLE 3's.
+
+    EAGLE 1 and 2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858): h is the input of the target's
+    output head, after the last norm. The layer runs on fc(e, h) and has no norm before its
+    attention; its output is read by the target's output head, and as h at the next position.
+
+    EAGLE 3 (Li et al. 2025, arXiv 2503.01840): h is fc of three layers of the target, low, middle
+    and high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. The
+    output is h at the next position and, after a norm, gives the logits of an output head of its
+    own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
+    """
 
     fc: PackedLinear
     fc_bias_D: Tensor | None
@@ -203,7 +191,10 @@ class EagleNet:
 def native_pass(
     config: EagleConfig, parts: EagleParts, kernels: Kernels, state: HeadMemory, room: Room
 ) -> HeadPass | None:
-    """None without native kernels. `room` says how many tokens and logits a pass may have."""
+    """None without native kernels. `room` says how many tokens and logits a pass may have.
+
+    The pass as one native call (kernels/native/forward.py), where there is a native library.
+    """
     if kernels.forward is None:
         return None
     layer = config.layer

@@ -1,12 +1,10 @@
-"""The tensors of published EAGLE heads, as the layer multiplies by them.
+"""Tensors of published EAGLE heads, packed as the layer multiplies by them, and their drafter.
 
 The names are those of the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`,
-`lm_head`, `d2t`. The table of tokens is in some files and left out of others; it is the target's.
+`lm_head`, `d2t`. Some files leave out the embedding, which is then the target's. Drafts are made by
+the loops that EAGLE and MTP share: chains (drafters/hidden.py) and trees (drafters/hidden_tree.py).
 
 Shapes:  V = vocabulary, W = ids that are drafted, D = hidden size.
-
-Drafts of EAGLE heads, by the loops that they share with MTP: chains (hidden_chain.py) and trees
-(hidden_tree.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the files say of an MTP block: how often it was trained to look on, and what it is made of.
+"""Config of MTP (multi-token prediction) blocks: where they are published, and how many there are.
 
-There are two places. A folder of its own has `model_type` outrider_mtp, the sizes of its block
-under the keys of a Llama config, `num_hidden_layers` as the number of blocks, and `block_type`, the
-family that the block is of. Or the block lies within the target's own checkpoint, whose
-`config.json` says how many there are: behind the last layer, as DeepSeek-V3 publishes it
-(`num_nextn_predict_layers`), or beside the model, as Qwen3-Next and Qwen3.5 do
+A folder of its own has `model_type` outrider_mtp, the block's sizes under the keys of a Llama
+config, `num_hidden_layers` as the number of blocks, and `block_type`, the block's family. Within a
+target's checkpoint the blocks lie behind the last layer, as in DeepSeek-V3
+(`num_nextn_predict_layers`), or beside the model, as in Qwen3-Next and Qwen3.5
 (`mtp_num_hidden_layers`, 1 if unsaid). Embedding and output head are the target's.
 """
 

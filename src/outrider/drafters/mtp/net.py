@@ -1,21 +1,16 @@
-"""One MTP block over the tables of its target.
+"""MTP block: one decoder layer over the target's embedding, hidden states and output head.
 
     x = W_eh [norm_e(embedding of the token), norm_h(state of the token before)]
     h = layer(x)        one decoder layer, with keys and values of its own
     logits = head(norm(h))
 
-where the output head and the embedding are the target's, and h, before the norm, is the state that
-the block itself reads when it drafts on. DeepSeek-V3 (arXiv 2412.19437), 2.2, equations 21 to 23.
-
-Cost of a pass: one layer, W_eh and the output head. Of a small target the head is most of that.
+The state h, before the norm, is what the block reads when it drafts on. DeepSeek-V3 (arXiv
+2412.19437), 2.2, equations 21 to 23. A round is one pass of the first block over the new text, and
+one more for each later draft (drafters/hidden.py) or level of a tree (drafters/hidden_tree.py). A
+pass costs one layer, W_eh and the output head, which is most of it for a small target.
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers (1 here),
          V = vocabulary, D = hidden size, T = positions, H = half of a head.
-
-Drafts by the MTP block of a target: the wiring of net and loop.
-
-Every round is one pass of the first block over what is new in each text, and one more for each
-draft after the first (drafters/hidden.py), or for each level of a tree (hidden_tree.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensors of MTP blocks, under the names of either way to publish them.
+"""Tensors of MTP blocks, under both published naming schemes.
 
     folders of our own, DeepSeek-V3         Qwen3-Next, Qwen3.5
     model.layers.N.enorm                    mtp.pre_fc_norm_embedding
@@ -7,14 +7,12 @@
     model.layers.N.*, a decoder layer       mtp.layers.N.*
     model.layers.N.shared_head.norm         mtp.norm
 
-Qwen's blocks share all but the layer, and their norms hold the difference from 1.
+Qwen's blocks share all but the layer, and their norms hold the difference from 1. The decoder layer
+within a block is that of the Llama family, or a hybrid's attending layer, whose heads are scaled by
+a gate and whose feed-forward net may be a mixture of experts.
 
-Shapes:  D = hidden size.
-
-The decoder layer within an MTP block: as a target of the Llama family has it, or a hybrid's
-attending layer, whose heads are scaled by a gate and whose feed-forward may be a mixture.
-
-Shapes:  N = packed tokens, A = heads x head size, T = positions, H = half of a head.
+Shapes:  D = hidden size, N = packed tokens, A = heads x head size, T = positions, H = half of a
+         head.
 """
 
 from __future__ import annotations

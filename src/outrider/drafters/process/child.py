@@ -1,16 +1,11 @@
-"""The program of a drafter's process: python -m outrider.drafters.process.child OPTIONS LINE LAWS.
+"""Main program of a drafter's process: python -m outrider.drafters.process.child OPTIONS LINE LAWS.
 
-OPTIONS is the JSON of a `ChildOptions`, LINE and LAWS are descriptors that the engine opened: its
-socket, and the memory for laws. The process ends when LINE does, so it never outlives the engine.
-It has a process group of its own: Ctrl-C is meant for the engine.
-
-The drafter inside a drafter's process, built from its options.
-
-What a drafter's process does with the frames it gets, until its line closes.
-
-It keeps each sequence's text, terms and newest draft, and gives its drafter the rows that a drafter
-inside the engine would get. Errors that a user can cause are answered, for the engine to raise; any
-other ends the process, which is then started anew.
+OPTIONS is the JSON of a `ChildOptions`; LINE and LAWS are descriptors that the engine opened: its
+socket, and the shared memory for distributions. The process ends when LINE closes, so it never
+outlives the engine, and has a process group of its own, because Ctrl-C is meant for the engine.
+`Server` keeps each sequence's text, terms and newest draft, and gives its drafter the rows that a
+drafter inside the engine would get. User errors are answered, for the engine to raise; any other
+error ends the process, which is then started anew.
 """
 
 from __future__ import annotations

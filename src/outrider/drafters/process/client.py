@@ -1,12 +1,9 @@
-"""A drafter that lives in another process, on cores or a device of its own.
+"""Drafter in another process: the engine's side, which looks like any other drafter.
 
-To the engine it is a drafter like any other. What the process was told of a sequence is remembered
-here, so each round sends only the tokens that are new; a sequence that it does not know, since it
-was just met or the process is a new one, is told whole from its row. A process that dies, hangs or
-answers nonsense costs drafts and never text: its rows get empty drafts until the next one serves.
-
-`propose_after` only sends: the process drafts ahead while the target verifies, and answers the next
-`propose` when it has done so.
+Each round sends only new tokens; a sequence that the process does not know yet is sent whole. A
+process that dies, hangs or answers nonsense costs drafts and never text: its rows get empty drafts
+until the next process serves. `propose_after` only sends: the process drafts ahead while the target
+verifies, and answers the next `propose` when it is done.
 """
 
 from __future__ import annotations

@@ -1,18 +1,9 @@
-"""Messages between two processes: frames of a fixed header and packed numbers.
+"""Inter-process frames: a fixed header and packed numbers, and distributions in shared memory.
 
-A frame is eight bytes (a mark, its kind, the length of its body) and the body. A body is struct
-fields and lists of int32, each list after its length; all are little-endian. Nothing in it names a
-type or runs code, and each read is checked against the length, so the worst that a broken peer
-causes is a DrafterError. Struct and not msgpack: nothing below the command line may need more than
-torch, numpy, safetensors, tokenizers, huggingface_hub and jinja2, and with numbers alone there is
-little that a library would add.
-
-Laws that two processes see: the drafter's writes them, the engine's reads them.
-
-The memory is an anonymous file, mapped by both. It has no name, so nothing is left behind however a
-process ends. A law has a place of fixed size, row i of `laws_LV`; an answer says in which rows its
-laws are. The process writes to them only while it is being asked for drafts, and the engine copies
-what it got before it asks again, so no row is written while it is read.
+A frame is eight bytes (a mark, its kind, the length of its body) and the body: struct fields and
+lists of int32, each behind its length, little-endian. No frame names a type or runs code, and each
+read is checked against the length, so a broken peer causes a DrafterError at worst. Struct
+suffices: nothing below the command line may need another serialisation library.
 
 Shapes:  L = places for laws, N = nodes of a draft, V = vocabulary.
 """
@@ -191,7 +182,13 @@ def _cut_off() -> DrafterError:
 
 @dataclass(frozen=True, slots=True)
 class SharedLaws:
-    """float32 throughout, whatever the draft model computes in."""
+    """float32 throughout, whatever the draft model computes in.
+
+    The memory is an anonymous file, mapped by both processes. It has no name, so nothing is left
+    behind however a process ends. Each distribution has a row of fixed size in `laws_LV`; an answer
+    names the rows of its distributions. The process writes them only while it is asked for drafts,
+    and the engine copies what it got before it asks again, so no row is written while it is read.
+    """
 
     laws_LV: Tensor
 

@@ -1,15 +1,10 @@
-"""What the frames of a drafter's process say, to the byte.
+"""Messages to a drafter's process, to the byte: what is asked, what is answered, a request's terms.
 
 A row's tokens travel as a difference: how many of them the process has, and those after. Random
-numbers are keyed, so a row names the key, and the process draws the very numbers that a drafter
-inside the engine would. A row of AHEAD names the key as if its open round emitted nothing.
-
-Not sent is the caller's guess of the text, which no draft model reads.
-
-What a request asks of each of its drafts, sent once: filters, and how its logits are shaped.
-
-Not sent is the caller's mask of allowed tokens, which is code. Without it fewer drafts are
-accepted, and the text is the same.
+numbers are keyed, so a row carries the key and the process draws the very numbers that a drafter
+inside the engine would. A row of AHEAD has the key as if its open round emitted nothing. Two things
+are not sent: the caller's predicted text, which no draft model reads, and the caller's mask of
+allowed tokens, which is code; without the mask fewer drafts are accepted and the text is the same.
 """
 
 from __future__ import annotations

@@ -1,17 +1,4 @@
-"""A drafter's process as the engine sees it: started, spoken to, and ended.
-
-Frames are queued, which never waits, and then sent; so whoever only tells something does not wait
-while another thread sends. Only the thread that asks waits for an answer, and it holds no lock. The
-process must answer within the line's timeout, else it counts as hung and is killed: what it would
-say later could be taken for the answer to another question.
-
-Keeps a drafter's process running: starts it, notices its end, starts it again.
-
-One thread waits for the process, so its end is noticed when it happens and not when it is next
-asked. A new one is started after a pause that doubles each time, so a process that cannot live
-takes ever less of the machine; one that lived for long starts the pauses over. Meanwhile there is
-no line, and nothing is drafted.
-"""
+"""A drafter's process as the engine sees it: started, restarted, spoken to and ended."""
 
 from __future__ import annotations
 
@@ -52,7 +39,13 @@ _TAIL_BYTES = 4096
 
 
 class Line:
-    """One process from its start to its end. Raises OSError if it cannot be started."""
+    """One process from its start to its end. Raises OSError if it cannot be started.
+
+    Frames are queued, which never waits, and then sent; so a thread that only tells something does
+    not wait while another thread sends. Only the thread that asks waits for an answer, and it holds
+    no lock. The process must answer within the line's timeout, else it counts as hung and is
+    killed: its later answer could be taken for the answer to another question.
+    """
 
     def __init__(
         self, options: ChildOptions, *, timeout: float, command: Sequence[str] = CHILD
@@ -192,7 +185,12 @@ class Pace:
 
 
 class Keeper:
-    """`launch` starts a process; it is called on the keeper's thread, again after each end."""
+    """`launch` starts a process; it is called on the keeper's thread, again after each end.
+
+    One thread waits for the process, so its end is noticed when it happens. A new process is
+    started after a pause that doubles each time; a process that lived for long starts the pauses
+    over. Meanwhile there is no line, and nothing is drafted.
+    """
 
     def __init__(self, launch: Callable[[], Line], pace: Pace) -> None:
         self.reasons: deque[str] = deque(maxlen=_KEPT_REASONS)

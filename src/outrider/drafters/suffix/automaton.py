@@ -1,17 +1,9 @@
-"""A suffix automaton that texts are appended to, with counts of what followed what.
+"""Suffix automaton over token texts, with counts of what followed what, and a cursor into it.
 
-Its states are sets of runs of tokens that end at the same places; `extend` takes a token in
-amortised constant time (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
-text"), and several texts may grow in turns, each from its own last state. n tokens make at most 2n
-states and 3n edges, which lie in flat lists (arrays would be smaller, and take twice as long), and
-one dictionary finds an edge by state and token.
-
-An edge counts how often it was taken from the longest run that was known then, and from no shorter
-one, beside the time that it was new. That costs one addition a token, where counting all
-occurrences would take a walk, and it predicts no worse: it is the update exclusion of PPM (Moffat
-1990, "Implementing the PPM data compression scheme").
-
-Where the end of a text stands in an automaton: at the longest end of it that occurs there.
+States are sets of token runs that end at the same places; `extend` takes a token in amortised
+constant time (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"), and
+several texts may grow in turns, each from its own last state. n tokens make at most 2n states and
+3n edges, in flat lists (arrays take twice as long).
 """
 
 from __future__ import annotations
@@ -26,7 +18,13 @@ _SHIFT = 32
 
 
 class Edge(NamedTuple):
-    """`token` was taken so many `times`, and leads to `target`."""
+    """`token` was taken so many `times`, and leads to `target`.
+
+    An edge counts how often it was taken from the longest run that was known then, and from no
+    shorter one, beside the time that it was new: one addition a token, where counting all
+    occurrences would take a walk. This is the update exclusion of PPM (Moffat 1990), and predicts
+    no worse.
+    """
 
     token: int
     target: int

@@ -1,43 +1,16 @@
-"""Suffix lookup: go on as texts went on after the longest run that this one ends with.
+"""Suffix decoding: drafts what followed the text's longest suffix that occurred in any text.
 
-Runs are those of the prompt, of the output so far, of other requests and of a corpus, in suffix
-automata that grow by the token. How deep is drafted follows from counts: a node is kept with
-probability
+Earlier texts are the prompt, the output so far, other requests and a corpus, in suffix automata. A
+node is accepted with probability
 
     P(child) = P(parent) r                             of the likeliest token, r by trust.py
     P(child) = P(parent) (1 - r) r n / (N - n1 + 1)    of another, seen n of N times
 
-where the likeliest was seen n1 times: if it is not that one, it is one of those seen before no more
-often than r, and new otherwise. A draft is the nodes with the highest P, as many as the budget has
-and while P >= 0.04. A chain takes likeliest tokens only, while P >= 0.12. Where the text so far was
-not foreseen, r falls and drafts end by themselves, both when the first token has P < 0.12: then a
-token of text costs a few look-ups and no row. Oliaro et al. 2024, "SuffixDecoding" (arXiv
-2411.04975).
-
-What one request drafts depends on what others wrote, so a seed's text is the same in every run only
-under the rules that tie it to the seed; its law is, under every exact rule.
-
-How often the text went on as the automaton says, learnt from the text itself.
-
-What followed the present end of the text most often is a prediction, whether it is drafted or not,
-and the next token says whether it was right. So every token of text is a trial, and none costs a
-row of a pass. Trials are told apart by the length of the run that was found (1, 2 to 3, 4 to 7, 8
-to 15, more tokens) and by what followed it: one token seen once, or a token with less than half, up
-to four fifths, or more of the counts.
-
-    rate = (W f shared + hits) / (W + trials)        hits and trials of the request, fading
-    f    = (V + all hits) / (V + all expected)
-
-`shared` is the same over all requests, and f says how much better or worse than foretold this
-request did in all kinds together. Secondary estimation of this kind is from data compression
-(Bloom 1996, "PPMZ"); SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) takes the shares of
-counts as they are, and bounds the depth by a multiple of the length.
-
-What is remembered of texts, in bounded memory: a corpus, and two generations of requests.
-
-All requests write into one automaton, each from a last state of its own. When that holds as many
-states as it may, it is kept as it is, to be looked up only, in place of the one kept before, and
-the requests go on in a new one.
+The likeliest token was seen n1 times of N, and r is its rate (`Trust`). A draft is the nodes with
+the highest P >= 0.04, a chain the likeliest tokens while P >= 0.12; nothing is drafted where the
+first token has P < 0.12. Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975). Drafts depend on
+other requests, so a seed's text is the same in every run only under the rules that tie it to the
+seed; every exact rule keeps its distribution.
 """
 
 from __future__ import annotations
@@ -106,7 +79,19 @@ class SharedTrust:
 
 @dataclass(slots=True)
 class Trust:
-    """Of one request."""
+    """Of one request.
+
+    The likeliest continuation is a prediction, drafted or not, and the next token says whether it
+    was right: every token of text is a trial, and none costs a row. Trials are told apart by the
+    length of the run (1, 2 to 3, 4 to 7, 8 to 15, more tokens) and by what followed it: one token
+    seen once, or a token with less than half, up to four fifths, or more of the counts.
+
+        rate = (W f shared + hits) / (W + trials)        hits and trials of the request, fading
+        f    = (V + all hits) / (V + all expected)
+
+    `shared` is the same over all requests, and f says how much better or worse than foretold this
+    request did in all kinds together: secondary estimation, as in PPMZ (Bloom 1996).
+    """
 
     shared: SharedTrust
     hits: list[float] = field(default_factory=_zeros)
@@ -138,7 +123,12 @@ _STATES_PER_TOKEN = 2
 @dataclass(slots=True)
 class Memory:
     """At most `num_tokens` tokens of the corpus, and of each generation so many and what one
-    request's round adds. `num_generations` counts how often requests began anew."""
+    request's round adds. `num_generations` counts how often requests began anew.
+
+    All requests write into one automaton, each from a last state of its own. When it holds as many
+    states as it may, it is kept for look-ups only, in place of the one kept before, and the
+    requests go on in a new one.
+    """
 
     num_tokens: int
     corpus: SuffixAutomaton | None = None
