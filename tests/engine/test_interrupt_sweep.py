@@ -1,7 +1,7 @@
 """Ctrl-C at every line that a short run passes: told once, and the LLM is as it was before.
 
 Every line of `api`, `engine` and `sched`, and of what defers the signal, is a point. A stride of
-them is in the default suite, all are with `-m deep`.
+them is in the gate, all are with `-m deep`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WATCHED = tuple(str(ROOT / place) for place in ("api/", "engine/", "sched/", "co
 PROMPTS = ("def f(x):", "for i in range(", "import os, sys")
 PARAMS = SamplingParams(max_tokens=6)
 SCHEDULES = ("single", "pd", "pdv", "ssd")
-STRIDE = 29
+STRIDE = 43
 
 
 @dataclass
