@@ -24,7 +24,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.sched.jobs import Job, LaneSizes, Stage
+from outrider.sched.jobs import Job, JobKind, LaneSizes, Stage
 from outrider.sched.ledger import Ledger
 
 VOCAB = 4
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def is_ahead(job: Job) -> bool:
-    return job.stages == (Stage.AHEAD,)
+    return job.kind is JobKind.AHEAD
 
 
 @st.composite

@@ -22,7 +22,7 @@ from outrider.engine.failures import Failures
 from outrider.engine.lanes import Done, Executor, Task, Work
 from outrider.engine.requests import SLOW_MASK, Residents
 from outrider.engine.round import Chunk
-from outrider.sched.jobs import Job, JobObserver, LaneOrder, Schedule, Stage
+from outrider.sched.jobs import Job, JobKind, JobObserver, LaneOrder, Schedule, Stage
 from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
@@ -180,12 +180,10 @@ class Engine:
     def _task(self, job: Job, queues: tuple[int, int, int], num_free: int) -> Task:
         live, drafting = self.residents.live, self.residents.drafting
         batch = [live[work.seq_id] for work in job.of(Stage.VERIFY) or job.of(Stage.DRAFT)]
-        stages = job.stages
-        if stages == (Stage.VERIFY,):
+        if job.kind is JobKind.VERIFY:
             drafting.begin(batch)
         return Task(
             job=job,
-            stages=stages,
             batch=batch,
             rounds=tuple([seq.num_rounds for seq in batch]),
             chunks=[Chunk(live[w.seq_id], w.num_tokens) for w in job.of(Stage.PREFILL)],
@@ -224,7 +222,7 @@ class Engine:
         num_failed = 0
         self._running.pop(done.lane, None)
         if done.error is None:
-            if done.task.stages == (Stage.VERIFY,):
+            if done.task.job.kind is JobKind.VERIFY:
                 self.residents.drafting.verified(done.ended - done.began)
             self._settle(done)
             self._undelivered += done.work.outcomes
@@ -233,7 +231,7 @@ class Engine:
             self._undelivered += self.failures.saved
             self.failures.saved.clear()
         self.failures.num_emitted += sum([len(o.tokens) for o in done.work.outcomes])
-        if done.task.stages == (Stage.AHEAD,):
+        if done.task.job.kind is JobKind.AHEAD:
             self.residents.drafting.released(done.task.job.seq_ids)
         # What others do with records must not cost anybody a token.
         if self.deliver is not None:
@@ -262,7 +260,7 @@ class Engine:
 
     def _settle(self, done: Done) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch
-        if done.task.stages == (Stage.DRAFT,):
+        if job.kind is JobKind.DRAFT:
             done.work.proposals.give(batch)
         for seq_id, reason in done.work.faults.items():
             if seq_id in residents.live:

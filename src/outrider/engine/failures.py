@@ -23,7 +23,7 @@ from outrider.core.interrupts import is_interrupt
 from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes import Done, Task
 from outrider.engine.requests import Residents
-from outrider.sched.jobs import Job, Stage
+from outrider.sched.jobs import Job, JobKind
 
 # How often a sequence may fail for want of memory while no other gets a token.
 MOST_TRIES = 8
@@ -58,7 +58,7 @@ class Failures:
             self.undo(task)
             cause = error.__cause__
             return self._blame(error.seq_id, out_of_memory(cause, "generating") or cause)
-        if is_interrupt(error) or task.stages == (Stage.AHEAD,):
+        if is_interrupt(error) or job.kind is JobKind.AHEAD:
             self.undo(task)
             return 0
         error = ordinary(error)
@@ -149,13 +149,13 @@ class Failures:
 
     def _empty(self, job: Job) -> None:
         """Nothing of a pass that failed stays staged."""
-        if job.stages != (Stage.AHEAD,):
+        if job.kind is not JobKind.AHEAD:
             self.residents.target.state.commit(dict.fromkeys(job.seq_ids, ()))
 
     def _undo(self, job: Job) -> None:
         self._empty(job)
         self.residents.ledger.undo(job)
-        for seq_id in job.seq_ids if job.stages != (Stage.AHEAD,) else ():
+        for seq_id in job.seq_ids if job.kind is not JobKind.AHEAD else ():
             self._mend(self.residents.live[seq_id])
 
     def _mend(self, seq: LiveSequence) -> None:

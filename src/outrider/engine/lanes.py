@@ -21,7 +21,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import Proposals, guarded_ahead
 from outrider.engine.round import Chunk, Round
 from outrider.engine.stages import Stages
-from outrider.sched.jobs import Job, Stage
+from outrider.sched.jobs import Job, JobKind, Stage
 
 _NOTHING = Proposals({}, {})
 _KINDS = {stage: stage.name.lower() for stage in Stage}
@@ -29,13 +29,11 @@ _KINDS = {stage: stage.name.lower() for stage in Stage}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job, its `stages`, and its sequences: `batch` drafts, is verified or both, `chunks` are
-    read, and `ahead` are rounds to draft ahead of. `rounds` is how many each of `batch` had run,
-    `queues` how many waited for (prefill, draft, verify), and `num_free` the arena's room, when it
-    began."""
+    """A job and its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
+    are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
+    waited for (prefill, draft, verify), and `num_free` the arena's room, when it began."""
 
     job: Job
-    stages: tuple[Stage, ...]
     batch: Sequence[LiveSequence]
     rounds: Sequence[int]
     chunks: Sequence[Chunk]
@@ -53,7 +51,7 @@ class Task:
     @property
     def only_drafts(self) -> bool:
         """Whether nothing but the drafter has part in it."""
-        return self.stages in ((Stage.DRAFT,), (Stage.AHEAD,))
+        return self.job.kind in (JobKind.DRAFT, JobKind.AHEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Done:
         task, job = self.task, self.task.job
         return JobTrace(
             lane=self.lane,
-            kinds=tuple([_KINDS[stage] for stage in task.stages]),
+            kinds=tuple([_KINDS[stage] for stage in job.stages]),
             seq_ids=job.seq_ids,
             num_tokens=sum([w.num_tokens for w in job.works if w.stage is not Stage.DRAFT]),
             began=self.began,
@@ -129,14 +127,14 @@ class LaneRunner:
     stages: Stages
 
     def __call__(self, task: Task) -> Work:
-        stages = task.stages
-        if stages == (Stage.AHEAD,):
+        kind = task.job.kind
+        if kind is JobKind.AHEAD:
             drafter = cast("DraftAhead", self.stages.drafter)
             return Work(faults=guarded_ahead(drafter, task.ahead))
-        if stages == (Stage.DRAFT,):
+        if kind is JobKind.DRAFT:
             self.stages.allot(task.batch)
             return Work(proposals=self.stages.propose(task.batch))
-        run = self.round.run if Stage.DRAFT in stages else self.round.verify
+        run = self.round.run if kind is JobKind.ROUND else self.round.verify
         return Work(outcomes=run(task.batch, task.chunks, num_waiting=task.num_waiting))
 
 

@@ -20,7 +20,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Drafting
 from outrider.sched.batch_limit import BatchLimit
-from outrider.sched.jobs import Job, Limits, Pool, Stage, num_admissible
+from outrider.sched.jobs import Job, JobKind, Limits, Pool, num_admissible
 from outrider.sched.ledger import Ledger
 
 
@@ -152,7 +152,7 @@ class Residents:
 
     def with_room(self, job: Job) -> Job | None:
         """`job`, or the part of it that there are pages for once the youngest were pre-empted."""
-        if self.limits.reserve >= 1 or job.stages == (Stage.AHEAD,):
+        if self.limits.reserve >= 1 or job.kind is JobKind.AHEAD:
             return job
         while job.works:
             counts = {work.seq_id: self._staged(work.seq_id, work.num_tokens) for work in job.works}

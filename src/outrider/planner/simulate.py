@@ -37,7 +37,16 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
 from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
 from outrider.planner.simulate_events import Chance, Load, Pass, Running, Served, Simulated, Task
-from outrider.sched.jobs import Job, JobObserver, Limits, Pool, Stage, Work, num_admissible
+from outrider.sched.jobs import (
+    Job,
+    JobKind,
+    JobObserver,
+    Limits,
+    Pool,
+    Stage,
+    Work,
+    num_admissible,
+)
 from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.schedules import schedule_for
@@ -219,7 +228,7 @@ class _Simulation:
             return False
         drafting = self._draft(job) + self._ahead_seconds(job.of(Stage.AHEAD))
         reading = self._costs.pass_seconds(list(self._fed(job)))
-        if job.stages == (Stage.DRAFT,):
+        if job.kind is JobKind.DRAFT:
             drafting += self._costs.sync
         task = Task(
             lane,

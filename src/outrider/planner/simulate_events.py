@@ -31,7 +31,7 @@ from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.rng import philox_uniform
 from outrider.estimate.theory import expected_by_place, prefix_products
-from outrider.sched.jobs import Job, Stage, Work
+from outrider.sched.jobs import Job, JobKind, Stage, Work
 
 
 class Decides(IntEnum):
@@ -288,7 +288,7 @@ class Pass:
             num_accepted=num_accepted,
             num_emitted=num_emitted,
             num_rows_copied=0,
-            draft_seconds=fused if Stage.DRAFT in task.job.stages else apart,
+            draft_seconds=fused if task.job.kind is JobKind.ROUND else apart,
             verify_seconds=self.slowdown * task.pass_seconds,
             accept_seconds=0.0,
             num_waiting=task.num_waiting,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum, auto
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum, auto
 from typing import Protocol, runtime_checkable
 
 from outrider.core.budget import JobTrace
@@ -28,7 +28,38 @@ class Stage(IntEnum):
     AHEAD = auto()
 
 
+class JobKind(Enum):
+    """Which parts of the engine a job takes."""
+
+    DRAFT = auto()
+    """The drafter alone, for drafts that a later job verifies."""
+    AHEAD = auto()
+    """The drafter alone, for verdicts that are still open."""
+    VERIFY = auto()
+    """A target pass that does nothing but verify drafts which are there."""
+    PREFILL = auto()
+    """A target pass that reads prompts, and may verify such drafts."""
+    ROUND = auto()
+    """Drafting, then the target pass over what was drafted."""
+
+
 _ORDER = (Stage.DRAFT, Stage.AHEAD, Stage.PREFILL, Stage.VERIFY)
+
+
+def _kind(stages: tuple[Stage, ...]) -> JobKind:
+    if len(stages) == 1:
+        return JobKind[stages[0].name]
+    return JobKind.ROUND if Stage.DRAFT in stages else JobKind.PREFILL
+
+
+def _every_mix() -> tuple[tuple[tuple[Stage, ...], JobKind], ...]:
+    """Stages in the order in which they run, and the kind, for each sum of `1 << stage`."""
+    sums = range(1 << (max(Stage) + 1))
+    mixes = [tuple([stage for stage in _ORDER if bits >> stage & 1]) for bits in sums]
+    return tuple([(stages, _kind(stages)) for stages in mixes])
+
+
+_MIXES = _every_mix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +73,31 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a lane runs in one go: drafts first, then one target pass over all the rest."""
+    """What a lane runs in one go: drafts first, then one target pass over all the rest. `stages`
+    are those that it has works of, in the order in which they run."""
 
     works: tuple[Work, ...]
+    stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
+    kind: JobKind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Both are asked for several times a round: they are found once.
+        bits = 0
+        for work in self.works:
+            bits |= 1 << work.stage
+        stages, kind = _MIXES[bits]
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "kind", kind)
 
     def of(self, stage: Stage) -> tuple[Work, ...]:
+        if stage not in self.stages:
+            return ()
         return tuple([work for work in self.works if work.stage is stage])
 
     @property
     def seq_ids(self) -> tuple[int, ...]:
         """Each sequence once, in the order of the works."""
         return tuple(dict.fromkeys([work.seq_id for work in self.works]))
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages that it has works of, in the order in which they run."""
-        present = {work.stage for work in self.works}
-        return tuple([stage for stage in _ORDER if stage in present])
 
     def alone(self, seq_id: int) -> Job:
         """The part of it that is about one sequence."""

@@ -1,11 +1,13 @@
-"""How a pass is shared out among prompts, and what that means for those that wait."""
+"""How a pass is shared out among prompts, what that means for those that wait, and what kinds of
+jobs there are."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sched.jobs import Job, Pool, Stage, Work, chunks, job_of, rounds, shares
+from outrider.sched.jobs import Job, JobKind, Pool, Stage, Work, chunks, job_of, rounds, shares
 
 needs = st.lists(st.integers(2, 40), min_size=1, max_size=8)
 
@@ -73,3 +75,25 @@ def test_a_round_is_a_draft_and_a_verification() -> None:
     assert job_of(rounds([Work(3, Stage.DRAFT, 1)])) == Job(
         (Work(3, Stage.DRAFT, 1), Work(3, Stage.VERIFY, 1))
     )
+
+
+@pytest.mark.parametrize(
+    ("stages", "kind"),
+    [
+        ((Stage.DRAFT,), JobKind.DRAFT),
+        ((Stage.AHEAD,), JobKind.AHEAD),
+        ((Stage.VERIFY,), JobKind.VERIFY),
+        ((Stage.PREFILL,), JobKind.PREFILL),
+        ((Stage.PREFILL, Stage.VERIFY), JobKind.PREFILL),
+        ((Stage.DRAFT, Stage.VERIFY), JobKind.ROUND),
+        ((Stage.DRAFT, Stage.PREFILL, Stage.VERIFY), JobKind.ROUND),
+    ],
+)
+def test_a_job_says_which_parts_of_the_engine_it_takes(
+    stages: tuple[Stage, ...], kind: JobKind
+) -> None:
+    works = [Work(i, stage, 1) for i in range(2) for stage in reversed(stages)]
+    job = Job(tuple(works))
+    assert (job.stages, job.kind) == (stages, kind)
+    assert all(job.of(stage) == tuple(w for w in works if w.stage is stage) for stage in Stage)
+    assert job.alone(1).kind is kind
