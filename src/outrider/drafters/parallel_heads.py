@@ -6,8 +6,8 @@ found at each rank (`calibrated`). Drawn trees have a shape that was settled bef
 siblings are drawn without replacement. A tree ends where nodes are worth too little, but fills the
 rows of a tile that is paid for anyway.
 
-Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size, V =
-         vocabulary, R = ranks, H = heads.
+Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D = hidden size,
+         V = vocabulary, R = ranks, H = heads.
 """
 
 from __future__ import annotations

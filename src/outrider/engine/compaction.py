@@ -1,19 +1,10 @@
-"""When keys of a prompt are dropped, so that speculation never sees it happen.
+"""Compaction and bounded history: when prompt keys are dropped, how far a round may draft.
 
 A prompt longer than the budget loses keys once: when the target has read all of it but its last
-token, and before any later token is fed. No pass has tokens from both sides of that place. So
-every token of the answer is computed over the same keys, whether it was drafted or decoded plainly,
-in whichever batch, and a text that is read again after a pre-emption comes out the same: drafting
-stays exact with respect to the compacted model.
-
-A packed pass takes such a sequence as any other, since its plan says where each token lies and at
-which position. Rounds that take the number of tokens for the number of rows cannot, and say so
-(`drops`); they are asked anew in every round, and for prompts within the budget nothing changes.
-
-How much may be drafted where a memory cannot return to every token.
-
-A recurrent memory keeps what a round may return to, and its room for that is a setting, or what a
-device had left. Longer drafts are cut to it, and the user is told; nothing is turned off.
+token, and before any later token is fed. So every token of the answer is computed over the same
+keys, drafted or not, in any batch and after a pre-emption: drafting stays exact with respect to the
+compacted model. Rounds that take the number of tokens for the number of rows cannot run such a
+sequence and say so (`drops`).
 """
 
 from __future__ import annotations
@@ -137,7 +128,11 @@ def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
 
 @runtime_checkable
 class BoundedStore(StateStore, Protocol):
-    """A memory that can return to `history` nodes of a round besides the pending token."""
+    """A memory that can return to `history` nodes of a round besides the pending token.
+
+    A recurrent memory keeps the states that a round may return to, and its room for them is a
+    setting, or what a device had left. Longer drafts are cut to it, and the user is told.
+    """
 
     @property
     def history(self) -> int: ...

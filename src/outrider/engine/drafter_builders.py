@@ -1,15 +1,8 @@
-"""From a folder of heads to the drafter that reads it; each kind is a function here.
+"""Builders of drafters: one function a kind, from what loading has to the drafter.
 
-Heads share tables with the target, so they are loaded when the target is there. Their modules are
-imported here: a run needs those of one kind at most.
-
-What loading hands to an engine.
-
-Drafters that look up instead of computing, and the portfolio of them, perhaps with a model.
-
-The drafters with which a target drafts for itself: what the settings say of them, and building.
-
-Checked before weights are read: that the target is one that can, and that the layers exist.
+Heads share tables with the target, so they are built when the target is there. Their modules are
+imported inside the functions, since a run needs one kind at most. Settings of a target that drafts
+for itself are checked before weights are read: the target must be able to, and the layers exist.
 """
 
 from __future__ import annotations

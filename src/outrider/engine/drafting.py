@@ -1,14 +1,10 @@
-"""The engine's side of a drafter: who is open, what may be drafted ahead, and whether it hangs.
+"""The engine's guard around drafters: open sequences, proposals, checks of drafts, drafting ahead.
 
-A drafter that fails to open a sequence, or hangs, costs drafts and nothing else. One that hangs is
-never called again: the thread that it hangs in still owns it.
-
-Drafters are not trusted: whatever one does, requests go on, and the target sees no bad draft.
-
-A drafter that raises for a batch is asked again for each row alone, so that one request's fault is
-not the others'. A row that fails alone, or whose draft breaks the contract, gets an empty draft and
-a sentence that says why nothing will be drafted for it any more. Memory that is full just now is no
-fault: that round goes without a draft.
+Drafters are not trusted: a bad, failing or hanging drafter costs drafts and never text. A drafter
+that raises for a batch is asked again for each row alone. A row that fails alone, or whose draft
+breaks the contract, gets an empty draft, and no more drafts, with a sentence that says why. Memory
+that is full just now is no fault. A drafter that hangs is never called again, because the thread
+that it hangs in still owns it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
-"""CUDA streams of lanes, and how one waits for what another gave its sequences.
+"""Lanes as threads, each with a CUDA stream: jobs run at once and meet in the engine's thread.
 
-With events a stream waits for those that its sequences left on other streams, and the host for
-none. With a barrier the host waits, before a task begins, until the device has done all that any
-lane gave it: easier to reason about, and slower.
-
-A thread a lane. Lanes run at once; their tasks meet only in the engine's thread.
-
-A lane's native calls are served by a team of its own, so no two lanes wait for each other; what a
-lane has to say travels with the end of its task. Nothing is locked while a model runs. On CUDA a
-lane has a stream, and a task first waits for the events of those that its sequences were in before.
-
-Nobody waits for a lane whose engine is gone, except the end of the process: a thread that comes
-back from PyTorch when the interpreter is gone would abort it.
+Each lane's native calls have a team of threads of their own, so no two lanes wait for each other.
+Nothing is locked while a model runs. Nobody waits for a lane whose engine is gone, except the end
+of the process: a thread that returns from PyTorch after the interpreter is gone would abort it.
 """
 
 from __future__ import annotations
@@ -55,7 +46,12 @@ class Marks:
 
 class LaneStream:
     """Runs a lane's tasks on `stream`, behind the tasks that their sequences were in before: it
-    waits for their events, or with `barrier` for the whole device."""
+    waits for their events, or with `barrier` for the whole device.
+
+    With events a stream waits for the events that its sequences left on other streams, and the host
+    waits for nothing. With a barrier the host waits, before a task begins, until the device has
+    done all that any lane gave it: easier to reason about, and slower.
+    """
 
     def __init__(self, stream: torch.cuda.Stream, marks: Marks, *, barrier: bool = False) -> None:
         self._stream, self._marks, self._barrier = stream, marks, barrier

@@ -1,14 +1,7 @@
-"""The seam for whole rounds: draft, one target pass, accept, commit.
+"""The round: the protocol of draft, target pass, acceptance and commit, and how every round ends.
 
-`Stages` is the reference implementation. A faster one (a native call, a captured graph) takes the
-same batch and must return the same outcomes; it says in a sentence when it cannot run.
-
-Where an outcome ends: one function for stop tokens, stop strings, budget and window.
-
-It runs before memory is committed and before any drafter hears of the outcome, so every memory ends
-exactly where the text does, wherever in the accepted path the end lies.
-
-The end of every round, however its verdicts were found: memory, then text, then traces.
+`Stages` (stages.py) is the reference implementation. The native round and the captured round take
+the same batch and return the same outcomes; each says in a sentence when it cannot run a batch.
 """
 
 from __future__ import annotations
@@ -51,7 +44,12 @@ class Round(Protocol):
 
 
 def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | None]:
-    """`outcome` up to its end, and why it ended there (None: it goes on)."""
+    """`outcome` up to its end, and why it ended there (None: it goes on).
+
+    Stop tokens, stop strings, `max_tokens` and the context window end here. The function runs
+    before memory is committed and before any drafter hears of the outcome, so every memory ends
+    exactly where the text does, wherever in the accepted path the end lies.
+    """
     tokens = outcome.tokens[: seq.room]
     reason: FinishReason | None = "length" if len(tokens) == seq.room else None
     stop = next((i for i, token in enumerate(tokens) if token in seq.stop_ids), None)

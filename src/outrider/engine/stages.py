@@ -1,14 +1,10 @@
-"""What an engine does to a batch of sequences: draft, then one target pass that verifies.
+"""The reference round in stages: drafts, one packed target pass, distributions, acceptance.
 
 The pending token is the first row of the next verification, so a round is exactly one target pass
 whatever the batch, and plain decoding is the round with an empty draft. A first round also carries
 the rest of the prompt, and prompt chunks of other sequences ride in the same pass.
 
-Shapes:  M = packed logits rows, V = vocabulary.
-
-From a target pass's logits to what the acceptance rule reads.
-
-Shapes:  M = packed logits rows, N = laws of one sequence, V = vocabulary.
+Shapes:  M = packed logits rows, V = vocabulary, N = laws of one sequence.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How likely each place of the next draft is to be kept, request by request.
+"""Acceptance estimate: how likely each place of a request's next draft is accepted.
 
-a_j is the probability that place j is accepted given that all before it were. Were it the same at
-every place, beta, then a request's beta would be Beta(u, v) after counting its judgements, starting
-from what all requests show, and a_j = (u + j - 1) / (u + v + j - 1) (estimate/theory.py). But
-places differ: place j is refused s_j times as often as that foretells, over all requests, and a
-request's own judgements of a place make a Beta distribution of that place,
+a_j is the probability that place j is accepted given that all before it were. Were the rate beta
+equal at every place, a request's beta would be Beta(u, v) after its judgements, starting from all
+requests, and a_j = (u + j - 1) / (u + v + j - 1) (estimate/theory.py). But place j is refused s_j
+times as often over all requests, and a request's own judgements of a place make a Beta
+distribution:
 
     p_j = 1 - s_j (1 - (u + j - 1) / (u + v + j - 1))
     a_j = (S p_j + accepted) / (S + judged)
 
-Counts fade, by round drafted and more slowly by round that was not: a text may turn hard or easy,
-and who was found hard is tried again some time.
+Counts fade, by round drafted and more slowly by round that was not, so a hard request is tried
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was measured on one machine of one target and its drafters: enough to plan with.
+"""Calibration: measured costs and acceptance of a target and its drafters on one machine.
 
 Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a pass takes
 
@@ -7,14 +7,6 @@ Of n sequences with contexts S_i (committed tokens) and rows R_i (new tokens), a
 because weights are read once for all rows, keys and values once for all rows of a sequence, and
 every row attends to each of them. A round adds `overhead`, `token` an emitted token (its text and
 records), `host` a sequence and `rule` a verified row.
-
-A drafter takes seconds by depth, as measured for some numbers of sequences, per_context a token of
-context of each sequence that drafts, for each step of its depth, and per_emitted a token that was
-emitted since the draft before: heads read those, and their states, before they draft.
-
-Acceptance is counts by place: of `drafted` drafts that had a j-th token and whose tokens before it
-were all kept, `accepted` kept it too. They come from rounds with room for a whole draft; a place
-that was not drafted counts for neither.
 """
 
 from __future__ import annotations
@@ -47,7 +39,12 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class PlaceCount:
-    """Drafts that had a token at a place with all before it kept, and how many kept it."""
+    """Drafts that had a token at a place with all before it kept, and how many kept it.
+
+    Of `drafted` drafts that had a j-th token and whose tokens before it were all kept, `accepted`
+    kept it too. Counts come from rounds with room for a whole draft; a place that was not drafted
+    counts for neither.
+    """
 
     drafted: int
     accepted: int
@@ -65,7 +62,12 @@ class DrafterCosts:
     where those of the last ended, as those of a model do that agrees with its target or not by
     position in the text; 0, it begins anew. `laws` entry K - 1 is what rounds at depth K bring, if
     they were replayed from deeper ones. `chances` [place][rank] are those of a tree's candidates,
-    if ranks were counted."""
+    if ranks were counted.
+
+    Seconds go by depth, as measured for some numbers of sequences; `per_context` is added a token
+    of context for each step, and `per_emitted` a token that was emitted since the draft before,
+    because heads read these tokens and their states before they draft.
+    """
 
     name: str
     draft: tuple[tuple[int, Curve], ...]

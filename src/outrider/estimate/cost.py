@@ -1,31 +1,12 @@
-"""Costs learnt from the rounds themselves.
-
-Every count of rows, and every depth of a draft, has the running median of its last `WINDOW` times:
-a round that something else slowed down moves it by one place. A pass that read prompt tokens says
-nothing of verification, and a draft whose model first had to catch up with the text nothing of
-drafting; both are left out.
-
-Times of few passes are uncertain, the more the more times scatter. So a point counts for its median
-and, so far as it scatters, for the straight line through all points.
-
-A machine's speed drifts, with its clock, its other users and the length of the contexts. So times
-are kept relative to a common level, which follows the newest passes: what was measured long ago
-still compares with what is measured now.
-
-What a round costs on this machine, as measured: seconds by packed rows and by drafted depth.
+"""Cost model of rounds, measured while running: seconds by packed rows and by drafted depth.
 
 A round of b sequences with drafts of K_1 to K_b tokens takes
 
     T = overhead + host b + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
 
-The target reads its weights once for all rows of a pass, so its seconds go by rows, whoever they
-belong to. What the host does after a pass (text, memory, records) goes by sequences. A drafter that
-is a model runs once a token for all sequences that still draft, so its seconds go by depth, for
-each number of sequences.
-
-Between measured points a cost is interpolated, and it never falls as rows or depth grow: where
-noise says otherwise, points are pooled to their common mean. Below the first point it is that of
-the first, above the last it goes on along the line from the first to the last point.
+The target reads its weights once for all rows of a pass, so its seconds go by rows. Work of the
+host after a pass (text, memory, records) goes by sequences. A draft model runs once a token for all
+sequences that still draft, so its seconds go by depth, for each number of sequences.
 """
 
 from __future__ import annotations
@@ -44,7 +25,12 @@ from outrider.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A cost that never falls, through `points` (x, seconds) with growing x. At least one."""
+    """A cost that never falls, through `points` (x, seconds) with growing x. At least one.
+
+    Between measured points a cost is interpolated, and it never falls as rows or depth grow: where
+    noise says otherwise, points are pooled to their common mean. Below the first point the cost is
+    that of the first, above the last it goes on along the line from the first to the last point.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -205,7 +191,16 @@ class _Times:
 
 class CostMeter:
     """Tells what rounds cost here. A pure function of what it observed, and of `start`, a table
-    from before."""
+    from before.
+
+    Every count of rows, and every depth of a draft, has the running median of its last `WINDOW`
+    times. A pass that read prompt tokens says nothing of verification, and a draft whose model
+    first had to catch up with the text nothing of drafting; both are left out. A point counts for
+    its median and, so far as its times scatter, for the straight line through all points.
+
+    A machine's speed drifts with its clock, its other users and the length of contexts. So times
+    are kept relative to a common level, which follows the newest passes: old times stay comparable.
+    """
 
     def __init__(self, start: CostTable | None = None) -> None:
         self._target: dict[int, _Times] = {}

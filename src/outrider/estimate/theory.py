@@ -1,40 +1,4 @@
-"""What drafting ahead of the verdict brings, in closed form.
-
-While the target verifies a round, a drafter with resources of its own prepares for verdicts that it
-foresees. In units of T_verify, with E tokens a round after a hit or a miss, T_p the time of
-drafting ahead, T_b that of drafting after a miss and s of handing over,
-
-    S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
-
-tokens in a time of T_verify. In a batch of b that verifies together a round waits for its slowest
-row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May, "Speculative
-speculative decoding", Theorem 7, which has s = 0.)
-
-Where both share one memory, neither is as fast beside the other. Of the time in which they run
-together a share `contention` is lost: 0 with a device each, 1 where nothing is gained by running
-at once.
-
-Hits come in runs: after a hit the draft was a full one and the next verdict is likelier foreseen.
-With p_hh the share of hits after a hit and p_mh after a miss, in the long run
-
-    p = p_mh / (1 - p_hh + p_mh)
-
-How many branches each outcome gets: the outcomes of a round, and the best way to foresee them.
-
-A round with a draft of d tokens ends with n = 0..d of them accepted, with probability P(n), and one
-token of the target's own. Foreseeing its F likeliest values misses it with probability
-m(F) = min(1, c F^-r). With B branches in all, the sum of P(n) (1 - m(F_n)) is to be as large as
-possible. Over real numbers F_n is proportional to P(n)^(1 / (1 + r)); with P(n) = a^n (1 - a) and
-P(d) = a^d that is F_n = F_0 a^(n / (1 + r)), F_d = F_0 a^(d / (1 + r)) (1 - a)^(-1 / (1 + r))
-(Kumar, Dao, May, "Speculative speculative decoding", Theorem 12, which has c = 1). Over integers
-the gains of one more branch only fall, so giving the next branch to the largest is optimal.
-
-What rounds of one kind bring: how far a draft is kept, and how often there is one.
-
-Of drafts of up to K tokens the chance that more than j are kept, for j from 0 to K - 1, is all that
-tokens a round depend on: E = 1 + the sum of these chances.
-
-What a round is expected to emit and how much faster that makes decoding, in closed form.
+"""Closed forms of speculative decoding: expected tokens, speed-up, drafting ahead, fan-out.
 
 beta is the probability that a drafted token is accepted given that all before it were, the same at
 every place; K tokens are drafted a round. Then
@@ -43,15 +7,9 @@ every place; K tokens are drafted a round. Then
     S = E / (1 + T)                                                  verification as long as a pass
     S = E T_plain / (T_draft + T_verify)                             from measured times
 
-with T the time of drafting K tokens as a share of a pass of the target over one token. Accepted /
-drafted, which a run counts, is (E - 1) / K and lower than beta.
-
-E is equation 1 of Leviathan, Kalman, Matias 2023 (arXiv 2211.17192). `docs/theory.md` has examples.
-
-With a rate a_j of each place j, E = 1 + a_1 + a_1 a_2 + ... And if all that is known of beta is
-that it is drawn once a request from Beta(u, v), then a_j = (u + j - 1) / (u + v + j - 1): a draft
-that came far is likely to be of an easy request. E is convex in beta, so the mean beta alone would
-give too little.
+with T the time of drafting K tokens as a share of a target pass over one token. Accepted / drafted,
+which a run counts, is (E - 1) / K and lower than beta. E is equation 1 of Leviathan, Kalman, Matias
+2023 (arXiv 2211.17192). `docs/theory.md` has examples.
 """
 
 from __future__ import annotations
@@ -68,7 +26,22 @@ from outrider.core.errors import ContractError
 
 @dataclass(frozen=True, slots=True)
 class AheadTimes:
-    """The inputs: times in units of T_verify, `batch` sequences that verify together."""
+    """The inputs: times in units of T_verify, `batch` sequences that verify together.
+
+    While the target verifies a round, a drafter with resources of its own prepares for verdicts
+    that it foresees. In units of T_verify, with E tokens a round after a hit or a miss, T_p the
+    time of drafting ahead, T_b that of drafting after a miss and s of handing over,
+
+        S = (p E_hit + (1 - p) E_miss) / (p max(1, T_p) + (1 - p)(1 + T_b) + s)
+
+    tokens in a time of T_verify. In a batch of b that verifies together a round waits for its
+    slowest row: the denominator has p^b instead of p, the numerator still p. (Kumar, Dao, May,
+    "Speculative speculative decoding", Theorem 7, which has s = 0.)
+
+    Where drafter and target share one memory, neither is as fast beside the other: of the time in
+    which they run together a share `contention` is lost. It is 0 with a device each, and 1 where
+    nothing is gained by running at once.
+    """
 
     p_hit: float
     tokens_hit: float
@@ -99,7 +72,13 @@ class AheadTimes:
 
 
 def steady_hits(after_hit: float, after_miss: float) -> float:
-    """The share of rounds that are hits in the long run; 1 where neither ever changes."""
+    """The share of rounds that are hits in the long run; 1 where neither ever changes.
+
+    Hits come in runs: after a hit the draft was a full one and the next verdict is likelier
+    foreseen. With p_hh the share of hits after a hit and p_mh after a miss, in the long run
+
+        p = p_mh / (1 - p_hh + p_mh)
+    """
     leaving = 1 - after_hit + after_miss
     return after_miss / leaving if leaving else 1.0
 
@@ -160,7 +139,17 @@ def whole(counts: Sequence[float]) -> list[int]:
 def optimal(budget: int, likely: Sequence[float], misses: Misses) -> list[int]:
     """The whole counts with the largest `expected_hit_rate`, if the gains of every curve only fall:
     if its scale is 1 / (2 - 2 ** -power) at most. Where a second branch gains more than the first,
-    the first counts as much as the second."""
+    the first counts as much as the second.
+
+    A round with a draft of d tokens ends with n = 0..d of them accepted, with probability P(n), and
+    one token of the target's own. Foreseeing its F likeliest values misses it with probability m(F)
+    = min(1, c F^-r). With B branches in all, the sum of P(n) (1 - m(F_n)) is to be as large as
+    possible. Over real numbers F_n is proportional to P(n)^(1 / (1 + r)); with P(n) = a^n (1 - a)
+    and P(d) = a^d that is F_n = F_0 a^(n / (1 + r)), F_d = F_0 a^(d / (1 + r)) (1 - a)^(-1 / (1 +
+    r)) (Kumar, Dao, May, "Speculative speculative decoding", Theorem 12, which has c = 1). Over
+    integers the gains of one more branch only fall, so giving the next branch to the largest is
+    optimal.
+    """
     depth = len(likely) - 1
     counts = [0] * len(likely)
 
@@ -215,7 +204,11 @@ def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
 @dataclass(frozen=True, slots=True)
 class RoundLaw:
     """`kept` entry j is the chance that a round keeps more than j draft tokens. A share `drafting`
-    of rounds drafts anything, and those draft `num_drafted` tokens."""
+    of rounds drafts anything, and those draft `num_drafted` tokens.
+
+    The probabilities that more than j tokens of drafts of up to K are kept, for j from 0 to K - 1,
+    give the tokens of a round: E = 1 + the sum of these probabilities.
+    """
 
     kept: tuple[float, ...]
     drafting: float
@@ -271,7 +264,12 @@ def expected_by_place(rates: Sequence[float]) -> float:
 
 
 def beta_rates(u: float, v: float, k: int) -> list[float]:
-    """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0."""
+    """The rates a_1 to a_k of a request whose beta is drawn from Beta(u, v); `u`, `v` > 0.
+
+    If beta is drawn once a request from Beta(u, v), then a_j = (u + j - 1) / (u + v + j - 1): a
+    draft that came far is likely to be of an easy request. With a rate a_j of each place, E = 1 +
+    a_1 + a_1 a_2 + ... E is convex in beta, so the mean beta alone would give too little.
+    """
     if not u > 0:
         raise ContractError("u is above 0")
     if not v > 0:

@@ -1,16 +1,13 @@
-"""Where each packed token reads and writes: what every attention kernel takes beside tensors.
+"""Attention metadata of a packed pass: where each token reads and writes in the KV cache.
 
-A token at logical position t attends to exactly t + 1 keys, its own included, taken in logical
-order. The first `visible_N[n]` of them lie in the sequence's pages at positions 0, 1, 2, ...; a
-tree node whose ancestors are not a contiguous run names the rest by arena slot in `extra`.
-
-A kernel's arithmetic for a token may depend on those keys in that order and on nothing else: not
-on the number of packed tokens, on batch mates, or on which pages hold the keys. That is what makes
-a verify pass of K + 1 tokens bit-identical to K + 1 passes of one.
+A token at logical position t attends to exactly t + 1 keys, its own included, in logical order. The
+first `visible_N[n]` lie in the sequence's pages at positions 0, 1, 2, ...; a tree node whose
+ancestors are not a contiguous run names the rest by slot in `extra`. A kernel's arithmetic for a
+token may depend on those keys in that order and on nothing else: not on the number of packed
+tokens, on batch mates, or on pages. So a verify pass of K + 1 tokens has the bits of K + 1 passes
+of one.
 
 Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E = extra keys.
-
-A linear's weight in the form its kernel reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Chooses every operator once, when an engine is built, and says why.
+"""Kernel registry: chooses every operator once, when an engine is built, and says why.
 
-The order is fixed: native (compiled C++, on CPUs), Triton's (on CUDA), then the reference (plain
-PyTorch, anywhere).
-All operators come from one side, so a model's arithmetic has one definition of rounding.
+The order is fixed: native (compiled C++, on CPUs), Triton (on CUDA), then the reference (PyTorch,
+anywhere). All operators come from one side, so a model's arithmetic has one definition of rounding.
 
 Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head or hidden size,
          F = feed-forward size, E = packed query, key and value heads, T = positions,

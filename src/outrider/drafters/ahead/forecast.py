@@ -256,7 +256,8 @@ class Saguaro:
     from max(p - q', 0), which then has its mass on exactly those F tokens; and F is how many the
     drafter foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1 changes
     nothing, C = 0 never drafts a likely token. q' is the law that is reported, so the output keeps
-    its distribution whatever C. (Kumar, Dao, May, "Speculative speculative decoding", Definition 14.)
+    its distribution whatever C. (Kumar, Dao, May, "Speculative speculative decoding", Definition
+    14.)
     """
 
     def __init__(self, weight: float, fan_out: Sequence[int]) -> None:

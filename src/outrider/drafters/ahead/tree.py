@@ -5,8 +5,8 @@ model's memory. A branch hangs below the trunk's last accepted token, so it atte
 trunk up to there and itself. It is drawn with the numbers of the round that would start there, so a
 cached draft is, token for token, the draft that would otherwise be made later.
 
-Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass, N =
-         places of a draft, the root first.
+Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = rows of a pass,
+         N = places of a draft, the root first.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 At position p the layer reads the token there, e, and the target's state at the token before it, h.
 
-Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = captured layers, D =
-         hidden size, V = vocabulary, E = fused q, k and v, A = heads x head size, F = FFN size, W =
-         ids that are drafted, T = positions, H = half of a head.
+Shapes:  P = tokens of a text, N = packed tokens, M = packed logits rows, K = captured layers,
+         D = hidden size, V = vocabulary, E = fused q, k and v, A = heads x head size, F = FFN size,
+         W = ids that are drafted, T = positions, H = half of a head.
 """
 
 from __future__ import annotations

@@ -1,30 +1,13 @@
-"""What a captured round keeps on the device: fixed memory that outlives its rounds.
+"""Static device memory of captured rounds: rows, page tables, reports, and a pass over them.
 
-The host writes a row when a sequence enters and never looks at it again: the round itself moves
-lengths, pending tokens and room, and leaves a report of what it decided. A row whose room is 0 has
-ended and stands still until the host has read so.
+The host writes a row when a sequence enters; from then on the round itself moves lengths, pending
+tokens and room, and leaves a report of its decisions. A row whose room is 0 has ended and stands
+still. Idle rows of a bucket repeat row 0: they write the same keys and values to the same places.
 
-Idle rows of a bucket do what row 0 does: they read its tokens and write the same keys and values to
-the same places. So no memory is set aside for them.
-
-Shapes:  B = rows, S = stop tokens, P = page-table columns, T = positions, K = drafted tokens,
-         R = K + 4, a row's report: drafts, depth, kept, the own token, whether logits broke.
-
-One pass of a model over static memory, from tensors alone: no host number, no wait.
-
-Where `PagedKV.plan` walks lists on the host, here positions are tensors on the device and slots
-follow from the page table by arithmetic. Rows are chains of equal length, as rounds have them.
-
-Shapes:  B = sequences, X = rows of each, N = B times X, M = rows whose logits are wanted,
-         P = page-table columns, S = slots of a page, T = positions = P times S, V = vocabulary,
-         D = hidden size.
-
-Both models' memory around captured rounds: read prompts before, count tokens after.
-
-A captured round writes keys and values to places that the host set aside when a sequence entered:
-room for all that it may ever hold, which is what its admission was charged for. So page tables do
-not change while it runs. When the host reads a round it counts the tokens as committed; nothing is
-copied.
+Shapes:  B = rows or sequences, S = stop tokens or slots of a page, P = page-table columns,
+         T = positions (P times S), K = drafted tokens, R = K + 4 = a row's report: drafts, depth,
+         kept, the own token, whether logits broke, X = rows of each, N = B times X, M = rows whose
+         logits are wanted, V = vocabulary, D = hidden size.
 """
 
 from __future__ import annotations
@@ -79,7 +62,12 @@ class PageTables:
 
 @dataclass(frozen=True, slots=True)
 class StaticPass:
-    """`logits_MV` and `scratch` have room for every pass; each call overwrites both."""
+    """`logits_MV` and `scratch` have room for every pass; each call overwrites both.
+
+    Where `PagedKV.plan` walks lists on the host, here positions are tensors on the device and slots
+    follow from the page table by arithmetic. Rows are chains of equal length. The pass needs no
+    number of the host and never waits.
+    """
 
     model: StackModel
     scratch: Scratch
@@ -175,7 +163,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RoundMemory:
-    """`k` is how many tokens every round drafts and stages, even where fewer count."""
+    """`k` is how many tokens every round drafts and stages, even where fewer count.
+
+    A captured round writes keys and values to places that the host set aside when a sequence
+    entered: room for all that it may ever hold, which its admission was charged for. So page tables
+    do not change while it runs. When the host reads a round it counts the tokens as committed;
+    nothing is copied.
+    """
 
     target: StackModel
     drafting: Drafting | None

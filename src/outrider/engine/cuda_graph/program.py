@@ -1,32 +1,16 @@
-"""Running a program of static memory again and again: eagerly, or captured as one CUDA graph.
+"""A whole round as a straight line of tensor operators, run eagerly or captured as one CUDA graph.
 
-A capture records the kernels of one run with their addresses; a launch replays them with a single
-call. What a round decided is copied to one of two pinned buffers behind an event, so that the host
-may read a round while the next one runs. Nothing else waits.
-
-Shapes:  B = rows, R = numbers of a report.
-
-A whole round as a straight line of tensor operators: draft, verify, accept, advance.
-
-    K draft steps; the first reads two tokens of a row, so the token that the last round
-        accepted without having fed it (its last draft token) needs no pass of its own
+    K draft steps; the first reads two tokens of a row, so the token that the last round accepted
+        without having fed it (its last draft token) needs no pass of its own
     one target pass over the pending token and K drafts of every row
     the rule, with numbers made on the device
     lengths, pending tokens and room move; a report is left for the host
 
-Nothing here depends on a number that the host would have to wait for: shapes follow from (rows, K)
-alone and every tensor that outlives the round has a fixed address. So the same lines run eagerly,
-as the definition, and inside a CUDA graph.
+Shapes follow from (rows, K) alone and every tensor that outlives the round has a fixed address, so
+the eager run is the definition of the captured one.
 
-Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, M = B, S = stop tokens.
-
-The programs of an engine's captured rounds: one a bucket of rows, at one K.
-
-A bucket is the next power of two, so that few graphs serve every batch size; memory is allocated
-once, for the largest. Batches with a sampled row have programs of their own, since a greedy round
-makes no law. A program is made when its bucket is first met.
-
-Shapes:  B = rows, K = drafted tokens, W = K + 1, M = B, V = vocabulary.
+Shapes:  B = rows, R = numbers of a report, K = drafted tokens, W = K + 1, V = vocabulary, M = B,
+         S = stop tokens.
 """
 
 from __future__ import annotations
@@ -73,7 +57,11 @@ class EagerLauncher:
 
 
 class GraphLauncher:
-    """One CUDA graph a program. All graphs share a pool of memory: one runs at a time."""
+    """One CUDA graph a program. All graphs share a pool of memory: one runs at a time.
+
+    A capture records the kernels of one run with their addresses; a launch replays them with a
+    single call.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -115,7 +103,11 @@ class Ticket:
 
 
 class Mailbox:
-    """Two host buffers in turns: a report may be read until the one after the next is posted."""
+    """Two host buffers in turns: a report may be read until the one after the next is posted.
+
+    A round's decisions are copied to one of two pinned buffers behind an event, so that the host
+    may read a round while the next one runs. Nothing else waits.
+    """
 
     def __init__(self, like_BR: Tensor) -> None:
         self._on_cuda = like_BR.is_cuda
@@ -245,7 +237,12 @@ MakeLaws: TypeAlias = Callable[[Tensor | None], RoundLaws]
 
 @dataclass(slots=True)
 class RoundTable:
-    """Owns the static memory. `enter` writes rows and picks the program that `launch` runs."""
+    """Owns the static memory. `enter` writes rows and picks the program that `launch` runs.
+
+    A bucket is the next power of two, so that few graphs serve every batch size; memory is
+    allocated once, for the largest. Batches with a sampled row have programs of their own, since a
+    greedy round makes no distribution. A program is made when its bucket is first met.
+    """
 
     sizes: RoundSizes
     target: StackModel

@@ -1,14 +1,11 @@
-"""Whole rounds as one launch each, the host reading what they decided one round late.
+"""Captured rounds: one launch each, and the host reads a round's decisions one round late.
 
-The device carries the state of its rows from round to round, so the host may launch the next round
-before it has read the last one. Each call of `run` launches a round and returns the outcomes of the
-one before; the first call of a batch returns nothing yet. When the batch changes, what is in flight
-is read first, then rows are written anew. A sequence that ended, by a stop string for instance, may
-have one round in flight too many: its report is never read, and its rows lie in memory that nobody
-has been given since, or will write only behind it on the same stream.
-
-What it cannot run goes to `Stages`, with a sentence in the log: `build.py` says what no batch
-may have, `refusal` what a single one has.
+The device carries the state of its rows, so each call of `run` launches a round and returns the
+outcomes of the round before; the first call of a batch returns nothing yet. When the batch changes,
+the round in flight is read first, then rows are written anew. A sequence that ended may have one
+round in flight too many: its report is never read, and its rows lie in memory that is reused only
+behind it on the same stream. Batches that cannot be captured go to `Stages`, with a sentence in the
+log: `build.py` says what no batch may have, `refusal` what a single one has.
 
 Shapes:  R = numbers of a row's report.
 """

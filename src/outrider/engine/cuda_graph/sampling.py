@@ -1,26 +1,11 @@
-"""How captured rounds draw and judge, in plain tensor operators: the definition.
+"""Sampling and acceptance inside a captured round: logits in, tokens out, without the host.
 
-What is decided is what verify/exact.py and verify/exact.py decide with the same numbers, row by row
-up to its own depth; what lies behind is neither judged nor kept. Greedy rows are judged beside
-sampled ones.
+`RoundLaws` is the interface; `TorchRoundLaws` is the definition, in tensor operators of any device,
+and `TritonRoundLaws` (triton.py) has fused kernels. Decisions are those of verify/exact.py with the
+same numbers, row by row up to its own depth. Greedy rows are judged beside sampled ones.
 
-Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, N = numbers of a round.
-
-The seam between a captured round and what draws and judges: logits in, tokens out.
-
-`TorchRoundLaws` (graph_accept.py) is the definition, in tensor operators of any device;
-`TritonRoundLaws` (graph_triton.py) are fused kernels. A row draws with numbers keyed as those of
-`KeyedNoise`, so both give the text that stages give.
-
-Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary.
-
-The numbers of core/rng.py, made by tensor operators where the round runs.
-
-A captured round cannot ask the host for a number, so it makes its own: the same block of
-Philox4x32-10 over the same key (seed, sample, start, node, role), hence the same text for a seed.
-A product of two words of 32 bits may pass the sign of int64; it wraps, and its halves are right.
-
-Shapes:  B = rows, N = numbers of a row.
+Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, N = numbers of a round or numbers
+         of a row.
 """
 
 from __future__ import annotations
@@ -101,7 +86,12 @@ class Decisions:
 
 
 def keyed_uniforms(keys: Keys, decisions: Decisions) -> Tensor:
-    """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedNoise`."""
+    """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedNoise`.
+
+    A captured round cannot ask the host for a number, so it runs the Philox4x32-10 of core/rng.py
+    over the same key (seed, sample, start, node, role): the text of a seed is the same. A product
+    of two words of 32 bits may pass the sign of int64; it wraps, and its halves are right.
+    """
     k0_B1, k1_B1 = (keys.seed_B & _MASK)[:, None], ((keys.seed_B >> 32) & _MASK)[:, None]
     c0, c1 = decisions.nodes_N[None], keys.start_B[:, None]
     c2, c3 = keys.sample_B[:, None], decisions.roles_N[None]

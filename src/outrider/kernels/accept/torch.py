@@ -1,10 +1,10 @@
-"""Greedy verification of chains: how far each draft follows the target's choice.
+"""Greedy acceptance of chains on tensors: how far each draft follows the target's argmax.
 
     accept_len = the largest n with draft_i = argmax(logits_i) for all i < n
 
-The first largest logit is the choice, as everywhere. Row i of the logits is the law that draft
-token i must meet, so the row behind the last draft token, which gives the bonus token, is not
-among them. Shorter drafts are padded with -1, which is never accepted.
+The first largest logit is the choice, as everywhere. Row i of the logits judges draft token i, so
+the row behind the last draft token, which gives the bonus token, is not among them. Shorter drafts
+are padded with -1, which is never accepted.
 
 Shapes:  B = sequences, K = drafted tokens, V = vocabulary, M = logits rows.
 """

@@ -1,17 +1,11 @@
-"""Compiles csrc/ with the system's C++ compiler at first use and keeps the library in a cache.
+"""Builds the native CPU library: compiles csrc/ with the system's C++ compiler at first use.
 
-The file name is the SHA-256 of everything the machine code depends on: sources, flags, compiler
-and CPU. A library built for another CPU is therefore never found, and a changed source never needs
-a cache to be cleared.
-
-A library is code that runs as the user, so one is loaded only if it is ours: its folder and its
-file are this user's alone (core/files.py), its bytes have the SHA-256 that was kept beside
-it when it was built, and they name every function of the sources. Whatever differs is built again.
-One process builds while others wait, and what a killed one left is swept away. Folders are tried in
-this order: the cache, a private one of the user's among temporary files, and one for this process
-alone.
-
-Whatever goes wrong becomes one sentence for the user, who then gets the reference.
+The file name is the SHA-256 of sources, flags, compiler and CPU, so no stale library is ever found.
+A library is loaded only from this user's own folder (core/files.py), with the SHA-256 that was
+recorded when it was built and every function of the sources; any other library is built again. One
+process builds while others wait. Folders are tried in order: the cache, a private folder among
+temporary files, one for this process. Each failure becomes one sentence for the user, who then gets
+the reference kernels.
 """
 
 from __future__ import annotations

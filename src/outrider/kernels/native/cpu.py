@@ -1,30 +1,9 @@
-"""Memory in huge pages, where the system has them for the asking.
+"""The CPU: cores, caches and identity, memory in huge pages, matrix tiles (AMX), kinds of linear.
 
-A pass reads every weight once. In pages of 4 KB even a small model has more of them than a core
-knows the addresses of (its TLB), and each one more is looked up in memory; in pages of 2 MB it
-reads about a tenth faster. Linux gives them to memory that asks, `madvise(2)`, if it is private and
-lies on a boundary of such a page. Matrices smaller than a page share a region.
-
-Whether the CPU's matrix tiles (AMX) can be used, found out without risking the process.
-
-Three questions, the harmless ones first: does the CPU have tiles, does the operating system keep
-them, and did the compiler know them? If so, a short trial of the kernels runs in another process,
-so that whatever is wrong with this machine, compiler or hypervisor ends that process and not the
-user's. A trial that was passed leaves an empty file beside the library and is not repeated. At last
-this process asks the kernel for its own permission, which must come before it uses a tile.
-
-The kinds of native linear, which of them this machine can run, and which bfloat16 gets.
-
-Vectors run anywhere. Dots multiply pairs of bfloat16 with one instruction (AVX512-BF16); tiles
-multiply blocks of bfloat16 or of bytes (AMX). See csrc/linear.cpp and csrc/tiles.h.
-
-In bfloat16 kinds sum in different orders, so that a near-tie may fall another way: there a rule on
-the CPU decides, and machines of one make write one text. Integers have the same sums by any kind,
-so for them the faster is measured (contests.py).
-
-Which hardware threads this process may use, and how large the caches above them are.
-
-What the kernels need to know of the CPU: how many cores are ours, and which CPU it is.
+Kinds of linear: vectors run anywhere, dots multiply pairs of bfloat16 (AVX512-BF16), tiles multiply
+blocks of bfloat16 or bytes (AMX); see csrc/linear.cpp and csrc/tiles.h. In bfloat16 kinds sum in
+different orders, so a rule on the CPU decides and machines of one make write one text. For integers
+all kinds have the same sums, so the faster is measured (tuning.py).
 """
 
 from __future__ import annotations
@@ -62,7 +41,13 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class Regions:
-    """Hands out parts of the region that was opened last."""
+    """Hands out parts of the region that was opened last.
+
+    A pass reads every weight once. In pages of 4 KB even a small model has more pages than a core's
+    TLB holds; in pages of 2 MB it reads about a tenth faster. Linux gives huge pages to private
+    memory that asks (`madvise(2)`) and lies on a boundary of such a page. Smaller matrices share a
+    region.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -156,6 +141,12 @@ def tiles_refusal(library: ctypes.CDLL) -> str | None:
 
     `library` is the one of `built_kernels`. The permission is for all threads of the process, those
     that run already too.
+
+    The harmless questions come first: does the CPU have tiles, does the operating system keep them,
+    and did the compiler know them? If so, a short trial of the kernels runs in another process, so
+    that a fault of machine, compiler or hypervisor ends that process only. A passed trial leaves an
+    empty file beside the library and is not repeated. At last this process asks the kernel for its
+    own permission, which must come before it uses a tile.
     """
     missing: int = library.outrider_tiles_missing()
     if missing:

@@ -1,8 +1,8 @@
-"""A whole pass of a Llama-shaped decoder as one native call over pointers that were set at loading.
+"""Forward pass of a Llama-shaped decoder as one native call, over pointers set at loading.
 
-See csrc/forward.cpp: the operators, their order and their buffers are those of the decoder's own
-layers, so the bits are the same. Draft heads are decoders with an entrance, where a token meets the
-state of the token before it.
+See csrc/forward.cpp: operators, order and buffers are those of the decoder's own layers, so the
+bits are the same. Draft heads are decoders with an entrance, where a token meets the state of the
+token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
          S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers; others

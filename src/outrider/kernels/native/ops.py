@@ -1,4 +1,4 @@
-"""The native kernels as Python callables: raw pointers through ctypes, nothing else per call.
+"""Native CPU kernels as Python callables: raw pointers through ctypes, nothing else per call.
 
 Signatures are set once, the team of threads is started once, and a plan's pointers are kept while
 the same plan is used (every layer of a pass). Calls release the interpreter lock; kernels on one

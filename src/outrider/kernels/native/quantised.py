@@ -1,4 +1,4 @@
-"""Weights of quantised.py as csrc/quantised.cpp reads them, and its call.
+"""Quantised linears on CPUs: weights of 8 or 4 bits in the layout of csrc/quantised.cpp.
 
 The kernel reads blocks of B outputs, the bytes of four inputs of an output side by side:
 

@@ -1,21 +1,13 @@
-"""The drafts of a batch as one native call: what a native round does before it verifies.
+"""Whole speculative rounds, or the drafts of a batch, as one native call: draft, verify, accept.
 
-See `outrider_drafts` in csrc/round.cpp. For drafters that read hidden states, and so cannot be part
-of the round itself: the states that their first pass reads are made in Python, and are to lie in
-the entrance's `states_ND` when the call is made.
+See csrc/round.cpp; rows and models are laid out as in csrc/round.h. The stages in Python
+(engine/stages.py) define a round; the native round gives the same tokens, and returns nothing where
+a number is NaN, so that the stages can say what went wrong. Drafters that read hidden states cannot
+be part of the round itself: `outrider_drafts` makes their drafts, from states that must lie in the
+entrance's `states_ND` when the call is made.
 
-Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary.
-
-What a native round is made of, laid out as in csrc/round.h: models, rows and room.
-
-Shapes:  M = logits rows, V = vocabulary (of heads: the ids that they draft).
-
-A whole speculative round of a batch as one native call: draft, verify, accept.
-
-See csrc/round.cpp. The stages in Python (`engine/stages.py`) define what a round gives; this one
-gives the same tokens, and where a number is none it gives nothing, so that the stages can say what.
-
-Shapes:  M = logits rows, V = vocabulary, L = drafted tokens of all rows.
+Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary (of heads: the ids that they
+         draft), M = logits rows, L = drafted tokens of all rows.
 """
 
 from __future__ import annotations

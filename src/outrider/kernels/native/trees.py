@@ -1,16 +1,10 @@
-"""The greedy trees of a batch as one native call (csrc/tree_drafts.cpp).
+"""Greedy draft trees by native code: nodes of a level (csrc/trees.cpp), or trees of a batch.
 
-As in kernels/native/rounds.py, the states that the first pass of heads reads are to lie in the
-entrance's `states_ND` when the call is made.
+`NativeTrees` takes contiguous float32 on the CPU; other logits are copied. Trees beyond the limits
+of its memory go to the definition in core/tree_nodes.py. `NativeTreeDrafts` grows whole trees
+(csrc/tree_drafts.cpp); the states that heads read first must lie in the entrance's `states_ND`.
 
-Shapes:  B = rows.
-
-The nodes of greedy trees by csrc/trees.cpp: a call a level, over memory of the tree's own.
-
-They take contiguous float32 on the CPU; other logits are copied. Trees beyond the limits that
-memory is made for go to the definition in core/tree_nodes.py.
-
-Shapes:  M = nodes of a level, V = vocabulary.
+Shapes:  B = rows, M = nodes of a level, V = vocabulary.
 """
 
 from __future__ import annotations

@@ -1,31 +1,12 @@
-"""What measured.py times: a linear of each kind on weights from memory and on weights in a cache.
+"""Chooses between kernels of equal bits by timing them: once a machine, then from a file.
 
-Large weights are many copies of one matrix, together larger than the last cache, and each turn
-takes the next copy; small ones are one matrix that stays in a cache, where the start of a team of
-threads counts. Both with the rows of plain decoding and of a draft's verification. Values do not
-matter for time.
-
-A process keeps one team of threads for all its models, so their number is decided once, on
-bfloat16 weights, for every precision. Kinds of linear are tried where they have the same bits, on
-integers, and with the physical cores, whatever number of threads a user wants.
+Candidates do the same work in turn, in a rotating order, and the median of each counts. A
+candidate's gain is the geometric mean, over the works, of the first one's time over its own; the
+first candidate is the plain one, and another must beat it by MARGIN. The answer is a file in the
+cache folder whose name and content say what was asked; a damaged or other file counts as none.
+`forget` removes the files (`outrider doctor --measure`).
 
 Shapes:  N = rows, I = inputs, O = outputs.
-
-Chooses between kernels that all fit by timing them: once a machine, then from a file.
-
-Which loop is faster depends on the caches, the memory and what a hypervisor hides, so it is not
-guessed. Candidates do the same works in turn, in an order that rotates, and the median of each
-counts. A candidate's gain is the geometric mean, over the works, of the first one's time over its
-own; the first candidate is the plain one, and another must beat it by MARGIN.
-
-The answer is a small file in the cache folder. Its name and its content say what was asked: the
-compiled library (hence sources, compiler and CPU), the precision and the hardware threads this
-process may use. A file that says anything else, or is damaged, is as good as none. So is a folder
-that cannot be written: the answer then holds for this process only, and another process may answer
-otherwise. `forget` removes the files; `outrider doctor --measure` calls it.
-
-Only candidates that have the same bits are timed, so an answer changes no text: which it is may
-depend on what else the machine did in that second.
 """
 
 from __future__ import annotations
@@ -275,7 +256,11 @@ def about_machine(library: ctypes.CDLL) -> dict[str, str]:
 
 
 def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
-    """The number of threads as a candidate's name: the physical cores, or all hardware threads."""
+    """The number of threads as a candidate's name: the physical cores, or all hardware threads.
+
+    A process keeps one team of threads for all its models, so their number is decided once, on
+    bfloat16 weights, for every precision.
+    """
     candidates = {str(n): n for n in (num_physical_cores(), len(hardware_threads()))}
     if len(candidates) == 1:
         return Answer(str(num_physical_cores()))
@@ -297,7 +282,11 @@ def kind_answer(
     """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; the
     one that the environment names goes first. Those that `refused_kinds` names are never taken.
 
-    Raises ConfigError where the environment names no kind."""
+    Raises ConfigError where the environment names no kind.
+
+    Kinds of linear are tried where they have the same bits, on integers, and with the physical
+    cores, whatever number of threads a user wants.
+    """
     refused = refused_kinds(library, dtype, scheme)
     candidates = [kind for kind in ENDINGS if kind not in refused]
     if (wanted := env.linears()) is not None:
@@ -326,7 +315,12 @@ def kind_answer(
 
 
 def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
-    """A turn at each work, by name; weights are made of bfloat16."""
+    """A turn at each work, by name; weights are made of bfloat16.
+
+    Large weights are many copies of one matrix, together larger than the last cache; small ones are
+    one matrix that stays in a cache, where the start of a team of threads counts. Both have the
+    rows of plain decoding and of a draft's verification. Values do not matter for time.
+    """
     rng = torch.Generator().manual_seed(0)
     large = kind.pack(torch.randn(LARGE_OI, generator=rng).bfloat16())
     room = min(2 * last_cache_bytes(), MAX_LARGE_BYTES)

@@ -1,8 +1,8 @@
-"""The definition of paged attention: softmax over exactly the keys that the plan names.
+"""Paged attention in PyTorch, the definition: softmax over exactly the keys that the plan names.
 
 Rows are taken in groups. A group reads the union of its rows' keys and masks, for each row, the
-keys that are not its own. On a CPU a group is one row, so that every row is one identical series
-of calls on freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequence.
+keys of others. On a CPU a group is one row, so that every row is one identical series of calls on
+freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequence.
 
 Shapes:  N = packed tokens, n = rows of a group, U = union of their keys, E = packed heads of qkv,
          O = packed query heads, G = key/value heads, R = query heads that share one, M = n times R,

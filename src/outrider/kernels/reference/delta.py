@@ -1,15 +1,4 @@
-"""Where the recurrences of one pass start and what they leave behind: the plan beside PackedPlan.
-
-A recurrence reads its sequence token by token, so a plan cuts a pass into runs: packed tokens that
-follow one another. A run starts from a cell, which holds the state after some token, and may leave
-the state after any of its tokens in other cells. Where a whole state is too much to keep for a
-token, its inputs are kept instead: a token changes the state by a product of two vectors, so a run
-may first replay the inputs of tokens that came before.
-
-Shapes:  L = recurrent layers, W = rows that the convolution remembers, C = its channels, G = key
-         heads, H = value heads, K = key size, V = value size.
-
-The definition of a gated delta rule layer's recurrence, token by token.
+"""Gated delta rule (linear attention) in PyTorch, token by token, and the plan of its recurrences.
 
 Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024. For each value head, with its key head's
 query q and key k of length 1 (q divided by sqrt(K) besides), a decay and a rate b per token:
@@ -17,12 +6,13 @@ query q and key k of length 1 (q divided by sqrt(K) besides), a decay and a rate
     S <- decay S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
 
 q, k and v come from a causal depth-wise convolution over the joint channels, then SiLU. Every token
-takes the same calls on tensors of the same shapes, one after another, so its bits do not depend on
-how a text was cut into passes; a form that reads chunks at once would round otherwise.
+takes the same calls on tensors of the same shapes, so its bits do not depend on how a text was cut
+into passes; a form that reads chunks at once would round otherwise.
 
-Shapes:  N = packed tokens, n = tokens of a run, T = remembered rows and rows of a run, J = taps of
-         the convolution, W = J - 1, C = channels, G = key heads, H = value heads, K = key size,
-         V = value size, L = recurrent layers, P = outputs of a layer's first product, O = H x V.
+Shapes:  L = recurrent layers, W = rows that the convolution remembers or J - 1, C = channels,
+         G = key heads, H = value heads, K = key size, V = value size, N = packed tokens, n = tokens
+         of a run, T = remembered rows and rows of a run, J = taps of the convolution, P = outputs
+         of a layer's first product, O = H x V.
 """
 
 from __future__ import annotations
@@ -110,6 +100,12 @@ class Run:
     The state before them is that of cell `source` (None: nothing was read yet) after `replayed`
     inputs, which then goes to the cell `fold`. Entry i of `states` and of `inputs` is the cell that
     keeps the state after token i, or what it did; None keeps nothing.
+
+    A recurrence reads its sequence token by token, so a plan cuts a pass into runs: consecutive
+    packed tokens. A run starts from a cell, which holds the state after some token, and may leave
+    the state after any of its tokens in other cells. Where whole states are too much to keep,
+    inputs are kept instead (a token changes the state by a product of two vectors), and a run may
+    first replay them.
     """
 
     first: int

@@ -1,7 +1,6 @@
-"""Linears over weights of 8 or 4 bits: what the numbers mean, and the product in plain PyTorch.
+"""Linears in PyTorch, the definition: float and quantised weights (8 or 4 bits), row-invariant.
 
 A row of activations becomes integers of -127 to 127 and one scale, its largest magnitude over 127.
-Weights are
 
     int8    alike: integers of -127 to 127 and one scale an output;
     int4    integers of -8 to 7 and, for every GROUP inputs of an output, a scale that bfloat16
@@ -16,15 +15,6 @@ Products by a scale of int4 are exact in float32, with 15 bits by 8, so it does 
 machine fuses the addition. A row or a matrix's output that holds NaN or infinity gives NaN.
 
 Shapes:  N = rows, I = inputs, O = outputs, G = groups, C = the inputs of a chunk or a group.
-
-The definition of a linear: out_NO (+)= round(x_NI) W_OI^T, accumulated in float32.
-
-Activations are rounded to the weight's dtype; products and sums are float32. BLAS picks its loops
-by the number of rows, so on a CPU every call gets exactly TILE rows, short tiles padded with
-zeros; `pack` then checks on the real weight that all rows of a tile are computed alike, and falls
-back to one row a call where they are not. Other devices take one ordinary call.
-
-Shapes:  N = rows, I = inputs, O = outputs.
 """
 
 from __future__ import annotations
@@ -180,7 +170,14 @@ def pack_plain(weight_OI: Tensor) -> PackedLinear:
 
 
 class TorchLinear:
-    """`dtype` is what activations are rounded to: the dtype of the weights before packing."""
+    """`dtype` is what activations are rounded to: the dtype of the weights before packing.
+
+    out_NO (+)= round(x_NI) W_OI^T, accumulated in float32; activations are rounded to the weight's
+    dtype. BLAS picks its loops by the number of rows, so on a CPU every call gets exactly TILE
+    rows, short tiles padded with zeros. `pack` checks on the real weight that all rows of a tile
+    are computed alike, and falls back to one row a call where they are not. Other devices take one
+    ordinary call.
+    """
 
     __slots__ = ("_dtype",)
 

@@ -1,9 +1,9 @@
-"""The definitions of what surrounds the linears; each row is computed alone.
+"""Norms, activations, rotary positions with KV append, and argmax in PyTorch; each row by itself.
 
-On a CPU they are row-invariant because they use only additions, products, divisions and square
-roots, which IEEE rounds the same in vector and scalar loops. The exceptions are the exponentials
-of SiLU and GELU, whose vector and scalar forms differ in the last bit: `silu_mul_by_row` and
-`gelu_by_row` therefore make one identical call per row.
+On a CPU these operators are row-invariant because they use only additions, products, divisions and
+square roots, which IEEE rounds alike in vector and scalar loops. The exponentials of SiLU and GELU
+differ in the last bit between both forms: `silu_mul_by_row` and `gelu_by_row` therefore make one
+identical call per row.
 
 Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size or hidden size,
          F = feed-forward size, T = positions, H = head size / 2, G = key/value heads, S = slots,

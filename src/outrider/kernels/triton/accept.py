@@ -1,10 +1,9 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""The token and the block rule on chains, and draws from laws: verify/batched.py on a device.
+"""Triton kernels of acceptance on chains (token and block rule) and of draws: verify/batched.py.
 
-Four steps, each a kernel: the ratio p / q of every drafted token; for the block rule, what the
-draft does not cover of the target's law after each beginning; how many tokens are kept; the token
-after them, drawn from what is left. The coins and the draw are made in the kernels from the keys.
-
+Four steps, each a kernel: the ratio p / q of every drafted token; for the block rule, the part of
+the target's distribution that the draft does not cover after each prefix; how many tokens are kept;
+the next token, drawn from the rest. Random numbers are made in the kernels from the keys.
 Comparisons are written so that NaN stays NaN where the definition keeps it: a minimum of a GPU
 would drop it.
 

@@ -1,17 +1,10 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""Softmax attention over the keys that a plan names, in two launches.
+"""Triton kernels of paged attention: softmax over the keys that a plan names, in two launches.
 
-`attend_kernel`: one program takes a tile of 16 rows (the query heads that share a key head, of one
-or more tokens of a sequence) and one part of the context, PART positions from a multiple of PART.
-It goes over the part's keys in steps, from the first, and leaves the largest score, the sum of
-weights and the mixed values. `merge_kernel` merges a row's parts in order. Which keys make a step,
-and which steps a part, follows from logical positions alone; a program that serves several tokens
-does the same steps for each, so a row's bits do not depend on its neighbours, on the length of
-other sequences or on where pages lie.
-
-Tokens of a tile share the steps whose keys all of them see. The rest, each token's own last keys,
-is done token by token, with the other rows left as they are. Keys past a token's last are never
-loaded: they may hold anything.
+Which keys make a step, and which steps a part, follows from logical positions alone, so a row's
+bits do not depend on its neighbours, on other sequences or on pages. Tokens of a tile share the
+steps whose keys all of them see; the rest, each token's own last keys, is done token by token. Keys
+past a token's last are never loaded.
 
 Shapes:  as flat pointers; the arena is [key heads, slots, head size], parts are
          [rows, query heads, parts] and [rows, query heads, parts, head size].
@@ -94,6 +87,11 @@ def attend_kernel(
     LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SHARED: tl.constexpr,
     HEADS: tl.constexpr, KEYS: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """One program takes a tile of 16 rows (the query heads that share a key head, of one or more
+    tokens of a sequence) and one part of the context: PART positions from a multiple of PART. It
+    goes over the part's keys in steps, and leaves the largest score, the sum of weights and the
+    mixed values.
+    """
     first = first_row + tl.program_id(0) * tokens
     head_tiles: tl.constexpr = (SHARED + HEADS - 1) // HEADS
     group = tl.program_id(1) // head_tiles

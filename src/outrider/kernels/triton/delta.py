@@ -1,14 +1,9 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""The gated delta rule of one layer, in two launches: kernels/reference/delta.py defines it.
+"""Triton kernels of the gated delta rule of one layer, in two launches.
 
-`prepare_kernel`: one program takes one token and one key head with its value heads. It makes the
-convolution, the norms and the gates, and writes what cells keep of them. `recur_kernel`: one
-program takes some columns of one value head's matrix through a group of runs, token by token; the
-columns stay in its registers from a run's first token to its last. A prompt goes through the same
-steps as a verification, so no cut of a text shows in its bits, and a replayed token is decayed and
-changed by the lines that do it to one that is read.
-
-Cells lie anywhere, so tables (delta_tables.py) name them by address; 0 is nowhere.
+A prompt goes through the same steps as a verification, and a replayed token through the same lines
+as one that is read, so no cut of a text shows in its bits. Cells lie anywhere, so tables
+(delta_tables.py) name them by address; 0 is nowhere. kernels/reference/delta.py is the definition.
 
 Shapes:  as flat pointers; queries and keys are [tokens, key heads, key size], values and changes
          [tokens, value heads, value size], rates and decays [tokens, value heads].
@@ -112,6 +107,10 @@ def prepare_kernel(
     KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
+    """Convolution, norms and gates: one program takes one token and one key head with its value heads.
+
+    The program also writes what cells keep of them.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     layer = tl.cast(layer, tl.int64)
     all_keys: tl.constexpr = KEY_HEADS * KEY
@@ -188,6 +187,9 @@ def recur_kernel(
     HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """One program takes some columns of one value head's matrix through a group of runs, token by
+    token; the columns stay in its registers from a run's first token to its last.
+    """
     blocks: tl.constexpr = (VALUE + COLUMNS - 1) // COLUMNS
     head, group = tl.program_id(0) // blocks, tl.program_id(1)
     # Of this head among those of all layers.

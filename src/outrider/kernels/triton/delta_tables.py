@@ -1,9 +1,9 @@
-"""What a pass's runs say, as numbers that kernels on a device walk: which rows, which addresses.
+"""Tables of a pass's recurrences for the Triton delta kernels: which rows, which addresses.
 
 The convolution of a token reads rows of this pass and rows that cells remember, so each token has a
-line for each tap. A run may go on from what a run before it leaves; the programs that write that
-may not have ended yet. Its lines then name the rows themselves, and the runs are put into one
-group, which one program takes in order. All else runs at once.
+line for each tap. A run may go on from what a run before it leaves, whose programs may not have
+ended yet. Its lines then name the rows themselves, and both runs form one group, which one program
+takes in order. All else runs at once.
 
 Shapes:  N = packed tokens, T = taps, W = T - 1, R = runs, U = groups, I = replayed inputs.
 """

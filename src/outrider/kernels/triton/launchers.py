@@ -1,23 +1,13 @@
-"""The Triton operators as `Kernels` wants them, for an engine that runs on the host.
+"""Launchers of the Triton kernels of sampling and acceptance; no launch waits for the device.
 
-What a captured round must not do happens here: results that the host reads are allocated, and the
-host waits for them.
+A distribution is a row of logits and a temperature, or ready probabilities. A pass over the logits
+leaves the largest and the sum of each piece of the vocabulary, and later kernels make probabilities
+from these, with the bits of `softmax`. Temperature 0 is a point mass on the first largest logit, so
+greedy and sampled sequences share a batch. Random numbers are those of core/rng.py. Shares and
+running sums are float64, as in verify/. Where logits are NaN, the token drawn is -1.
 
-Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes.
-
-Sampling and acceptance on CUDA: launches of Triton kernels that never wait for the device.
-
-A law is a row of logits and a temperature, or ready probabilities. No probabilities are written
-down where only a few are looked at: a pass over the logits leaves the largest and the sum of each
-piece of the vocabulary, and every later kernel makes probabilities from logits and these, with the
-same bits as `softmax`. Temperature 0 is a point mass on the first largest logit, so greedy and
-sampled sequences share a batch, and one call judges both.
-
-Numbers are those of core/rng.py under the keys of core/rng.py. Shares, leftovers and running
-sums are float64, as in verify/. Where a law is not numbers, the token drawn is -1.
-
-Shapes:  B = sequences, K = drafted tokens, W = K + 1, V = vocabulary, R = rows of laws,
-         C = pieces of the vocabulary.
+Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes, W = K + 1,
+         R = rows of laws, C = pieces of the vocabulary.
 """
 
 from __future__ import annotations
@@ -316,7 +306,11 @@ def _argmax(logits_RV: Tensor, cut: _Pieces, views: Sequence[Tensor], out_R: Ten
 
 class EagerLaws:
     """argmax, softmax, pick and leftover. Takes contiguous float32 on its device;
-    anything else goes to the definitions. Weights are left in one place, which calls use again."""
+    anything else goes to the definitions. Weights are left in one place, which calls use again.
+
+    A captured round must not do what happens here: results that the host reads are allocated, and
+    the host waits for them.
+    """
 
     def __init__(self, room: Room, device: torch.device) -> None:
         self._laws, self._device = TritonLaws(room), device

@@ -1,16 +1,12 @@
-"""out (+)= round(x) W^T, one program for 16 rows and some outputs, over all inputs in order.
+"""Triton kernels of linears, out (+)= round(x) W^T: float weights, and weights of 8 or 4 bits.
 
-Neighbouring programs have the same outputs and other rows, so they find the weights in the cache.
+One program takes 16 rows and some outputs, over all inputs in order. Neighbouring programs have the
+same outputs and other rows, so they find the weights in the cache. Quantised products have the bits
+of kernels/reference/linear.py: sums of integers are exact in any order, so only the floating point
+operations follow the definition one by one.
 
-Shapes:  as flat pointers; x is [rows, inputs], the weight [outputs, inputs], out [rows, outputs].
-
-Products by weights of 8 or 4 bits, with the bits of linear/quantised.py.
-
-Sums of integers are exact in any order, so only the floating point operations must follow the
-definition one by one: a division and a product a row, and for 4 bits one product and one sum a
-group, the groups in order.
-
-Shapes:  as flat pointers; values are [rows, padded inputs], weights as packing.py lays them out.
+Shapes:  as flat pointers; x is [rows, inputs], the weight [outputs, inputs], out [rows, outputs];
+         quantised values are [rows, padded inputs], weights as tiles.py packs them.
 """
 
 from __future__ import annotations

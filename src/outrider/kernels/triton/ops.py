@@ -1,14 +1,11 @@
 # Kernels have no types.
 # pyright: reportUnknownMemberType=false
-"""The operators of a decoder on CUDA: launches of Triton kernels, nothing else.
+"""Operators of a decoder on CUDA: launches of Triton kernels, fit for a CUDA graph.
 
-They follow `Kernels` in registry.py. Lengths, tables and slots are read on the device; nothing here
-waits for it, and nothing is allocated but by `pack` and by a room that is too small, so a CUDA
-graph can capture every call but those. Each call launches the same kernels with the same grid for
-the same shapes. `out` and `x` may be float32 or the dtype of the weights: a norm whose `out` has
-the dtype of the next linear's weights rounds what that linear would round, to the same bits, and
-saves it half of what it reads.
-
+Lengths, tables and slots are read on the device; nothing waits for it, and nothing is allocated but
+by `pack` and by scratch memory that is too small. The same shapes launch the same kernels with the
+same grid. `out` and `x` may be float32 or the dtype of the weights: a norm whose `out` has the
+latter rounds what the next linear would round, to the same bits, and saves half of its reads.
 Row-invariance: tiles have 16 rows whatever the number of rows, sizes come from the weight's shape
 and dtype alone, no dot product is split, and nothing is tuned at run time.
 

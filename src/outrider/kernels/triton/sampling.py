@@ -1,16 +1,9 @@
-"""Laws as they are needed: what pieces of the vocabulary leave, and probabilities made from it.
+"""Triton kernels of sampling: probabilities from logits, argmax, residuals, and the keyed RNG.
 
-`pieces_kernel` goes over the logits once. For each piece it leaves the largest logit (divided by
-the temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
-the piece holds a NaN. `read_law` merges the pieces of a row, in one order, and `probability` makes
-a probability of a logit; every kernel that needs one uses these two, so all see the same bits.
+`read_law` merges what `pieces_kernel` left of a row, in one order, and `probability` makes a
+probability of a logit; every kernel that needs one uses these two, so all see the same bits.
 
 Shapes:  as flat pointers; logits are [rows, vocabulary], what pieces leave is [rows, pieces].
-
-The numbers of core/rng.py, bit for bit, made where they are needed.
-
-A word is 32 bits held in 64, so a product of two is whole and the same lines do for any compiler.
-The counter is what core/rng.py keys a number by: (node + 1, start, sample, role).
 """
 
 from __future__ import annotations
@@ -42,6 +35,10 @@ def pieces_kernel(
     rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, size, num_pieces, rows_per_law,
     TEMPERED: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
+    """For each piece of the vocabulary the kernel leaves the largest logit (divided by the
+    temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
+    the piece holds a NaN.
+    """
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = piece * PIECE + tl.arange(0, PIECE)
     mask = index < size
@@ -155,7 +152,12 @@ _UNIT = tl.constexpr(2.0**-53)
 
 @triton.jit
 def uniform(seed, node_word, start, sample, ROLE: tl.constexpr):
-    """A float64 in [0, 1) with 53 random bits; `seed` is int64, `node_word` node + 1."""
+    """A float64 in [0, 1) with 53 random bits; `seed` is int64, `node_word` node + 1.
+
+    The numbers are those of core/rng.py, bit for bit; the counter is (node + 1, start, sample,
+    role). A word is 32 bits held in 64, so a product of two is whole and the lines do for any
+    compiler.
+    """
     key_0 = seed.to(tl.uint64, bitcast=True) & _MASK
     key_1 = seed.to(tl.uint64, bitcast=True) >> 32
     word_0 = node_word.to(tl.uint64)

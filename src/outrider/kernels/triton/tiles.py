@@ -1,10 +1,4 @@
-"""How kernels are launched: with products and sums left apart.
-
-A compiler may fuse a product and a sum into one rounding, and where it does so is its own affair.
-Two kernels that share a formula, and a kernel and its definition, agree bit for bit only if none
-is fused, so every launch forbids it.
-
-Weights as the Triton kernels read them.
+"""Triton basics: launches without fused roundings, packed weights, dot products, sizes of tiles.
 
     plain   [O, I], as it is
     int8    [O, I'] of int8 and a float32 scale an output: the reference's own form, the inputs
@@ -12,25 +6,12 @@ Weights as the Triton kernels read them.
     int4    [I' / 64][O][32] bytes and a bfloat16 scale [G'][O]: the low halves of 32 bytes hold
             one group, the high halves the next, each value plus 8. Padding has scale 0.
 
-A step of all outputs lies together for int4, since 32 bytes of one output alone would be half of
-what memory moves at a time.
+Sizes of tiles are pure functions of the model's shapes, never of the number of rows, because tuning
+at run time would give other sums on another machine or run. They were chosen for sm_90: some 100
+programs at least, and some 20 kB of weights on their way to each multiprocessor.
 
-Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups.
-
-Rounding and dot products that mean the same to a GPU and to Triton's interpreter.
-
-The interpreter cuts numbers off where a GPU rounds to the nearest bfloat16, ties to even, and has
-no dot product of bfloat16. There, and only there, rounding is done on the bits and products in
-float32, which is exact for products of bfloat16.
-
-The fixed sizes of tiles: pure functions of what a model is, never of how many rows there are.
-
-Tuning at run time would give another machine, or another run, other sums. So each class of shapes
-has one size, chosen for sm_90 with these aims: some 100 programs at least, since no product is
-split, and some 20 kB of weights on their way to each multiprocessor, which is what hides the
-latency of memory.
-
-Shapes:  N = rows of a call, A = query heads, P = parts of the context, D = head size.
+Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups, N = rows
+         of a call, A = query heads, P = parts of the context, D = head size.
 """
 
 from __future__ import annotations
@@ -51,7 +32,12 @@ from outrider.kernels.triton.scratch import Part
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Puts one kernel on the current stream. An empty grid is no launch."""
+    """Puts one kernel on the current stream. An empty grid is no launch.
+
+    A compiler may fuse a product and a sum into one rounding. Two kernels that share a formula, and
+    a kernel and its definition, agree bit for bit only if none is fused, so every launch forbids
+    it.
+    """
     if 0 not in grid:
         kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
@@ -103,7 +89,12 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """`x`, float32, to the nearest of `dtype`, ties to even."""
+    """`x`, float32, to the nearest of `dtype`, ties to even.
+
+    Triton's interpreter cuts numbers off where a GPU rounds to the nearest bfloat16, ties to even,
+    and has no dot product of bfloat16. In the interpreter only, rounding is done on the bits and
+    products in float32, which is exact for products of bfloat16.
+    """
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000

@@ -1,8 +1,8 @@
-"""Are rows computed alike on this very device? Asked once, when kernels are chosen.
+"""Trial of row-invariance on this device: are rows computed alike? Run when kernels are chosen.
 
-The kernels are written to be row-invariant, but a compiler's layout of a sum is its own affair, so
-`Kernels.exact` is what a short trial found: every row of a linear, of an attention and of a gated
-delta rule alone against the same rows together.
+The kernels are written to be row-invariant, but a compiler lays out sums as it likes. So
+`Kernels.exact` is the result of a short trial: every row of a linear, of an attention and of a
+gated delta rule alone against the same rows together.
 
 Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value heads, S = slots,
          D = head size, P = outputs of a recurrent layer's first product.
