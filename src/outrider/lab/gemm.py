@@ -1,14 +1,11 @@
-"""A decoder of matrix products alone: a real model's cost, and no text.
+"""Decoder of matrix products alone (a GEMM model): a real model's cost without its text.
 
-A layer is seven products, each of the right sizes: q, k, v and out of attention, gate, up and down
-of the feed-forward network. Weights are random numbers that were really written, held and
-multiplied by the kernels that serve real models, so a pass reads the bytes and does the arithmetic
-of one. `Costs` adds what a pass does besides: attention over a real arena, norms with the residual
-and the gate, the output head. With attention or norms q, k and v are one product, and so are gate
-and up, as in real layers.
-
-What comes out means nothing; acceptance is decided by a script (synthetic.py). Without a head all
-logits are 0.
+A layer is seven products of the right sizes: q, k, v and out of attention, gate, up and down of the
+feed-forward net. Weights are random numbers that are held and multiplied by the kernels of real
+models, so a pass reads the same bytes. `Costs` adds attention over a real KV cache, norms with
+residual and gate, and the output head; with attention or norms q, k and v are one product, and so
+are gate and up. Outputs mean nothing: a script decides acceptance (synthetic.py). Without a head
+all logits are 0.
 
 Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabulary,
          A = heads x head size, E = fused q, k and v, F = FFN size, O = outputs, I = inputs,

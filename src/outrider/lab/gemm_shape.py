@@ -1,12 +1,9 @@
-"""Sizes of decoders that are run for their cost: known ones, and any that a user writes.
+"""Sizes of decoders that are run for their cost: published ones, and any that a user writes.
 
-A machine that cannot hold a model may hold some of its layers, or all widths divided: then what is
-measured is said to be layer-sampled or scaled, and a time of sampled layers times `factor` is that
-of all of them. Passes over layers repeat alike, so this is exact up to what a pass does once; what
-is divided has other ratios of memory to arithmetic, and is only a small relative.
-
-Sizes are those of the published configurations: Touvron et al. 2023 (arXiv 2302.13971), Dubey et
-al. 2024 (arXiv 2407.21783).
+A machine that cannot hold a model may run some of its layers (layer-sampled: the time times
+`factor` is that of all layers, exact up to what a pass does once) or all widths divided (scaled:
+another ratio of memory to arithmetic). Published sizes are those of Touvron et al. 2023 (arXiv
+2302.13971) and Dubey et al. 2024 (arXiv 2407.21783).
 """
 
 from __future__ import annotations

@@ -1,37 +1,13 @@
-"""The number formats of GGUF that are written here: f32, f16, bf16, and blocks in 8 or 4 bits.
-
-A block is 32 neighbours of a row with one scale d, a float16 before their integers q:
-
-    q8_0:  d = max |x| / 127,  q = x / d rounded, halves away from zero;  x is about d q
-    q4_0:  d = m / -8, where m is the first x of largest size,  q = floor(x / d + 8.5) up to 15;
-           x is about d (q - 8); byte j of a block holds q[j] below and q[j + 16] above
-
-Norms and biases stay f32, as llama.cpp wants them. The scale is rounded to float16 only when it is
-stored: the integers are of the exact one.
-
-Shapes:  O = rows, I = columns, N = blocks, B = 32.
-
-GGUF, version 3: the file format of llama.cpp, as its specification describes it.
+"""GGUF files, version 3, of the Llama family: header and metadata, number formats, tensor names.
 
 A file is a header, metadata (keys with typed values), a list of tensors (name, sizes, type, place)
-and then their bytes, each tensor at a multiple of 32. Numbers are little-endian, a text is its
-length and its UTF-8. Sizes are listed innermost first, so a matrix of O rows and I columns is
-(I, O).
+and their bytes, each tensor at a multiple of 32; numbers are little-endian. Sizes are listed
+innermost first, so a matrix of O rows and I columns is (I, O). Files are checked against the
+package `gguf` and against llama.cpp in the tests; the package has no bfloat16 and brings an HTTP
+client, so the program does not use it.
 
-The package `gguf` of the llama.cpp project writes such files too. It would be one more thing to
-install for these hundred lines, it brings an HTTP client and a progress bar of its own, and its
-blocks are made in numpy, which has no bfloat16. Files from here are checked against it and against
-llama.cpp instead.
-
-A model of the Llama family as llama.cpp has it: its keys, its tensors' names and their rows.
-
-llama.cpp turns neighbouring pairs (2i, 2i + 1) of a head for `llama`, where checkpoints pair
-(i, i + H/2). So rows of queries and keys are interleaved for that architecture, and scores, sums
-over a head, stay the same. For `qwen2` and `qwen3` it pairs as checkpoints do.
-
-The stretching of Llama 3 is a tensor, by what each frequency is divided.
-
-Shapes:  O = outputs, I = inputs, H = size of a head, R = H/2.
+Shapes:  O = rows or outputs, I = columns or inputs, N = blocks, B = 32, H = size of a head,
+         R = H/2.
 """
 
 from __future__ import annotations
@@ -58,7 +34,17 @@ _MAX_VALUES = 1 << 21
 @dataclass(frozen=True, slots=True)
 class Format:
     """`type_id` is a tensor's type in the file, `file_type` that of a file mostly made of it;
-    `block` values take `block_bytes`. `encode` gives the bytes of rows of float32."""
+    `block` values take `block_bytes`. `encode` gives the bytes of rows of float32.
+
+    A block is 32 neighbours of a row with one scale d, a float16 before their integers q:
+
+        q8_0:  d = max |x| / 127,  q = x / d rounded, halves away from zero;  x is about d q
+        q4_0:  d = m / -8, where m is the first x of largest size,  q = floor(x / d + 8.5) up to 15;
+               x is about d (q - 8); byte j of a block holds q[j] below and q[j + 16] above
+
+    Norms and biases stay f32, as llama.cpp wants them. The scale is rounded to float16 only when it
+    is stored: the integers are of the exact one.
+    """
 
     type_id: int
     file_type: int
@@ -328,7 +314,12 @@ def _interleaved(tensor: Exportable, head_dim: int) -> Exportable:
 
 
 def interleave(rows_O: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head in the order 0, R, 1, R + 1, ...; `rows_O` is a matrix or a bias."""
+    """Rows of each head in the order 0, R, 1, R + 1, ...; `rows_O` is a matrix or a bias.
+
+    llama.cpp turns neighbouring pairs (2i, 2i + 1) of a head for `llama`, where checkpoints pair
+    (i, i + H/2). So rows of queries and keys are interleaved for that architecture, and scores,
+    sums over a head, stay the same. For `qwen2` and `qwen3` llama.cpp pairs as checkpoints do.
+    """
     order_H = torch.arange(head_dim).view(2, -1).T.flatten()
     order_O = torch.arange(rows_O.shape[0]).view(-1, head_dim)[:, order_H].flatten()
     return rows_O[order_O]

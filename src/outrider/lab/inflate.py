@@ -1,18 +1,8 @@
-"""A small model at the cost of a bigger shape: the same function, more weights to read.
+"""Inflation: a small model at the cost of a bigger shape; the function stays, weights are added.
 
-Every matrix of the small model becomes the corner of a bigger one. The rest is random numbers,
-written and multiplied like any others, which cannot change the result: they only ever meet zeros.
-
-The residual's new channels stay zero. So columns that read them may hold anything, and so may all
-rows of new query heads, key heads and gates, and columns that read new value heads or feed-forward
-units. What must be zero is little: rows of new values and new `up` units where they would read a
-true channel, and rows of the output products that would write to a new one. A layer that the small
-model lacks has no true value or unit, and adds exactly zero.
-
-The norm of a padded residual differs by the root of the width ratio, which the norm's weights take
-back, exactly where the ratio is a power of four. For other ratios the true channels are held twice.
-
-So the result is an ordinary Llama checkpoint for any engine, and its text is the small model's.
+Every matrix of the small model becomes the corner of a bigger one; the rest is random numbers that
+only ever meet zeros. The result is an ordinary Llama checkpoint that writes the small model's text
+in any engine.
 
 Shapes:  D = true channels, W = all channels, V = vocabulary, O = outputs, I = inputs.
 """
@@ -133,7 +123,18 @@ def _copies(ratio: int) -> int:
 
 
 class Inflation:
-    """Makes the tensors of the bigger checkpoint, one at a time, in `dtype`."""
+    """Makes the tensors of the bigger checkpoint, one at a time, in `dtype`.
+
+    The residual's new channels stay zero. So columns that read them may hold anything, and so may
+    all rows of new query heads, key heads and gates, and columns that read new value heads or
+    feed-forward units. Zero must be: rows of new values and new `up` units where they would read a
+    true channel, and rows of the output products that would write to a new channel. A layer that
+    the small model lacks has no true value or unit, and adds exactly zero.
+
+    The norm of a padded residual differs by the root of the width ratio, which the norm's weights
+    take back, exactly where the ratio is a power of four. For other ratios the true channels are
+    held twice.
+    """
 
     def __init__(
         self, small: LlamaConfig, weights: Weights, shape: Shape, dtype: torch.dtype

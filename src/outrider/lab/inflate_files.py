@@ -1,14 +1,4 @@
-"""Writes an inflated model (inflate.py) as a checkpoint folder, one layer a file.
-
-Heads for an inflated target (inflate.py): the same drafts, from states that are wider.
-
-EAGLE heads and MTP blocks read states of the target and rows of its table, both with true channels
-first and zeros behind. Their own residual is made so too, so every matrix over it may hold anything
-where it meets zeros, and every matrix onto it has zeros in its new rows. Norms are rescaled as the
-target's. Feed-forward units, heads and ids that are drafted stay as many as they were.
-
-The layers that are read keep their numbers: the target's new layers come after its own, add
-nothing, and so leave the last state what it was.
+"""Writes an inflated model (inflate.py) as a checkpoint folder, layer by layer, and its heads.
 
 Shapes:  D = true channels, W = all channels, V = rows of a table, O = outputs, I = inputs.
 """
@@ -167,6 +157,14 @@ def write_inflated_heads(
 
     Raises CheckpointError for heads of another kind or target, ConfigError for a folder that is
     taken or a shape that cannot hold the target.
+
+    EAGLE heads and MTP blocks read states of the target and rows of its table, both with true
+    channels first and zeros behind. Their own residual is made so too: matrices over it may hold
+    anything where they meet zeros, and matrices onto it have zeros in their new rows. Norms are
+    rescaled as the target's. Feed-forward units, heads and drafted ids stay as many as they were.
+
+    The layers that are read keep their numbers: the target's new layers come after its own, add
+    nothing, and so leave the last state what it was.
     """
     kind, small = kind_of(source), read_native_config(target)
     if kind not in INFLATABLE or not isinstance(small, LlamaConfig):

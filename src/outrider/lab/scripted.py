@@ -1,18 +1,10 @@
-"""The smallest StateStore: it remembers token ids and checks every use of itself.
+"""Scripted language model without weights, for tests and demos: logits hash the last tokens.
 
-It is the memory of models without tensors, and says by its assertions what any caller of a
-StateStore must keep to.
-
-A language model without weights, for tests and demos: its law is a hash of the last tokens.
-
-`ScriptedLM(Script(seed=7))` prefers one token after every context. Another of the same seed and
-`agreement` a prefers the same token in a share a of all contexts (which ones is a hash as well) and
-a certain other token elsewhere; so as a draft of the first it is accepted at rate a under greedy
-decoding. Everything is a pure function of seed and context: no stream of random numbers, no state
-but the tokens themselves.
-
-Logits are `spread` times a uniform number each, and the preferred token lies `gap` above all of
-them: spread 0 is a sharp law; a gap near 0 with a larger spread is a soft one.
+`ScriptedLM(Script(seed=7))` prefers one token after every context. Another model of the same seed
+and `agreement` a prefers the same token in a share a of all contexts and a certain other token
+elsewhere, so as a draft of the first it is accepted at rate a under greedy decoding. Logits are
+`spread` times a uniform number each, with the preferred token `gap` above: spread 0 is a sharp
+distribution, a gap near 0 with a larger spread a soft one.
 
 Shapes:  M = packed logits rows, V = vocabulary.
 """
@@ -40,7 +32,10 @@ class _Memory:
 
 
 class TokenMemory:
-    """StateStore that remembers token ids alone. Misuse fails an assertion."""
+    """StateStore that remembers token ids alone. Misuse fails an assertion.
+
+    The assertions say what any caller of a StateStore must keep to.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots

@@ -1,23 +1,12 @@
-"""Writes a Llama of given sizes and random weights: a real model's every cost, and no sense.
+"""Synthetic acceptance: a model does its work, a script says the words; random-weight Llamas.
 
-The folder is an ordinary checkpoint without a tokenizer, so it loads as any does, in one process or
-shared among ranks. What it says comes from a script (synthetic.py).
-
-Acceptance by script over any model: the inner model does all its work, a script says the words.
-
-A `WordScript` is a hash of the last tokens. The target's says one token after every context, and
-nothing else; the draft's says the same token in a share alpha of all contexts, chosen by the same
-hash, and another elsewhere. So a draft token is kept with probability alpha, whatever was before:
+A `WordScript` is a hash of the last tokens. The target's script says one token after every context;
+the draft's says the same token in a share alpha of all contexts, and another elsewhere. So
 
     P(n of K kept) = alpha^n (1 - alpha) for n < K,    alpha^K for n = K.
 
-Rates may differ by the place of a draft. Where draft and target disagree, the target's token stands
-at rank R of what the draft finds likely, with P(R > F) = min(1, scale F^-power), the law of misses
-of drafting ahead (estimate/theory.py); so F foreseen tokens hold it as often as that says.
-
-Laws are as good as point masses (the next token below has e^-60 of its weight at temperature 1), so
-greedy and sampled text are the same: a pure function of the target's seed and the prompt, whatever
-the batch, the engine, K or the draft.
+Rates may differ by the place of a draft. Distributions are as good as point masses, so greedy and
+sampled text are the same: a pure function of the target's seed and the prompt.
 
 Shapes:  M = packed logits rows, V = vocabulary.
 """
@@ -51,7 +40,11 @@ from outrider.models.weights import HEAD, INDEX
 
 def write_random(folder: Path, shape: GemmShape, dtype: torch.dtype, *, max_tokens: int) -> None:
     """One file for the tables and one a layer; config.json comes last, so half a folder is never
-    taken for a model. Raises ConfigError if there is something in the folder already."""
+    taken for a model. Raises ConfigError if there is something in the folder already.
+
+    The folder is an ordinary checkpoint without a tokenizer, so it loads as any does, in one
+    process or shared among ranks.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is there already.", hint="name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +141,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordScript:
-    """What is said after a context. Without an `agreement` it is the target's own word."""
+    """What is said after a context. Without an `agreement` it is the target's own word.
+
+    Where draft and target disagree, the target's token stands at rank R of what the draft finds
+    likely, with P(R > F) = min(1, scale F^-power), the distribution of misses of drafting ahead
+    (estimate/theory.py); so F foreseen tokens hold it as often as theory says. The next token below
+    has e^-60 of the weight at temperature 1.
+    """
 
     vocab_size: int
     seed: int = 0

@@ -1,20 +1,10 @@
-"""Jobs and rounds as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+"""Chrome trace (Perfetto) of jobs and rounds: lanes as threads, stages as events, counters.
 
-Format: "Trace Event Format" of the Chromium project, as a JSON object. A lane is a thread. A job is
-a complete event (X) that holds the stages of its round as events of their own; queues, waiting
-requests and free memory are counters (C); an arrow (s, f) leads from the job that a sequence was in
-to its next one where that runs on another lane. Times are whole nanoseconds since the first job,
-written in microseconds, so that what touches in time touches in the file.
-
-Events come in order of time, one by one: however long the trace, only those of running jobs are
-held besides the records themselves.
-
-Which rounds a job held, and its time cut into stages.
-
-A job's record says when it began and ended, a round's how long its parts took. Joined, they say
-what a lane did when: parts run in the order draft, pass, accept, each right after the one before.
-Pauses between them are not recorded, so what is left of a job shows at its end. A pass that read
-prompt tokens counts as prefill, as it does in `metrics/summary.py`, whatever else was in it.
+Format: "Trace Event Format" of the Chromium project, as a JSON object. A job is a complete event
+(X) that holds the stages of its round; queues, waiting requests and free memory are counters (C);
+an arrow (s, f) leads from a sequence's job to its next one on another lane. Times are whole
+nanoseconds since the first job, written in microseconds. Events come in order of time, and only
+those of running jobs are held besides the records themselves.
 """
 
 from __future__ import annotations
@@ -66,7 +56,13 @@ def rounds_of(
 
 
 def slices(job: JobTrace, rounds: Sequence[RoundTrace] = ()) -> list[Slice]:
-    """Disjoint and in order, inside the job. Without `rounds`, the whole job by its last stage."""
+    """Disjoint and in order, inside the job. Without `rounds`, the whole job by its last stage.
+
+    A job's record says when it began and ended, a round's how long its parts took. Parts run in the
+    order draft, pass, accept, each right after the one before. Pauses between them are not
+    recorded, so the rest of a job shows at its end. A pass that read prompt tokens counts as
+    prefill, as it does in `metrics/summary.py`, whatever else was in it.
+    """
     if not rounds:
         return [Slice(job.kinds[-1], job.began, job.ended)]
     shared = rounds[0]

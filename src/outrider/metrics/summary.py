@@ -1,22 +1,7 @@
-"""Round traces in, numbers out. Nothing else in the project counts tokens, passes or seconds.
+"""Metrics from round traces: acceptance, tokens per round, passes, seconds and latencies.
 
-How much of what was drafted was kept: by round, by position, and for other programs to read.
-
-Only rounds that drafted count here. A round without a draft (no room left, nothing found) could
-accept nothing and would look like a refusal.
-
-From arrivals to latencies.
-
-An arrival is the time at which a token's id was on the host, in seconds since the request was
-handed in. Reading an id waits for the device, so arrivals need no other synchronisation. All tokens
-of a round arrive together; hence two views of the same times:
-
-- `round_latencies` are the gaps between arrivals: the pauses that a reader sees.
-- `token_latencies` give every token an equal share of its round's gap. There is one a token, with
-  or without speculation, so their percentiles can be compared; they add up to the last arrival.
-
-The first gap is the time to the first token: waiting, prefill and a whole round.
-`inter_token_latencies` leave the tokens of that round out.
+No other code of the project adds up tokens, passes or seconds. Only rounds that drafted count for
+acceptance: a round without a draft could accept nothing and would look like a refusal.
 """
 
 from __future__ import annotations
@@ -222,13 +207,22 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
 
 
 def round_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
-    """Seconds from each arrival to the next, the first one counted from 0."""
+    """Seconds from each arrival to the next, the first one counted from 0.
+
+    An arrival is the time at which a token's id was on the host, in seconds since the request was
+    handed in. All tokens of a round arrive together; the gaps between arrivals are the pauses that
+    a reader sees. The first gap is the time to the first token: waiting, prefill and a whole round.
+    """
     moments = [moment for moment, _ in groupby(arrivals)]
     return tuple(now - before for before, now in zip([0.0, *moments], moments, strict=False))
 
 
 def token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
-    """Each token's share of the time since the arrival before its own: one entry a token."""
+    """Each token's share of the time since the arrival before its own: one entry a token.
+
+    There is one latency a token, with or without speculation, so percentiles can be compared; the
+    latencies add up to the last arrival.
+    """
     sizes = [len(list(tokens)) for _, tokens in groupby(arrivals)]
     gaps = zip(round_latencies(arrivals), sizes, strict=True)
     return tuple(gap / size for gap, size in gaps for _ in range(size))

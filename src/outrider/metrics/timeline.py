@@ -1,4 +1,4 @@
-"""What lanes did with their time, from the records of their jobs and from nothing else.
+"""Timeline of lanes from job records: busy and overlap fractions, queue depths, window use.
 
 - *Busy fraction* of a lane: the time of its jobs over the time from the first job's beginning to
   the last one's end. That of all lanes is the share of time in which any of them ran.
@@ -9,10 +9,8 @@
 - *Window use*: the time of AHEAD jobs inside verifying jobs, over the time of verifying jobs. A
   round's T_ahead / T_verify is how long its AHEAD took, over how long its verification took.
 
-Stretches of time as half-open intervals, and how long they last together.
-
-Nothing is sampled: every answer is a sum of differences of the given ends, so it is exact for
-numbers whose differences are.
+Stretches of time are half-open intervals. Nothing is sampled: every answer is a sum of differences
+of the given ends, so it is exact for numbers whose differences are.
 """
 
 from __future__ import annotations

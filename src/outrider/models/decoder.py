@@ -1,25 +1,15 @@
-"""What decoders of all families share: one packed pass over a stack of layers, and its memory.
+"""The decoder that all families share: one packed forward pass over a stack of layers.
 
-Prefill, decode and verification are one call over packed tokens of several sequences; where each
-reads and writes is the plan's affair. A family is a `Stack`: how tokens enter, what a layer does
-and how logits come out. The residual x and all activations are float32; weights and KV have their
-own dtype. Scratch memory is allocated once, for `max_rows` packed tokens.
+Prefill, decode and verification are one call over packed tokens of several sequences; the plan says
+where each token reads and writes. A family is a `Stack`: how tokens enter, what a layer does and
+how logits come out. The residual x and all activations are float32; weights and KV have their own
+dtype. Scratch memory is allocated once, for `max_rows` packed tokens.
 
-Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabulary,
-         E = fused q, k and v, A = heads x head size, F = FFN size, U = outputs of the FFN's first
-         product (2F where it has a gate), K = captured layers, G = KV heads, S = slots.
-
-Drops keys of a prompt that a decoder has read, but for those that its end attends to.
-
-The queries of the prompt's end are needed once more, and no cache holds queries. So its last tokens
-go through the layers again, over a copy of the sequence's keys and values, layer by layer; each
-layer's queries and keys then choose (cache/compaction.py), and what is kept is gathered. Nothing is
-written to the arena before all layers have chosen.
-
-It costs a pass of as many rows as the window has, and one copy of a layer's memory at a time.
-
-Shapes:  N = W = tokens of the window, T = tokens, G = KV heads, S = slots, D = head size,
-         M = kept tokens, H = query heads, C = copied slots, whole pages of them.
+Shapes:  N = packed tokens or W = tokens of the window, M = packed logits rows or kept tokens,
+         D = hidden size or head size, V = vocabulary, E = fused q, k and v, A = heads x head size,
+         F = FFN size, U = outputs of the FFN's first product (2F where it has a gate), K = captured
+         layers, G = KV heads, S = slots, T = tokens, H = query heads, C = copied slots, whole pages
+         of them.
 """
 
 from __future__ import annotations
@@ -258,6 +248,12 @@ def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep
 
     `scratch` has a row for each token of the window. Raises CapacityError, with nothing changed,
     where others share so much of it that there is no room for a copy.
+
+    The queries of the prompt's end are needed once more, and no cache holds queries. So the last
+    tokens go through the layers again, over a copy of the sequence's keys and values, layer by
+    layer; each layer's queries and keys then choose (cache/compaction.py). Nothing is written to
+    the KV cache before all layers have chosen. The cost is a pass of as many rows as the window
+    has, and one copy of a layer's memory at a time.
     """
     tokens, slots_T = kv.tokens(seq_id), kv.slots(seq_id)
     first = len(tokens) - keep.window

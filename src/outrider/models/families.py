@@ -1,13 +1,8 @@
-"""GPT-2's `config.json`, whose keys have names of their own. No tensors.
+"""Model configs: `config.json` of GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi-3.
 
-Defaults of absent keys are those of transformers. A setting that would change the logits and is
-not implemented is refused by name, never ignored.
-
-The Llama family's `config.json`: Llama, Mistral, Qwen2, Qwen3 and Phi-3 differ in flags alone.
-
-Defaults of absent keys are those of transformers. A setting that would change the logits and is
-not implemented is refused by name, never ignored; a window beyond which this decoder would differ
-is cut, and a note says so.
+Defaults of absent keys are those of transformers. A setting that would change the logits and is not
+implemented is refused by name, never ignored; a sliding window beyond which this decoder would
+differ is cut, and a note says so. No tensors.
 """
 
 from __future__ import annotations

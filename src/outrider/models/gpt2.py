@@ -1,19 +1,17 @@
-"""GPT-2 and DistilGPT2: positions are learned and added to the tokens, and norms are centred.
+"""GPT-2 and DistilGPT2: learned positions are added to the tokens, and norms are centred.
 
 Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. A layer is
-x += out(attention(qkv(norm(x))))  and then  x += down(gelu(up(norm(x)))), where norm is LayerNorm
-and every product has a bias. How passes run is decoder.py's affair.
+
+    x += out(attention(qkv(norm(x))))
+    x += down(gelu(up(norm(x))))
+
+where norm is LayerNorm and every product has a bias; decoder.py runs the passes. Tensors on the hub
+have `transformer.` in front or not. Old files also store the causal mask (`attn.bias`,
+`attn.masked_bias`), which is no weight.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, T = positions,
          E = fused q, k and v, A = heads x head size, U = F = FFN size, I = inputs, O = outputs,
-         H = half of a head, G = heads, S = slots.
-
-The tensors of a GPT-2 checkpoint, packed as the decoder multiplies by them.
-
-Files on the hub name them with `transformer.` in front or without it. Old ones also store the
-causal mask (`attn.bias`, `attn.masked_bias`), which is no weight.
-
-Shapes:  D = hidden size, V = vocabulary, T = positions, E = fused q, k and v, F = FFN size.
+         H = half of a head, G = heads, S = slots, F = FFN size.
 """
 
 from __future__ import annotations

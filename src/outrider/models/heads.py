@@ -1,7 +1,7 @@
-"""Folders of draft heads: what kind they are of, and what they ask of the target they belong to.
+"""Folders of draft heads: their kind, and what they ask of their target.
 
-Heads are small nets that read the target's hidden states (drafters/heads.py). They come in folders
-of their own, with a `config.json` and safetensors, in the formats that their projects publish:
+Heads are small nets that read the target's hidden states (drafters/heads.py), in folders with a
+`config.json` and safetensors, in the formats that their projects publish:
 
     eagle    EAGLE 1 and 2 call themselves a Llama of one layer and have a tensor `fc.weight`;
              EAGLE 3 says `draft_vocab_size` or names itself in `architectures`

@@ -1,12 +1,9 @@
-"""What the Hugging Face hub has of a model, and what of it is in the local cache.
+"""Hugging Face hub: what it has of a model, what the local cache has, downloads that resume.
 
-The cache is the one that `huggingface_hub` documents: of each repository, `blobs/` has files by the
+The cache is the documented one of `huggingface_hub`: of each repository, `blobs/` has files by the
 hash of their content, `snapshots/COMMIT/` names them, and `refs/` says which commit a name means.
-
-Fetch a model's files into the hub's local cache; a download that was stopped goes on.
-
-Large files come through here, one after the other, so that what has come of them is kept and
-compared with their hash. `huggingface_hub` fetches the small ones and enters all into its cache.
+Large files are fetched here, one after the other, so that a stopped download goes on and is
+compared with its hash; `huggingface_hub` fetches the small ones and enters all into its cache.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""The Llama family as one lean decoder: Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM.
+"""The Llama family as one decoder: Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM.
 
-A layer is  x += out(attention(rope(qkv(norm(x)))))  and then  x += down(silu(gate(y)) * up(y))  for
-y = norm(x), where norm scales by the root mean square. What sets families apart are options of the
-config: biases, norms of query and key heads, how positions turn. How passes run is decoder.py's
-affair. Ranks that share the weights (parallel/) sum the residual after attention and after the FFN:
-rank 0 adds its summand to the residual, the others give theirs alone.
+    x += out(attention(rope(qkv(norm(x)))))
+    x += down(silu(gate(y)) * up(y))            y = norm(x)
 
-Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
-         E = fused q, k and v, F = FFN size, G = KV heads, S = slots, T = positions,
-         H = half of a head.
+where norm scales by the root mean square. Families differ in options of the config: biases, norms
+of query and key heads, rotary positions. decoder.py runs the passes. q, k and v become one matrix,
+and so do gate and up, unless the files hold them so (Phi-3). A rank reads its share of each
+(parallel/shard.py). Ranks sum the residual after attention and after the FFN: rank 0 adds its
+summand to the residual, the others give theirs alone.
 
-The tensors of a Llama-shaped checkpoint, fused and packed as the decoder multiplies by them.
-
-q, k and v become one matrix, and so do gate and up, unless the files hold them so already (Phi-3).
-A rank of several reads its share of each (parallel/shard.py); a config is always the whole model's.
-
-Shapes:  D = hidden size, V = vocabulary, E = fused q, k and v, F = FFN size, H = head size.
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, E = fused q, k
+         and v, F = FFN size, G = KV heads, S = slots, T = positions, H = half of a head or head
+         size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Qwen3-Next and Qwen3.5: of every few layers one attends, and the others are recurrences.
+"""Qwen3-Next and Qwen3.5 (hybrid): a few attention layers, the others gated delta recurrences.
 
-A layer is  x += mix(norm(x))  and then  x += feed(norm(x)). An attending layer turns a part of each
-head only, and scales what its heads find by a sigmoid of a gate. A recurrent layer is a gated delta
+A layer is x += mix(norm(x)) and then x += feed(norm(x)). An attention layer rotates a part of each
+head only, and scales its heads' outputs by a sigmoid of a gate. A recurrent layer is a gated delta
 rule (kernels/reference/delta.py) whose output is normed per head and scaled by silu(z):
 
     c, z, b, a = first(x);   o = delta(silu(conv(c)), b, a);   x += out(norm(o) * silu(z)).

@@ -1,21 +1,13 @@
-"""The tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed as the decoder multiplies.
+"""Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and the mixture of experts.
 
-Both families' norms hold the difference from 1, but for the one inside a recurrent layer. What goes
-into such a layer is stored by Qwen3-Next key head by key head (query, key, values and gates), by
-Qwen3.5 as one matrix a purpose; experts come one by one or stacked. What belongs to pictures or to
-multi-token prediction is left to others.
+Norms hold the difference from 1, but for the norm inside a recurrent layer. The input projection of
+such a layer is stored by Qwen3-Next key head by key head (query, key, values and gates), by Qwen3.5
+as one matrix a purpose; experts come one by one or stacked. Tensors for pictures or multi-token
+prediction are left to others.
 
 Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
-         J = taps, C = channels of the convolution, O and P = rows of a matrix.
-
-A mixture of experts: each token goes through the few feed-forward nets that a router chooses.
-
-Tokens are taken expert by expert, so that an expert's weights are read once a pass. What a token
-gets is summed in the order of the experts' numbers, whoever its neighbours are, so its bits depend
-on the token alone.
-
-Shapes:  N = packed tokens, n = tokens of one expert, D = hidden size, X = experts, Q = experts of a
-         token, F = an expert's FFN size.
+         J = taps, C = channels of the convolution, O and P = rows of a matrix, N = packed tokens,
+         n = tokens of one expert, X = experts, Q = experts of a token, F = an expert's FFN size.
 """
 
 from __future__ import annotations
@@ -66,7 +58,12 @@ def feed(kernels: Kernels, net: DenseWeights, x_ND: Tensor) -> Tensor:
 
 
 def mix(kernels: Kernels, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
-    """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen."""
+    """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen.
+
+    Tokens are taken expert by expert, so that an expert's weights are read once a pass. The outputs
+    of a token are summed in the order of the experts' numbers, so its bits depend on the token
+    alone.
+    """
     sizes = weights.sizes
     scores_NX1 = x_ND.new_empty(x_ND.shape[0], sizes.num_experts + 1)
     kernels.linear(x_ND, weights.router, scores_NX1)

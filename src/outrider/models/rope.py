@@ -1,18 +1,14 @@
-"""Tables of rotary positions: cos and sin of position times frequency, for one half of a head.
+"""Rotary positions (RoPE): rules from `config.json`, tables of cos and sin for half of a head.
 
-Plain frequencies are theta ** (-2i / D). The ways to stretch a window change them once, at load:
-`linear` divides all by the factor; `llama3` divides the slow ones, leaves the fast ones and blends
-between; `yarn` blends by how often a pair turns within the original window; `longrope` divides each
-by a factor of its own. Every expression follows transformers operation by operation in float32,
-because a last-bit difference in a frequency grows with the position.
+Plain frequencies are theta ** (-2i / D). Stretched windows change them once, at load: `linear`
+divides all by the factor; `llama3` divides the slow ones, leaves the fast ones and blends between;
+`yarn` blends by how often a pair turns within the original window; `longrope` divides each by a
+factor of its own. Every expression follows transformers operation by operation in float32, because
+a last-bit difference in a frequency grows with the position. Both generations of config files are
+read: `rope_theta` beside `rope_scaling`, or one `rope_parameters`.
 
 Shapes:  T = positions, P = some of them, R = half of what turns of a head, H = half of a head's
          size, D = head size.
-
-Rotary positions as a `config.json` describes them. No tensors: the tables are made in rope.py.
-
-Both generations of files are read: `rope_theta` beside `rope_scaling`, or one `rope_parameters`.
-Defaults of absent keys are those of transformers.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
-"""Tensors of a checkpoint folder, one at a time, mapped from safetensors files.
+"""Checkpoint weights: tensors mapped from safetensors files, fused and packed for a decoder.
 
-safetensors is data only: a header of names, types, shapes and offsets, then bytes. Formats that run
-code when they are read (pickle, under all its file names) are never opened. A mapped tensor is
-pages of the file, so loading needs no second copy of the model in memory.
-
-Every tensor is asked for by name and shape; one that nobody asked for is an error as well, since
-ignoring a weight would change the model without a word.
-
-From a checkpoint's tensors, under their Hugging Face names, to what a decoder multiplies by.
-
-Tensors of several names become one matrix where the decoder wants one product: fewer, larger ones.
-A tied output head shares the embedding's values but not its memory, since a head is packed for
-products and an embedding is looked up by row.
+Formats that run code when they are read (pickle, under all its file names) are never opened. A
+mapped tensor is pages of the file, so loading needs no second copy in memory. Every tensor is asked
+for by name and shape; a tensor that nobody asked for is an error as well, since ignoring a weight
+would change the model without a word. Tensors of several names become one matrix where the decoder
+wants one product. A tied output head shares the embedding's values but not its memory.
 
 Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs.
 """

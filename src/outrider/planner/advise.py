@@ -1,16 +1,8 @@
-"""What to run: the best drafter, K, tree and engine for a job, or none, with the reasons.
+"""Advice of `outrider plan`: the best drafter, K, tree and engine for a job, or none, with reasons.
 
-Every candidate is reckoned (`candidates.py`) and the one with the largest expected speed-up is
-taken, of equals the one that drafts less. It is advised only if the low end of its interval is
-above 1: otherwise speculation may well cost time, and plain decoding is the advice. Batch and
-context at which it stops paying are those of the chosen candidate, everything else as asked.
-
-Which of many ways are worth having: those that no other beats in both respects.
-
-Here both are to be large: tokens a second that one user sees, and that all users get together. A
-larger batch gives more of the second and less of the first.
-
-What fits into the memory there is: a target by itself, and a drafter beside it.
+Of all candidates (candidates.py) the one with the largest expected speed-up is taken, of equals the
+one that drafts less. It is advised only if the low end of its interval is above 1. Batch and
+context at which drafting stops paying are those of the chosen candidate, everything else as asked.
 """
 
 from __future__ import annotations
@@ -50,7 +42,11 @@ class Point:
 
 
 def frontier(points: Iterable[Point]) -> list[Point]:
-    """Those that no other dominates, by falling `each`; of equal ones the first."""
+    """Those that no other dominates, by falling `each`; of equal ones the first.
+
+    Pareto: a point stays if no other has more tokens a second for one user and for all users
+    together.
+    """
     kept: list[Point] = []
     for point in sorted(points, key=lambda one: (-one.each, -one.total)):
         if not kept or point.total > kept[-1].total:

@@ -1,27 +1,8 @@
-"""What one way to decode is expected to bring: a drafter, its K, its nodes, and an engine.
+"""Candidates of a plan: expected speed-up and interval of a drafter, K, tree and engine.
 
 The speed-up is that of a whole job: `batch` texts of `new_tokens` each, from the first round to the
-last (`endings.py`), at the mean context of the run. Its interval has two parts: what is not known
-of acceptance (draws of `places.py`), and how far times scatter, which is taken as normal on a log
-scale with 1.4826 times their median deviation.
-
-How long a batch of texts takes from the first round to the last: ends count.
-
-Two things make short texts gain less than S = E T_plain / T_round.
-
-*The last rounds of a text* draft no more than it has room for, and emit less than E. With r tokens
-to go a round drafts c = min(K, r - 1), so the expected seconds are
-
-    V(r) = T(b, c) + sum over n of P(n kept of c) V(r - n - 1),    V(0) = 0
-
-*The end of a batch.* Plain decoding gives every text one token a round, so all end together. With
-drafts some are done earlier, and rounds go on with those that are left, which is less efficient.
-The number of rounds R that a text of n tokens takes is nearly normal: of mean
-(n + E[X^2] / 2E[X] - 1/2) / E[X] and variance n Var[X] / E[X]^3, X being the tokens of a round
-(renewal theory; Feller 1971, XI.6 and XI.5), the more so where texts differ in how much is kept of
-them. In round r a number of texts that is binomial (b, P(R >= r)) is live, and the batch takes the
-sum of the mean T over all r. What that is above the same rounds in full batches is how much a job
-takes longer than V(n) of a batch in step.
+last, at the mean context. Its interval has two parts: uncertain acceptance (draws of places.py),
+and scattered times, normal on a log scale with 1.4826 times their median deviation.
 """
 
 from __future__ import annotations
@@ -54,7 +35,13 @@ _SURE = 1e-9
 
 def seconds_in_step(num_tokens: int, law: RoundLaw, seconds: Callable[[int], float]) -> float:
     """Expected seconds until a text of `num_tokens` is done; `seconds` of a round by how deep it
-    drafts. A batch whose texts are always equally far takes as long."""
+    drafts. A batch whose texts are always equally far takes as long.
+
+    The last rounds of a text draft no more than it has room for, and emit less than E. With r
+    tokens to go a round drafts c = min(K, r - 1), so the expected seconds are
+
+        V(r) = T(b, c) + sum over n of P(n kept of c) V(r - n - 1),    V(0) = 0
+    """
     most = len(law.kept)
     ahead = [1.0, *law.kept, 0.0]
     counted = min(num_tokens, max(_COUNTED_TOKENS, _COUNTED_ROUNDS * (most + 1)))
@@ -79,7 +66,16 @@ def desync(
 ) -> float:
     """How much longer a batch takes than one whose texts are always equally far, as a factor from 1
     up; `seconds` of a round by the number of live texts. `texts_differ` is the relative deviation
-    of tokens a round between texts."""
+    of tokens a round between texts.
+
+    Plain decoding gives every text one token a round, so all end together. With drafts some texts
+    end earlier, and rounds go on with those that are left, which is less efficient. The number of
+    rounds R of a text of n tokens is nearly normal, of mean (n + E[X^2] / 2E[X] - 1/2) / E[X] and
+    variance n Var[X] / E[X]^3, X being the tokens of a round (renewal theory; Feller 1971, XI.6 and
+    XI.5), and wider where texts differ in acceptance. In round r a binomial (b, P(R >= r)) number
+    of texts is live, and the batch takes the sum of the mean T over all r. The excess over the same
+    rounds in full batches is how much a job takes longer than V(n) of a batch in step.
+    """
     variance, mean = law.variance, law.tokens
     spread = num_tokens * variance / mean**3 + (texts_differ * num_tokens / mean) ** 2
     if batch == 1 or spread <= 0:

@@ -1,16 +1,10 @@
-"""Device sheets: what a machine could do at best, for those that one does not have.
+"""Device sheets: peak bandwidth, FLOPs and power of machines, for planning without the machine.
 
-Peaks are those of the makers' data sheets, without sparsity. What programs reach of them is in
-`bandwidth_share` and `flops_share`: 0.9 and 0.8 for recent cards with good kernels (an H200 then
-meets both limits at 183 rows of bfloat16), less for older ones and CPUs. `row_tile` is how many
-rows a matrix unit takes at once, `overhead` the seconds of a pass that none of this explains.
-
-No data sheet says what a byte or an operation costs in energy. `_power` supposes that a quarter of
-the rated watts flow whatever is done, and that of the rest memory at full speed takes half and
-arithmetic at full rate all. So joules here compare ways of decoding on one machine; they are not
-measurements.
-
-A user's own sheet is a JSON or YAML file with the same names.
+Peaks are those of the makers' data sheets, without sparsity. `bandwidth_share` and `flops_share`
+are what programs reach of them: 0.9 and 0.8 for recent cards with good kernels (an H200 then meets
+both limits at 183 rows of bfloat16). `row_tile` is the rows of a matrix unit, `overhead` the
+seconds of a pass that nothing else explains. A user's own sheet is a JSON or YAML file with the
+same names.
 """
 
 from __future__ import annotations
@@ -32,7 +26,12 @@ _SHOW = "see an example: docs/algorithms/planner.md"
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Watts that flow anyway, joules a byte moved and joules a FLOP."""
+    """Watts that flow anyway, joules a byte moved and joules a FLOP.
+
+    No data sheet says what a byte or an operation costs in energy. A quarter of the rated watts is
+    supposed to flow whatever is done; of the rest memory at full speed takes half and arithmetic at
+    full rate all. So joules compare ways of decoding on one machine; they are not measurements.
+    """
 
     static_watts: float
     byte_joules: float

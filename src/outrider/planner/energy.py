@@ -1,16 +1,11 @@
-"""Joules a token: what flows anyway, what moving bytes costs, and what arithmetic costs.
+"""Energy: joules a token from static power, bytes moved and arithmetic; the limits of a device.
 
     J = (static watts x T_round + byte joules x bytes + FLOP joules x FLOPs) / tokens of the round
 
 For one sequence bytes dominate, and speculation reads weights once for E tokens: joules fall nearly
 as seconds do. Refused tokens cost arithmetic as well, and a drafter its own bytes, so the best K by
-joules is then at most the best by time. Where a batch is so large that arithmetic bounds the pass,
-this need not be so: time grows with every row there, while weights are still shared.
-
-What a device sheet says of a target by itself: where its passes turn, whatever is drafted.
-
-Formulas are those of roofline.py. Here they become numbers of one target and the sentences that a
-plan has of them.
+joules is then at most the best by time, unless the batch is so large that arithmetic bounds the
+pass.
 """
 
 from __future__ import annotations

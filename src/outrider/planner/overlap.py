@@ -1,33 +1,4 @@
-"""Which tree to draft: the expected tokens of the best of N nodes, and the N that pays.
-
-The best tree of N nodes has the N worthiest (`core/tree.py`), so place j is kept with the sum
-of the worths of its nodes at depth j. Rows cost by whole tiles, so of all sizes only those are of
-use that end at the edge of one: with b sequences the largest N for which b (N + 1) rows still fit.
-
-Where only first candidates were counted, what their siblings bring is guessed.
-
-What other arrangements of the same work bring: drafting ahead, and lanes.
-
-Drafting ahead (`estimate/theory.py` has the formula) takes from a calibration, in units of
-T_verify,
-
-    T_p   one step over the draft that is being verified, and K steps of F branches a sequence T_b
-    a draft after a miss: that of a round in turns (fallback jit), or nothing (none) p     the share
-    of verdicts foreseen: F branches shared out in the best way (`estimate/theory.py`)
-
-With fallback jit a draft after a miss is like any other. With none it is empty: the next verdict is
-one token, all F branches go to it, and hits come in runs. Which of both is better turns at a batch
-b*, since with jit a round waits for one miss of b:
-
-    b* = ln(1 - (G_jit / G_none - 1) / T_b) / ln p,     G = p E_hit + (1 - p) E_miss
-
-It pays only what it hides, so one draft must fit beside one verification: K + 1 steps of all
-branches, which bounds K by T_verify over the time of a step.
-
-Lanes (pdv) draft for one half of a batch while the other is verified: a cycle of both halves takes
-twice the slower lane, and `contention` of twice the faster where they share a memory. On one device
-nothing is gained that is not lost in the other lane.
-"""
+"""Forecasts of other arrangements: the draft tree that pays, drafting ahead, parallel lanes."""
 
 from __future__ import annotations
 
@@ -97,7 +68,13 @@ def best_tree(
     calibration: Calibration, drafter: DrafterCosts, load: Load, rates: Rates, *, depth: int
 ) -> Tree | None:
     """That with the largest speed-up, of more nodes than a chain of `depth`. Choosing its nodes is
-    taken to cost no more than drafting the chain."""
+    taken to cost no more than drafting the chain.
+
+    The best tree of N nodes has the N worthiest (core/tree.py), so place j is kept with the sum of
+    the worths of its nodes at depth j. Rows cost by whole tiles, so only sizes that end at the edge
+    of a tile are tried: with b sequences the largest N for which b (N + 1) rows still fit. Where
+    only first candidates were counted, the gain of their siblings is guessed.
+    """
     chances = chances_of(drafter, rates, depth)
     found: list[Tree] = []
     for size in sizes_to_try(load.batch, least=len(chances) + 1):
@@ -149,7 +126,18 @@ def foreseen(law: RoundLaw, ways: AheadWays) -> float:
 
 
 def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -> AheadForecast:
-    """Of drafting ahead with the better fallback; `found` is of rounds in turns."""
+    """Of drafting ahead with the better fallback; `found` is of rounds in turns.
+
+    Drafting ahead (`estimate/theory.py` has the formula) takes from a calibration, in units of
+    T_verify,
+
+        T_p   one step over the draft that is being verified, and K steps of F branches a sequence
+        T_b   a draft after a miss: that of a round in turns (fallback jit), or nothing (none)
+        p     the share of verdicts foreseen: F branches shared out in the best way
+
+    With fallback jit a draft after a miss is like any other. With none it is empty: the next
+    verdict is one token, all F branches go to it, and hits come in runs.
+    """
     depth = len(found.law.kept)
     verify = found.times.verify + found.times.host
     context = load.batch * load.context
@@ -199,7 +187,12 @@ def lanes(
     contention: float,
 ) -> float:
     """Seconds in which each of the batch has a round, with a lane for drafts and one that verifies
-    them; both halves must draft, so of one sequence it is a round in turns."""
+    them; both halves must draft, so of one sequence it is a round in turns.
+
+    Lanes (pdv) draft for one half of a batch while the other is verified: a cycle of both halves
+    takes twice the slower lane, and `contention` of twice the faster where they share a memory. On
+    one device nothing is gained that is not lost in the other lane.
+    """
     depth = len(law.kept)
     if load.batch < 2:
         return round_times(calibration, drafter, load, law, depth=depth).total
@@ -212,13 +205,22 @@ def lanes(
 
 
 def hide_limit(verify_seconds: float, step_seconds: float) -> int | None:
-    """The largest K whose steps fit beside a verification; None where a step takes no time."""
+    """The largest K whose steps fit beside a verification; None where a step takes no time.
+
+    Drafting ahead pays only what it hides, so one draft must fit beside one verification: K + 1
+    steps of all branches, which bounds K by T_verify over the time of a step.
+    """
     return math.floor(verify_seconds / step_seconds) if step_seconds > 0 else None
 
 
 def crossover_batch(hit: float, jit_tokens: float, none_tokens: float, fallback: float) -> float:
     """b*, below which drafting after a miss (`fallback`, in T_verify) is better than going on
-    without; infinite where it always is, 0 where it never is."""
+    without; infinite where it always is, 0 where it never is.
+
+    Which fallback is better turns at a batch b*, since with jit a round waits for one miss of b:
+
+        b* = ln(1 - (G_jit / G_none - 1) / T_b) / ln p,     G = p E_hit + (1 - p) E_miss
+    """
     left = 1 - (jit_tokens / none_tokens - 1) / fallback if fallback else 0.0
     if jit_tokens <= none_tokens:
         return 0.0

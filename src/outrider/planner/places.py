@@ -1,34 +1,11 @@
-"""What a round is expected to keep, from counts of how far earlier drafts were kept.
+"""Expected acceptance by place: Beta posteriors from counts of how far drafts were accepted.
 
-Place j is kept, given that all before it were, with rate a_j. With `judged` tokens at a place, of
-which `accepted` were kept, a_j has the posterior Beta(prior + accepted, prior + refused): half a
+Place j is accepted, given that all before it were, with rate a_j. With `judged` tokens at a place,
+of which `accepted` were kept, a_j has the posterior Beta(prior + accepted, prior + refused): half a
 judgement each way at the first place (Jeffreys), and one judgement at the rate of the place before
-at later ones. A token that was never judged, because its draft was refused earlier or cut by the
-end of the text, counts for nothing.
-
-Counts fall by place. From the first place with fewer than ENOUGH of them on, the rest are pooled
-into one rate, which also stands for all places beyond the last: a constant hazard. Of all laws of a
-run's length with that mean, the geometric one that it makes supposes least (it has the largest
-entropy).
-
-Places of the next draft. If a draft of K was kept whole, where does the next one stand? A model
-that agrees with its target or not by position in the text goes on in the same run: its first place
-is place K + 2 of that run, the bonus token being place K + 1. With F(j) = a_1 ... a_j and W = K + 1
-a round that begins m rounds into a run, of which there are F(m W) for every run, emits
-
-    e_m = sum over i of 0..K of F(m W + i) / F(m W),      E(K) = sum F(m W) e_m / sum F(m W)
-
-which is E = 1 + a_1 + a_1 a_2 + ... if all rates are equal, and more than that for short drafts if
-rates rise, as those of lookups do. Heads whose later places are worse begin anew each round.
-`carry` is 1 for the first kind and 0 for the second, or between. For the first kind places should
-be counted over rounds that begin where a token was refused.
-
-All this is for drafts that nobody replayed. Where rounds at K were replayed from deeper ones
-(`DrafterCosts.laws`), that is what is expected of K, and rates only say how sure it is.
-
-How sure: rates are drawn from the posterior with a seeded generator, or, where the counts of enough
-texts are known apart, texts are weighed anew instead (Rubin 1981, The Bayesian bootstrap): places
-of one text are alike, so counts alone promise too much.
+at later ones. From the first place with fewer than ENOUGH counts on, the rest are pooled into one
+rate, which also stands for all places beyond the last: a constant hazard. Rounds at K that were
+replayed from deeper ones (`DrafterCosts.laws`) go first, and rates then only say how sure they are.
 """
 
 from __future__ import annotations
@@ -86,14 +63,32 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The posterior of a drafter's rates: their mean, and draws."""
+    """The posterior of a drafter's rates: their mean, and draws.
+
+    Rates are drawn from the posterior with a seeded generator, or, where the counts of enough texts
+    are known apart, texts are weighed anew instead (Rubin 1981, The Bayesian bootstrap): places of
+    one text are alike, so counts alone promise too much.
+    """
 
     mean: Rates
     draws: tuple[Rates, ...]
 
 
 def round_law(rates: Rates, k: int) -> RoundLaw:
-    """Of rounds that draft up to `k` tokens, on the mean of a long text."""
+    """Of rounds that draft up to `k` tokens, on the mean of a long text.
+
+    If a draft of K was kept whole, where does the next one stand? A model that agrees with its
+    target or not by position in the text goes on in the same run: its first place is place K + 2 of
+    that run, the bonus token being place K + 1. With F(j) = a_1 ... a_j and W = K + 1 a round that
+    begins m rounds into a run, of which there are F(m W) for every run, emits
+
+        e_m = sum over i of 0..K of F(m W + i) / F(m W),      E(K) = sum F(m W) e_m / sum F(m W)
+
+    which is E = 1 + a_1 + a_1 a_2 + ... if all rates are equal, and more than that for short drafts
+    if rates rise, as those of lookups do. Heads whose later places are worse begin anew each round.
+    `carry` is 1 for the first kind, 0 for the second, or between. For the first kind places should
+    be counted over rounds that begin where a token was refused.
+    """
     if k == 0:
         return PLAIN
     blocks: list[tuple[float, list[float], list[float]]] = []

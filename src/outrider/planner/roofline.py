@@ -1,27 +1,13 @@
-"""Seconds of a pass from a model's sizes and a device sheet: a calibration nobody had to measure.
+"""Roofline model of a pass: seconds from a model's sizes and a device sheet, nothing measured.
 
 A pass over R rows of b sequences with S tokens each moves the weights and the keys and values of
 all contexts, and does two operations a parameter for each row, in whole row tiles:
 
     T = overhead + || bytes / bandwidth, tile ceil(R / tile) 2 P / FLOPs ||_p  +  KV + attention
 
-(Williams, Waterman, Patterson 2009, Roofline). The p-norm turns smoothly from one limit to the
-other; p grows to max(). Keys and values, b S kv bytes once a pass whatever R is, and attention, 4 H
-operations for each row and token of context, are added, since `PassCosts` keeps them apart. Both
-limits meet at
-
-    R* = FLOPs x bytes a weight / (2 bandwidth) rows
-
-below which verifying is nearly free. S* = W / (b kv) is the context at which keys and values weigh
-as much as the weights: beyond it a drafter that reads little of them gains at any batch
-(MagicDec, Chen et al. 2024, arXiv 2408.11049).
-
-A mixture of experts reads, for R rows that choose k of N experts each, those that any row chose:
-
-    W_dense + W_experts (1 - (1 - k / N)^R)
-
-so verifying more rows reads more weights, and speculation gains less than a dense model's would.
-All weights count as read, though of an untied table only some rows are.
+(Williams, Waterman, Patterson 2009). The p-norm turns smoothly from one limit to the other. Keys
+and values, b S kv bytes once a pass, and attention, 4 H operations for each row and token of
+context, are added, since `PassCosts` keeps them apart. All weights count as read.
 """
 
 from __future__ import annotations
@@ -47,7 +33,15 @@ _SUPPOSED_SCATTER = 0.1
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """Of `num_experts` in each layer a row uses `num_active`; together they are `expert_share` of
-    the model's parameters."""
+    the model's parameters.
+
+    A mixture of experts reads, for R rows that choose k of N experts each, those that any row
+    chose:
+
+        W_dense + W_experts (1 - (1 - k / N)^R)
+
+    so verifying more rows reads more weights, and speculation gains less than with a dense model.
+    """
 
     num_experts: int
     num_active: int
@@ -142,12 +136,19 @@ def pass_seconds(work: PassWork, sheet: DeviceSheet, load: Load, rows_each: int)
 
 def ridge_rows(work: PassWork, sheet: DeviceSheet) -> float:
     """R*, up to which a pass waits for memory; of a mixture with all experts read, as so many rows
-    do."""
+    do.
+
+    R* = FLOPs x bytes a weight / (2 bandwidth): below it verifying is nearly free.
+    """
     return work.spec.weight_bytes / sheet.bytes_per_second / row_seconds(work, sheet)
 
 
 def critical_context(spec: ModelSpec, batch: int) -> float:
-    """S*, in tokens a sequence; infinite for a model that keeps none."""
+    """S*, in tokens a sequence; infinite for a model that keeps none.
+
+    S* = W / (b kv): beyond it a drafter that reads little of the keys and values gains at any batch
+    (MagicDec, Chen et al. 2024, arXiv 2408.11049).
+    """
     kept = batch * spec.kv_bytes_per_token
     return spec.weight_bytes / kept if kept else math.inf
 

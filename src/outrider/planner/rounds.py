@@ -1,20 +1,13 @@
-"""What a round costs and brings: seconds from a calibration, tokens from a law of rounds.
+"""Round forecast: speed-up of a round from a calibration's seconds and an acceptance distribution.
 
 With T(b, S) seconds of a plain round of b sequences that hold S tokens each, and E tokens a round,
 
     S = E T_plain(b, S) / T_round(b, S, K),    T_round = draft + target pass + host
 
-A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes, whoever they belong to: nothing
-is padded, so rounds of b sequences emit b E together. Where only a share of rounds drafts anything,
-the number of sequences that do is binomial, and T_round its mean.
-
-Two numbers go by the name T_SD: the time of drafting over that of a plain pass, which is in
-E / (1 + T_SD), and over that of the verifying pass. They differ as soon as verifying is not free.
-
-How much texts differ in what is kept of their drafts.
-
-Each text has a rate of its own, drawn from Beta(u, v). Easy texts end early and leave smaller
-batches to the hard ones, so this is in what a job takes (`endings.py`).
+A target pass has b (K + 1) rows, or b (N + 1) for trees of N nodes: nothing is padded. Where only a
+share of rounds drafts anything, the number of sequences that do is binomial, and T_round its mean.
+T_SD names two numbers: the time of drafting over that of a plain pass, as in E / (1 + T_SD), and
+over that of the verifying pass; they differ as soon as verifying is not free.
 """
 
 from __future__ import annotations
@@ -212,7 +205,11 @@ def likeness(requests: Sequence[Sequence[PlaceCount]]) -> tuple[float, float] | 
 
 def texts_differ(requests: Sequence[Sequence[PlaceCount]], k: int) -> float:
     """The relative deviation between texts of the tokens a round of `k` emits for them; 0 where
-    their counts show none."""
+    their counts show none.
+
+    Each text has a rate of its own, drawn from Beta(u, v). Easy texts end early and leave smaller
+    batches to the hard ones, so the spread is in what a job takes (candidates.py).
+    """
     found = likeness(requests)
     if found is None:
         return 0.0

@@ -1,25 +1,10 @@
-"""Runs a schedule on simulated lanes: the policy code that the engine runs, on an invented clock.
+"""Discrete-event simulator of schedules: the policy code of the engine on an invented clock.
 
-The ledger, the schedules, the orders of lanes and the admission are those of `sched/`. What is
-invented is how long jobs take (simulate_costs.py), how they hold each other up (simulate_lanes.py)
-and what chance decides (simulate_chance.py). A round does what one of the engine does: it drafts at
-most K tokens and one less than may still be written, emits the kept ones and one more, and its
-sequence ends at its last token. There are no stop tokens, no text and no memory that ends.
-
-Records are those of a real run (JobTrace, RoundTrace), so whatever reads those reads these.
-
-Lanes on an invented clock, that may have to share one memory.
-
-A job that runs alone takes its own seconds. With m jobs at once each goes on at the speed
-
-    1 / (1 + c (m - 1))
-
-with the contention c: 0 where every lane has a device of its own, 1 where all of them read one
-memory and each gets an equal share of its bandwidth. With c = 1 no arrangement of the same jobs is
-faster than one after another: T_round >= sum of bytes / BW. In between is what jobs that want
-different resources have, one of them the memory, another arithmetic.
-
-What takes no time, such as looking a draft up, holds nobody up.
+Ledger, schedules, lane orders and admission are those of `sched/`. Invented are the seconds of jobs
+(simulate_costs.py), how jobs hold each other up (`SharedLanes`) and chance (simulate_events.py). A
+round drafts at most K tokens and one less than may still be written, emits the accepted ones and
+one more, and its sequence ends at its last token. There are no stop tokens, no text and no memory
+that ends. Records are those of a real run (JobTrace, RoundTrace).
 """
 
 from __future__ import annotations
@@ -68,7 +53,17 @@ class _Running(Generic[T]):
 
 @dataclass(slots=True)
 class SharedLanes(Generic[T]):
-    """Who runs what, and until when. Moments that it is told never go back."""
+    """Who runs what, and until when. Moments that it is told never go back.
+
+    A job that runs alone takes its own seconds. With m jobs at once each goes on at the speed
+
+        1 / (1 + c (m - 1))
+
+    with the contention c: 0 where every lane has a device of its own, 1 where all lanes read one
+    memory and each gets an equal share of its bandwidth. With c = 1 no arrangement of the same jobs
+    is faster than one after another: T_round >= sum of bytes / BW. Jobs that take no time hold
+    nobody up.
+    """
 
     contention: float
     _running: dict[str, _Running[T]] = field(default_factory=dict[str, _Running[T]])

@@ -1,4 +1,4 @@
-"""Seconds of the jobs of a simulation, from a calibration.
+"""Seconds of simulated jobs, from a calibration.
 
 A job drafts, then runs one target pass over verified drafts and prompt chunks:
 
@@ -8,7 +8,7 @@ A job drafts, then runs one target pass over verified drafts and prompt chunks:
     the pass   overhead + host b + rule R + target(rows, sum of S_i, sum of R_i S_i)
     hand-over  `sync`, where a job only drafts: what the two lanes say to each other
 
-The target's part is `estimate/calibration.py`. That the draft model reads a prompt too is left out.
+The target's part is that of `estimate/calibration.py`. The draft model's prefill is left out.
 """
 
 from __future__ import annotations

@@ -1,22 +1,9 @@
-"""What chance decides in a simulation: verdicts, hits, lengths and arrivals.
+"""Chance, load and records of a simulation: verdicts, hits, lengths, arrivals, what was served.
 
-The number of draft tokens that a verification keeps is drawn with one uniform number u: it is the
-number of places j with u < a_1 a_2 ... a_j, where a_j is the probability that the j-th token is
-kept given that all before it were. So P(n >= j) is what it should be, and a longer draft keeps what
-a shorter one would have.
-
-Numbers are keyed by (seed, sequence, tokens that it has, what is decided), as an engine's are. So
-every engine of a comparison meets the same verdicts, and what differs is the schedule alone.
-
-What is asked of a simulated engine: requests by their lengths, and when they come.
-
-Three ways to come: all together; in a closed loop, where each of n users asks again when answered;
-or as a Poisson process of a rate, whose gaps are drawn from an exponential law with the mean
-1 / rate. Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
-
-What a simulation leaves behind, and what is under way in it.
-
-Jobs and rounds have the records of a real run, so whatever reads those reads these.
+A verification keeps n tokens by one uniform number u: the number of places j with u < a_1 a_2 ...
+a_j, where a_j is the probability that the j-th token is kept given that all before it were. So a
+longer draft keeps what a shorter one would have. Numbers are keyed by (seed, sequence, tokens that
+it has, what is decided), so every engine of a comparison meets the same verdicts.
 """
 
 from __future__ import annotations
@@ -103,7 +90,12 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Load:
     """`in_flight` is the number of users of a closed loop, None where requests come by the clock;
-    then they are in the order of their arrival."""
+    then they are in the order of their arrival.
+
+    Requests come in one of three ways: all together; in a closed loop, where each of n users asks
+    again when answered; or as a Poisson process, whose gaps are exponential with mean 1 / rate.
+    Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
+    """
 
     requests: tuple[Request, ...]
     in_flight: int | None = None

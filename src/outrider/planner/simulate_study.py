@@ -1,19 +1,15 @@
-"""Engines side by side on one invented clock: the same requests, costs and verdicts for each.
+"""Engines side by side in simulation: the same requests, costs and verdicts for each.
 
-The speed-up of an engine is the time that plain decoding takes for all requests over its own. Plain
-decoding is the single lane with K = 0, as everywhere in this project. Beside it stands what the
-formulas say of rounds of a full batch with full drafts, at the context in the middle of an output:
+The speed-up of an engine is the time that plain decoding (the single lane with K = 0) takes for all
+requests over its own. Beside it stands the formula for rounds of a full batch with full drafts, at
+the context in the middle of an output; the formula knows nothing of prompts, queues and last
+rounds:
 
     single    E T_plain / (T_draft + T_verify)                      estimate/theory.py
     ssd       Theorem 7, with hand-over and contention              estimate/theory.py
 
-They know nothing of prompts, of queues and of the last requests of a run, and a simulation does. If
-nobody says how often a verdict is foreseen, it is what the best fan-out of estimate/theory.py
-reaches, with the curve that an engine believes in before it has counted anything.
-
-What a simulated run says of itself, in the figures that a measured one is told in.
-
-Everything derives from its records, by the code that real runs are counted with (metrics/).
+An unknown hit rate is that of the best fan-out with the curve that an engine believes in at first.
+Figures derive from the records, by the code that real runs are counted with (metrics/).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How many sequences may be live at once, found out while running.
+"""Batch limit: how many sequences may be live at once, found out while running.
 
 A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; then
-it only makes everybody wait longer. So the limit climbs while that pays. It is looked at after
-every `NUM_PASSES` passes under it; the first line that is true counts:
+everybody only waits longer. After every `NUM_PASSES` passes under the limit, the first true line
+counts:
 
     p95 > target                              a quarter lower, at least one; stay for a while
     mostly nobody waited                      stay: the limit limits nothing
     a step up did not raise throughput        back down, and stay for a while
     the while is over                         a quarter higher, at least one
 
-with the 95th percentile of milliseconds an emitted token, which is what a reader waits, and tokens
-a second over these passes. Each while is twice the one before, until a step up pays. A pass that
-read prompt tokens is in both: new requests are part of the load.
+p95 is the 95th percentile of milliseconds an emitted token over these passes; throughput is tokens
+a second. Each while is twice the one before, until a step up pays. Passes that read prompt tokens
+count in both.
 """
 
 from __future__ import annotations

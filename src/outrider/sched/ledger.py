@@ -1,14 +1,10 @@
-"""Where every sequence stands: the one state machine, driven by engine and simulator alike.
+"""State machine of sequences (waiting for a stage, or running in a job), for engine and simulator.
 
-A sequence waits for one stage or runs in one job. While more of its text is unread than the pending
-token it waits for PREFILL; then it alternates between DRAFT and VERIFY. A job may take both at
-once, and a job with the VERIFY of a sequence that waits for PREFILL reads all of the rest.
-
-Whoever waits for PREFILL does so in the order of arrival, however many chunks it was given; in the
-other stages the first to come is the first to go.
-
-A sequence in a running VERIFY may have an AHEAD run beside it, on another lane. That changes
-nothing in where it stands.
+While more of its text is unread than the pending token a sequence waits for PREFILL; then it
+alternates between DRAFT and VERIFY. One job may take both, and a job with the VERIFY of a sequence
+that waits for PREFILL reads all of the rest. PREFILL is served in the order of arrival, however
+many chunks were read; the other stages first come, first served. A sequence in a running VERIFY may
+have an AHEAD beside it on another lane, which changes nothing in where it stands.
 """
 
 from __future__ import annotations

@@ -1,34 +1,4 @@
-"""Which of two ways of working takes less time a turn, found out while running.
-
-A sequence's turn is from one verdict to its next; sequences in flight over the turn are verdicts a
-second, and what a verdict brings does not depend on the way. So the way with the shorter turns is
-kept. The other one is tried
-
-    when     `FIRST` turns have passed, and four times as many after every trial that failed
-    if       it is not known to take more than `HOPELESS` turns of the one that is kept, by its last
-             trial, or before the first more than `doubtful` of them, by what its parts take
-    kept if  its turns are shorter by more than noise (`MARGIN`)
-
-A trial that ends because the load changed has failed. A turn that began in the other way counts for
-neither, and one that is much longer than others does not count, for then its sequence waited for
-something else, or nobody asked for more. Each power of two of live requests has a contest of its
-own, since what pays depends on them.
-
-Whether an idle lane should wait, so that two groups of sequences go on as one.
-
-A pass reads its weights once, whoever it is for. Two groups that go through a lane one after the
-other pay twice what does not grow with them:
-
-    saved = T(a) + T(b) - T(a + b)
-
-A lane that could take a group of a now, while b more are under way in the other lane, waits for
-them if a round in turns then is shorter: if what the other lane takes for all of them is less than
-that. Otherwise the groups stay apart, each in one lane while the other group is in the other; and
-one that is whole may be parted. T is a straight line through what jobs took lately, so what a group
-saves is its height at no sequences, and until jobs of two sizes were seen nobody waits.
-
-Only those that were under way when the wait began are waited for, so newcomers cannot prolong it.
-"""
+"""Two measured choices of a schedule: the faster of two ways of working, and whether to wait."""
 
 from __future__ import annotations
 
@@ -94,7 +64,22 @@ class _Standing:
 
 
 class Contest:
-    """Of the ways 0, at first kept, and 1. `turns` is how many a trial of each lasts."""
+    """Of the ways 0, at first kept, and 1. `turns` is how many a trial of each lasts.
+
+    A sequence's turn is from one verdict to its next; sequences in flight over the turn are
+    verdicts a second, so the way with the shorter turns is kept. The other way is tried
+
+        when     `FIRST` turns have passed, and four times as many after every trial that failed
+        if       it is not known to take more than `HOPELESS` turns of the one that is kept, by its
+                 last trial, or before the first more than `doubtful` of them, by what its parts
+                 take
+        kept if  its turns are shorter by more than noise (`MARGIN`)
+
+    A trial that ends because the load changed has failed. A turn that began in the other way counts
+    for neither, and a turn much longer than others does not count: its sequence waited for
+    something else. Each power of two of live requests has a contest of its own, since what pays
+    depends on them.
+    """
 
     def __init__(self, turns: tuple[int, int], *, doubtful: float) -> None:
         self._turns, self._doubtful = turns, doubtful
@@ -230,7 +215,20 @@ class StageSeconds:
 
 
 class Gathering:
-    """Of a lane that drafts and one that verifies, and what their jobs take."""
+    """Of a lane that drafts and one that verifies, and what their jobs take.
+
+    A pass reads its weights once, whoever it is for. Two groups that go through a lane one after
+    the other pay twice what does not grow with them:
+
+        saved = T(a) + T(b) - T(a + b)
+
+    A lane that could take a group of a now, while b more are under way in the other lane, waits for
+    them if a round in turns is then shorter: if the other lane takes less than the saving for all
+    of them. Otherwise the groups stay apart, each in one lane, and a whole group may be parted. T
+    is a straight line through what jobs took lately; until jobs of two sizes were seen nobody
+    waits. Only sequences that were under way when the wait began are waited for, so newcomers
+    cannot prolong it.
+    """
 
     def __init__(self, sizes: LaneSizes) -> None:
         self._sizes = sizes

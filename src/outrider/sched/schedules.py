@@ -1,34 +1,4 @@
-"""Speculative speculation: while one lane verifies, another drafts for the likely verdicts.
-
-The verdict that comes is looked up among those foreseen (drafters/ahead/); a hit has its next draft
-ready. New drafts go first on the decode lane: the target waits for them, while what is done ahead
-has the time of a verification.
-
-Where drafting ahead takes longer than that, or slows the target down, a round in turns may be over
-sooner; then nothing is drafted ahead (contest.py). Groups that were parted meet again (gather.py).
-
-Two lanes: one reads prompts, the other drafts and verifies in one job.
-
-A long prompt holds nobody up, and the two share the machine instead of a pass.
-
-Three lanes: prompts are read, drafts made and drafts verified side by side, each of others.
-
-With few requests there is nothing to do side by side, and a second job a round only costs: then the
-decode lane drafts and verifies in one job, as with two lanes. The number of live requests decides,
-with some hysteresis, at every job, so it may change in the middle of a request.
-
-With more of them it depends on the machine. Two groups side by side read the weights twice, and may
-share one memory. So lanes that were separated are joined where that makes rounds shorter
-(contest.py), and groups go on together where that saves more than it hides (gather.py).
-
-One lane: every job is a whole round of all that decode, with prompt chunks beside it.
-
-Sequences that already decode always take part, so a long prompt cannot hold them up for more than
-one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read in the
-pass of its first round.
-
-Schedules and lane orders by the names that settings give them.
-"""
+"""The schedules by name: single, pd, pdv and ssd, as pure functions of the ledger."""
 
 from __future__ import annotations
 
@@ -59,7 +29,14 @@ AHEAD_DOUBTFUL = 1.3
 
 
 class DraftAheadLanes:
-    """`always` drafts ahead, however long that takes."""
+    """`always` drafts ahead, however long that takes.
+
+    The true verdict is looked up among those foreseen (drafters/ahead/); a hit has its next draft
+    ready. New drafts go first on the decode lane, since the target waits for them. Where drafting
+    ahead takes longer than a verification, or slows the target down, a round in turns may be over
+    sooner; then nothing is drafted ahead (`Contest`). Groups that were parted meet again
+    (`Gathering`).
+    """
 
     lanes = (DECODE, VERIFY, PREFILL)
 
@@ -89,7 +66,10 @@ class DraftAheadLanes:
 
 class PrefillDecode:
     """`chunk` prompt tokens at most, of `prefill_batch` prompts, in one pass of the prefill lane;
-    rounds of `batch` sequences on the other."""
+    rounds of `batch` sequences on the other.
+
+    A long prompt holds nobody up, and the two lanes share the machine instead of a pass.
+    """
 
     lanes = (DECODE, PREFILL)
 
@@ -113,7 +93,15 @@ PDV_DOUBTFUL = 1.05
 
 class PrefillDraftVerify:
     """Up to `threshold` live requests draft and verify in one job; one more separates the lanes,
-    unless that does not pay, until there are fewer than `threshold`. 0 keeps them separate."""
+    unless that does not pay, until there are fewer than `threshold`. 0 keeps them separate.
+
+    With few requests there is nothing to do side by side, and a second job a round only costs: then
+    the decode lane drafts and verifies in one job, as with two lanes. The number of live requests
+    decides, with some hysteresis, at every job. With more requests it depends on the machine: two
+    groups side by side read the weights twice, and may share one memory. So lanes are joined where
+    that makes rounds shorter (`Contest`), and groups go on together where that saves more than it
+    hides (`Gathering`).
+    """
 
     lanes = (DECODE, VERIFY, PREFILL)
 
@@ -149,7 +137,12 @@ class PrefillDraftVerify:
 
 class SingleLane:
     """Draft and verify fused. `chunk` prompt tokens at most, of `prefill_batch` prompts, in one
-    target pass beside the rounds of `batch` sequences."""
+    target pass beside the rounds of `batch` sequences.
+
+    Sequences that already decode always take part, so a long prompt cannot hold them up for more
+    than one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read
+    in the pass of its first round.
+    """
 
     lanes = ("main",)
 

@@ -1,9 +1,9 @@
-"""The rules for chains, on tensors: many chains of one length judged at once.
+"""Acceptance rules on tensors: many chains of one length judged at once.
 
-Each function decides what its rule in token.py or block.py decides, chain by chain, given the same
-numbers. It is the form for packed batches on a device and for judging by the million, as
-`outrider verify` does. One pass over all laws of the batch costs more than the walk of one chain,
-which reads the vocabulary only after a refusal, so rounds on a CPU walk.
+Each function decides what its rule in exact.py decides, chain by chain, given the same numbers.
+This form serves packed batches on a device, and judging by the million in `outrider verify`. One
+pass over all distributions of a batch costs more than the walk of one chain, which reads the
+vocabulary only after a refusal, so rounds on a CPU walk.
 
 Shapes:  B = chains, K = drafted tokens, W = K + 1 = laws of a chain, V = vocabulary.
 """

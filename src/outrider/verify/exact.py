@@ -1,33 +1,6 @@
-"""Block verification: judge a drafted chain as a whole, from its last token backwards.
-
-The token rule stops at the first refusal. This rule lets a token that the target likes more than
-the drafter make up for one before it that the target likes less, so it never keeps fewer tokens in
-expectation, and it keeps the target's law all the same.
-
-With P_i, Q_i the laws of target and drafter at the i-th token x_i of a chain of K:
-
-    p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i that is kept
-    s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     what the draft does not cover
-    h_i = s_i / (s_i + 1 - p_i) for i < K,  h_K = p_K,  h_0 = 1,  0/0 = 1
-
-Keep the longest beginning i whose coin of probability h_i falls heads. The next token is drawn from
-P_{K+1} if i = K, else in proportion to max(0, p_i P_{i+1} - Q_{i+1}).
-
-Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh 2024 (arXiv 2403.10444). Cost: one look at P
-and Q a token; one pass over the vocabulary for each beginning that is looked at, and the whole
-chain, which is looked at first, needs none.
+"""Exact acceptance (rejection sampling): the token rule for any tree, the block rule for chains.
 
 Shapes:  K = drafted tokens, N = K, W = K + 1, V = vocabulary.
-
-Lossless acceptance for any draft tree.
-
-One walk covers greedy decoding, chains, look-ups and sampled trees: descend from the root, offer
-each child min(1, p/q), and after a refusal go on with the part of p that q did not cover.
-
-Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) for chains; siblings by recursive rejection
-(SpecInfer, arXiv 2305.09781). Cost: one look at p and q a draft node, one residual a refusal.
-
-Shapes:  V = vocabulary.
 """
 
 from __future__ import annotations
@@ -45,7 +18,14 @@ from outrider.core.sampling import PLAIN, Leftover, Sampling, draw, mass
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """Keeps the target's law, greedy and sampled, for chains and trees."""
+    """Keeps the target's law, greedy and sampled, for chains and trees.
+
+    One walk covers greedy decoding, chains, look-ups and sampled trees: descend from the root,
+    offer each child min(1, p/q), and after a refusal go on with the part of p that q did not cover.
+
+    Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) for chains; siblings by recursive rejection
+    (SpecInfer, arXiv 2305.09781). Cost: one look at p and q a draft node, one residual a refusal.
+    """
 
     sampling: Sampling = PLAIN
     name = "token"
@@ -94,6 +74,23 @@ class BlockRule:
     Everything else (trees, greedy laws, drafts chosen deterministically) is the token rule's: at
     temperature 0 there is nothing to win, and for a chain of point masses both rules keep each
     number of tokens with the same probability.
+
+    The token rule stops at the first refusal. The block rule lets a token that the target likes
+    more than the drafter make up for one before it that the target likes less, so it never keeps
+    fewer tokens in expectation, and it keeps the target's distribution all the same.
+
+    With P_i, Q_i the laws of target and drafter at the i-th token x_i of a chain of K:
+
+        p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i that is kept
+        s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     what the draft does not cover
+        h_i = s_i / (s_i + 1 - p_i) for i < K,  h_K = p_K,  h_0 = 1,  0/0 = 1
+
+    Keep the longest beginning i whose coin of probability h_i falls heads. The next token is drawn
+    from P_{K+1} if i = K, else in proportion to max(0, p_i P_{i+1} - Q_{i+1}).
+
+    Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh 2024 (arXiv 2403.10444). Cost: one look
+    at P and Q a token; one pass over the vocabulary for each beginning that is looked at, and the
+    whole chain, which is looked at first, needs none.
     """
 
     sampling: Sampling = PLAIN

@@ -1,9 +1,9 @@
-"""Rules that may change the target's law, for study: keep a draft that the target finds likely.
+"""Lossy acceptance rules, for study: keep a draft that the target finds likely.
 
-The walk descends from the root to the first child that the rule's test lets pass, as long as there
-is one; then the target's own token is drawn from its law there. The test sees the target's law at
-the child's parent, which greedy decoding has as well (at temperature 1). A token of no probability
-never passes, so bans and filters hold.
+The walk descends from the root to the first child that the rule's test lets pass; where none
+passes, the target's own token is drawn from its distribution there. The test sees the target's
+distribution at the child's parent (at temperature 1 under greedy decoding). A token of no
+probability never passes, so bans and filters hold.
 
     typical    p(x) > min(e, sqrt(e) exp(-H)), H the entropy of p       e = 0.09
     p_min      x is the likeliest, or p(x) >= t                         t = 0.5

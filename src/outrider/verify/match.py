@@ -1,25 +1,8 @@
-"""Draw from the target and keep the draft while it agrees: exact under any law.
+"""Match and coupled rules: draw from the target, keep the draft while it agrees; seed-tied.
 
-The draws are keyed by absolute position, so the text depends on the seed and the target alone: it
-is the same with any drafter and with none. It accepts less than the token rule at temperature > 0.
-
-Wherever the token rule divides by the drafter's law, this one does not look at it, so a drafter
-that misreports its law cannot bias the output.
-
-The match rule with shared races: text tied to the seed, and more of the draft kept.
-
-At each absolute position every token id has an exponential number of its own (`race_at` in
-core/rng.py). The target's token is the winner of the race under p, a coupled drafter's is the
-winner of the same race under q, and the draft is kept as long as the two agree. Each emitted token
-is the target's own draw at its position, so the text is a function of seed, prompt and p alone: the
-same with any drafter, any draft length and with none. q is never read.
-
-Both races have the same winner i with probability 1 / sum over j of max(p_j / p_i, q_j / q_i), in
-all at least (1 - TV) / (1 + TV), TV the distance of p and q.
-
-Daliri, Musco, Suresh 2024, "Coupling without Communication and Drafter-Invariant Speculative
-Decoding" (arXiv 2408.07978). Cost: an exponential number for every id of non-zero weight, for each
-token emitted.
+Draws are keyed by absolute position, so the text depends on seed and target alone: it is the same
+with any drafter and with none. Neither rule reads the drafter's probabilities q, so a drafter that
+misreports them cannot bias the output. At temperature > 0 both accept less than the token rule.
 
 Shapes:  V = vocabulary.
 """
@@ -62,7 +45,19 @@ def follow(row: JudgeRow, own: Callable[[int | Tensor, Noise, int], int]) -> Ver
 
 
 class CoupledRule:
-    """Keeps the target's law, and the seed's text. Pair it with a drafter that draws by races."""
+    """Keeps the target's law, and the seed's text. Pair it with a drafter that draws by races.
+
+    At each absolute position every token id has an exponential number of its own (`race_at` in
+    core/rng.py). The target's token is the winner of the race under p, a coupled drafter's is the
+    winner of the same race under q, and the draft is kept as long as the two agree.
+
+    Both races have the same winner i with probability 1 / sum over j of max(p_j / p_i, q_j / q_i),
+    in all at least (1 - TV) / (1 + TV), TV the distance of p and q.
+
+    Daliri, Musco, Suresh 2024, "Coupling without Communication and Drafter-Invariant Speculative
+    Decoding" (arXiv 2408.07978). Cost: an exponential number for every id of non-zero weight, for
+    each token emitted.
+    """
 
     name = "coupled"
     exact = True

@@ -107,7 +107,7 @@ def prepare_kernel(
     KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
-    """Convolution, norms and gates: one program takes one token and one key head with its value heads.
+    """Convolution, norms and gates: a program takes one token and one key head's value heads.
 
     The program also writes what cells keep of them.
     """

@@ -1,25 +1,13 @@
-"""Makes a transformers model row-invariant: a packed row has the same bits whatever rows are near.
+"""Attention and row-invariance of transformers models: the model runs, the paged KV cache answers.
 
-Two things in such a model depend on the number of rows. Matrix products: BLAS picks its loops by
-the shape, so every linear is replaced by ours (docs/algorithms/row-invariance.md). And functions
-such as tanh, whose vector and scalar forms differ in the last bit: which elements get which depends
-on where a tensor ends and how threads share it, so these run row by row, one identical call each.
-The rest (sums along a row, products, roots) is computed alike in every row.
+transformers looks attention up by name. The function behind our name passes the call on to whoever
+is `attending` in this context: `ArenaCache` during a step, a survey while a model is examined. The
+model's cache is `ArenaCache` too: `update` writes new rows into the slots that the plan names and
+hands back views, and attention reads the keys through the plan, in place.
 
-Activations become float32; weights keep their type, as in our own decoders.
-
-Shapes:  N = rows, I = inputs, O = outputs, F = row size.
-
-Who answers when a transformers model asks for attention, and the arena that answers.
-
-transformers looks attention up by name. The function behind our name passes the question on to
-whoever is `attending` in this context: the arena during a step, a survey (adapter_survey.py) while
-a model is examined. The arena is also the model's cache: `update` writes the new rows into the
-slots that the plan names and hands back views of the arena, and attention then reads the keys
-through the plan, in place. Nothing is concatenated, gathered or kept beside it.
-
-Shapes:  N = packed tokens, H = query heads, G = KV heads, D = head size, S = slots,
-         E = packed query, key and value heads, O = packed query heads.
+Shapes:  N = rows or packed tokens, I = inputs, O = outputs or packed query heads, F = row size,
+         H = query heads, G = KV heads, D = head size, S = slots, E = packed query, key and value
+         heads.
 """
 
 from __future__ import annotations
@@ -91,6 +79,11 @@ def prepare(model: nn.Module, kernels: Kernels, dtype: torch.dtype, odd: type) -
 
     `odd` is the class of linears whose weight is inputs x outputs. The names of weights that are
     still multiplied by other means come back; where there are some, rows may not be invariant.
+
+    Two things in such a model depend on the number of rows. BLAS picks its loops by the shape, so
+    every linear is replaced by ours (docs/algorithms/row-invariance.md). Functions such as tanh
+    have vector and scalar forms that differ in the last bit, so these run row by row, one identical
+    call each. Activations become float32; weights keep their type, as in our own decoders.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,23 +1,12 @@
-"""The trial a transformers model must pass when it is loaded: a few tokens, fed in every way.
+"""Adapter: any decoder of transformers as a CausalLM, with the paged KV cache as its only cache.
 
-Three texts are read by the model's own attention, without a cache, and then through the arena: the
-beginning of a chain in one step, its rest together with a second branch of the tree and a second
-sequence in another. What then differs cannot be used: a model that counts positions itself, adds to
-attention what we do not, or mixes neighbouring tokens outside attention fails here, whatever it is
-called. The chain's rest is fed once more token by token, which tells whether rows are invariant.
-
-Shapes:  N = tokens of all texts that are compared, V = vocabulary.
-
-Any decoder that transformers runs, behind CausalLM, with Outrider's arena as its only cache.
-
-One pass takes the packed tokens of all sequences as one row of a batch, each with its position.
-The model computes everything but attention; attention and the memory of keys and values are ours
-(adapter_attention.py), so prefill, decode, trees and rollback are what they are for our own
-decoders. A model is surveyed without weights, loaded, made row-invariant, and then must pass a
+One pass takes the packed tokens of all sequences as one row of a batch, each with its position. The
+model computes everything but attention, so prefill, decode, trees and rollback work as for our own
+decoders. A model is surveyed without weights, loaded, made row-invariant, and must then pass a
 trial against its own plain attention; see docs/algorithms/adapter.md.
 
-Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
-         K = captured layers.
+Shapes:  N = tokens of all texts that are compared or packed tokens, V = vocabulary, M = packed
+         logits rows, D = hidden size, K = captured layers.
 """
 
 from __future__ import annotations
@@ -60,7 +49,14 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
 class Trial:
-    """Texts of one model. Every text is fed from its beginning, and `run` compares all of it."""
+    """Texts of one model. Every text is fed from its beginning, and `run` compares all of it.
+
+    Three texts are read by the model's own attention, without a cache, and then through the KV
+    cache: the beginning of a chain in one step, its rest together with a second branch of the tree
+    and a second sequence in another. A model that counts positions itself, adds to attention what
+    we do not, or mixes neighbouring tokens outside attention fails here. The chain's rest is fed
+    once more token by token, which tells whether rows are invariant.
+    """
 
     def __init__(self, max_tokens: int, vocab_size: int) -> None:
         length = min(_MOST_TOKENS, max_tokens)

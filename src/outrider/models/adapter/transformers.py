@@ -1,17 +1,9 @@
-"""A model without weights is run once, on two tokens, to learn what it asks of cache and attention.
+"""The only module that calls transformers: configurations, model classes, weights, surveys.
 
-Its parameters are on PyTorch's meta device, which computes shapes and no values: the pass costs no
-memory, and a model that cannot run over the arena is refused before anything is read. What must
-hold: every layer writes keys and values, all of one shape; attention goes through transformers'
-interface and asks for nothing beyond a causal softmax; masks are causal. A local mask (sliding
-window, chunks) sees everything within its width, so it only bounds the window.
+transformers is optional, so this module is imported only when a model needs it. No code of a
+checkpoint is run, no pickle is opened, no network is used.
 
 Shapes:  N = tokens, H = query heads, G = KV heads, D = head size.
-
-All that Outrider asks of transformers: configurations, model classes, weights.
-
-The only module that a model runs through, and imported only when one needs it: transformers is an
-optional dependency. No code of a checkpoint is run, no pickle is opened, no network is used.
 """
 
 from __future__ import annotations
@@ -256,7 +248,15 @@ class Anatomy:
 
 
 def survey(config: Any) -> Anatomy:
-    """Raises CheckpointError, with the reason, if a model of this `config` cannot run."""
+    """Raises CheckpointError, with the reason, if a model of this `config` cannot run.
+
+    The model runs once, on two tokens, on PyTorch's meta device, which computes shapes and no
+    values, so a model that cannot run over the paged KV cache is refused before anything is read.
+    Every layer must write keys and values, all of one shape; attention must go through
+    transformers' interface and ask for nothing beyond a causal softmax; masks must be causal. A
+    local mask (sliding window, chunks) sees everything within its width, so it only bounds the
+    window.
+    """
     family, seen = config.model_type, _Survey(config.model_type)
     register(answer_attention, answer_mask)
     model = skeleton(config)

@@ -1,17 +1,7 @@
-"""What ranks that share one model say to each other: sums of tensors, and tensors between two.
+"""Communication of tensor parallelism over torch.distributed: sums, and sends between two ranks.
 
 A rank is one process (or device) of `size`, numbered from 0; rank 0 leads. Every rank makes the
-same calls in the same order. All tensors are contiguous and on the rank's own device.
-
-A `Comm` over torch.distributed: gloo between processes on CPUs, NCCL between CUDA devices.
-
-The process group is made directly rather than by `init_process_group`, of which a process can have
-only one: so several models may be shared out at once. Ranks of one machine meet in a file that the
-leader removes afterwards, and speak over the loopback interface; no object is ever sent, hence
-nothing is unpickled.
-
-A sum of two ranks has the same bits whatever the order. With more, gloo and NCCL add in an order
-that depends on where in the buffer a number lies.
+same calls in the same order. Tensors are contiguous and on the rank's own device.
 """
 
 from __future__ import annotations
@@ -78,7 +68,15 @@ LOOPBACK = "127.0.0.1"
 
 class TorchComm:
     """Raises MachineError if this PyTorch lacks the backend, RankError if the others do not come
-    within SILENCE_SECONDS. `store` is the file in which the ranks meet."""
+    within SILENCE_SECONDS. `store` is the file in which the ranks meet.
+
+    The backend is gloo between processes on CPUs and NCCL between CUDA devices. The process group
+    is made directly rather than by `init_process_group`, of which a process can have only one.
+    Ranks of one machine meet in a file that the leader removes afterwards, and speak over the
+    loopback interface; no object is ever sent, hence nothing is unpickled. A sum of two ranks has
+    the same bits whatever the order; with more ranks gloo and NCCL add in an order that depends on
+    where in the buffer a number lies.
+    """
 
     def __init__(self, rank: int, size: int, *, store: Path, place: device) -> None:
         self.rank, self.size = rank, size

@@ -1,24 +1,8 @@
-"""The processes of ranks 1 and on, started and ended by rank 0.
+"""Processes of tensor-parallel ranks: started and ended by rank 0, and the program that they run.
 
-They are new interpreters, not forks: a fork of a process with threads may hang. Each reads its
-orders from a pipe (link.py) and ends when that pipe does, so it outlives neither `close` nor rank
-0. A rank that ends by itself is an error for all: the first call that notices says which rank it
-was, ends the others, and every later call says it again.
-
-A rank that was stopped, or whose machine was, does not end. Each therefore writes a byte a second
-to a pipe of its own, and one that is silent for SILENT_SECONDS is killed, which frees whoever waits
-for it. The seconds are counted one by one, so that rank 0 may be stopped and go on.
-
-The follower's end of its pipes: a setup and messages come in, a few lines of JSON go out.
-
-A thread of its own reads, for two reasons: rank 0 need not wait for a follower that computes, and
-when rank 0 is gone its pipe ends, which ends the follower at once, whatever it waits for. Another
-thread writes a byte every PULSE_SECONDS to a third pipe, by which rank 0 knows that this process is
-not stopped.
-
-The program of ranks 1 and on: load a share, then make every call that rank 0 makes.
-
-Started by `load_sharded`; a follower knows no requests and no text, only its part of each pass.
+Ranks 1 and on are new interpreters, since a fork of a process with threads may hang. Each reads its
+orders from a pipe and ends when the pipe does. A rank that ends by itself is an error for all: the
+first call that notices says which rank it was, ends the others, and every later call says it again.
 """
 
 from __future__ import annotations
@@ -61,7 +45,12 @@ def encode(message: Sequence[int]) -> bytes:
 
 
 class Link:
-    """Takes over stdin and stdout of this process; an uncaught error is reported on the way out."""
+    """Takes over stdin and stdout of this process; an uncaught error is reported on the way out.
+
+    A thread of its own reads, so that rank 0 need not wait for a follower that computes, and so
+    that the end of the pipe ends the follower at once, whatever it waits for. Another thread writes
+    the byte every PULSE_SECONDS.
+    """
 
     def __init__(self) -> None:
         # A library that prints must not be heard by rank 0.
@@ -114,7 +103,12 @@ _HINT = "load the model again; if memory ran out, lower --arena-tokens or --tens
 
 
 class Ranks:
-    """`module` is run as a program by each follower, with `setup` and its rank."""
+    """`module` is run as a program by each follower, with `setup` and its rank.
+
+    A stopped rank does not end. So each rank writes a byte a second to a pipe of its own, and one
+    that is silent for SILENT_SECONDS is killed, which frees whoever waits for it. The seconds are
+    counted one by one, so that rank 0 may be stopped and go on.
+    """
 
     def __init__(self, module: str, size: int, setup: Mapping[str, object]) -> None:
         self.size = size
@@ -312,6 +306,7 @@ class Setup:
 
 
 def follow() -> None:
+    """A follower knows no requests and no text, only its part of each pass."""
     link = Link()
     setup, rank, size = link.setup, link.setup["rank"], link.setup["size"]
     options = _options(setup["options"])

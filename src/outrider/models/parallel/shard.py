@@ -1,10 +1,9 @@
-"""Which part of a Llama-shaped checkpoint each rank holds, and how its logits come together.
+"""Tensor-parallel split (Megatron-LM): which part of a Llama-shaped checkpoint each rank holds.
 
-The split is that of Megatron-LM (Shoeybi et al. 2019). Matrices that read the residual (q, k, v,
-gate, up) are cut by outputs, so a rank has whole heads and whole FFN features; matrices that write
-to it (out, down) are cut by inputs, so ranks have summands of the same output and one sum over
-ranks follows each of the two. Query heads go with the key head that they read. The output head is
-cut by tokens; the table of tokens, which a pass reads a few rows of, is held by all.
+Matrices that read the residual (q, k, v, gate, up) are cut by outputs, so a rank has whole heads
+and whole FFN features; matrices that write to it (out, down) are cut by inputs, and one sum over
+ranks follows each (Shoeybi et al. 2019). Query heads go with the key head that they read. The
+output head is cut by tokens; all ranks hold the embedding.
 
 Shapes:  M = packed logits rows, V = vocabulary or a rank's part of it.
 """

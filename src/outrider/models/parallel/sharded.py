@@ -1,14 +1,11 @@
-"""A model whose weights and memory are shared out among processes, with one that speaks for all.
+"""Tensor-parallel model as rank 0 sees it: one CausalLM whose weights and KV cache are shared out.
 
-`ShardedLM` looks like any other model. Its calls go to one thread, one after another, and each is
-first told to the followers (messages.py): all ranks then make the same calls in the same order. The
-thread also keeps an interrupt of the caller from cutting a call in half, after which the ranks
-would wait for each other for good.
-
-Sums over inputs are cut into as many parts as there are ranks, so logits differ from those of one
-process in their last bits (1e-4 at most in float32 on the models of the tests), and greedy text
-differs only where two tokens tie that closely. With two ranks a row's bits still do not depend on
-its batch, hence speculation changes nothing; with more, `Kernels.exact` is false (torch_comm.py).
+Calls go to one thread, one after another, and each is first told to the followers (messages.py), so
+all ranks make the same calls in the same order and no interrupt cuts a call in half. Sums over
+inputs are cut into one part a rank, so logits differ from those of one process in their last bits
+(1e-4 at most in float32 on the models of the tests), and greedy text only where two tokens tie that
+closely. With two ranks a row's bits do not depend on its batch, hence speculation changes nothing;
+with more, `Kernels.exact` is false (comm.py).
 """
 
 from __future__ import annotations
