@@ -1,4 +1,4 @@
-"""Load a target and its drafter's model, once it is known that they fit (pair_plan.py).
+"""Load a target and its drafter's model, once it is known that they fit (plan.py).
 
 A corpus of text files, as tokens: what the suffix drafter reads before the first request.
 """

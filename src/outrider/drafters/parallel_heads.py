@@ -101,7 +101,7 @@ def _shape(row: DraftRow, logits_KV: Tensor) -> None:
 
 
 class Block(Protocol):
-    """What guesses places by the states of a few tokens (net.py)."""
+    """What guesses places by the states of a few tokens (block.py)."""
 
     @property
     def num_places(self) -> int: ...
@@ -172,7 +172,7 @@ def num_sure(confidences: Sequence[float], least: float) -> int:
 
 
 class Heads(Protocol):
-    """What guesses several places at once from one state of the target (net.py)."""
+    """What guesses several places at once from one state of the target (medusa.py)."""
 
     @property
     def num_heads(self) -> int: ...

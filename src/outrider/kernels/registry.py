@@ -74,8 +74,8 @@ class Delta(Protocol):
 class Choice:
     """Which implementation `op` got, and why each one before it was passed over.
 
-    `kind` is vectors, dots or tiles (kinds.py), where an implementation has several, and `why` says
-    why, with `timings` where they were measured.
+    `kind` is vectors, dots or tiles (native/cpu.py), where an implementation has several, and `why`
+    says why, with `timings` where they were measured.
     """
 
     op: str

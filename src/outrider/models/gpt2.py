@@ -163,7 +163,7 @@ class GPT2Model:
         return other
 
     def compact(self, seq_id: int, keep: Keep) -> None:
-        """Drop keys of the text that `seq_id` has committed (compacting.py)."""
+        """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
         compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

@@ -1,6 +1,6 @@
 """A Hugging Face `config.json`, read by the family that its `model_type` names. No tensors.
 
-Each family has a config of its own (llama_config.py, gpt2_config.py, qwen_hybrid_config.py);
+Each family has a config of its own (families.py, qwen_hybrid_config.py);
 whoever only plans memory or reports limits needs no more of it than `DecoderConfig`.
 """
 

@@ -243,7 +243,7 @@ class LlamaModel:
         return other
 
     def compact(self, seq_id: int, keep: Keep) -> None:
-        """Drop keys of the text that `seq_id` has committed (compacting.py)."""
+        """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
         compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

@@ -136,7 +136,7 @@ class Study:
 
     `arrivals` is "closed" (`batch` users), "together", or requests a second. `batch` is the most
     that run at once, `prompt` and `output` are mean tokens. `sync` is seconds of a hand-over
-    between lanes, `contention` that of simulate_lanes.py. A batch of 0 for a lane is `batch`.
+    between lanes, `contention` that of `SharedLanes`. A batch of 0 for a lane is `batch`.
     Raises ConfigError for an engine that there is not, or that cannot do anything.
     """
 

@@ -130,7 +130,7 @@ def _laws_at(
         return p_BV, torch.zeros_like(p_BV)
     last_B = kept_B.clamp_max(tokens_BK.shape[1] - 1)
     if q_BKV is None:
-        # A large number covers all mass of the token, as `residual` in token.py does.
+        # A large number covers all mass of the token, as `residual` in exact.py does.
         q_BV = torch.zeros_like(p_BV).scatter(-1, tokens_BK[row_B, last_B][:, None], 2.0)
     else:
         q_BV = q_BKV[row_B, last_B]

@@ -92,7 +92,7 @@ class ForcedHits:
 
     Heads: the draft says `hit`. If the verdict was not really foreseen its draft is made now, by
     the model, and counted as made good, not as found; so a round counts as a hit but has the costs
-    of a miss, unless the model is one whose words can be had without its work (build.py). Tails:
+    of a miss, unless the model can say its words without its work (`Foretold`). Tails:
     the table is not used, and the draft is that of a miss. So a share of 1 makes a run in which all
     drafts count as hits, and a share of 0 one that never uses the table. The coin is a pure
     function of sequence and round.

@@ -3,7 +3,7 @@
 Earlier texts are the prompt, the output so far, other requests and a corpus, in suffix automata. A
 node is accepted with probability
 
-    P(child) = P(parent) r                             of the likeliest token, r by trust.py
+    P(child) = P(parent) r                             of the likeliest token, r by `Trust`
     P(child) = P(parent) (1 - r) r n / (N - n1 + 1)    of another, seen n of N times
 
 The likeliest token was seen n1 times of N, and r is its rate (`Trust`). A draft is the nodes with

@@ -1,4 +1,6 @@
-"""The gated delta rule as one native call a layer: csrc/delta.cpp, defined by torch.py.
+"""The gated delta rule as one native call a layer: csrc/delta.cpp.
+
+kernels/reference/delta.py is the definition.
 
 What a pass's runs say is written down once, as arrays of numbers that native code walks.
 

@@ -6,7 +6,7 @@ token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
          S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers; others
-         as in decoder.py.
+         as in models/decoder.py.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def linear_kernel(
 # pyright: basic, reportGeneralTypeIssues=false
 
 
-# As linear/quantised.py has them: a row below TINY is all zeros.
+# As kernels/reference/linear.py has them: a row below TINY is all zeros.
 _TINY = tl.constexpr(1e-30)
 _GROUP = tl.constexpr(32)
 # Added and taken away, it leaves a float32 below 2^22 rounded to an integer, ties to even.

@@ -66,7 +66,7 @@ class TritonOps:
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
-        """out (+)= round(x) W^T, summed in float32; of integers as linear/quantised.py defines."""
+        """out (+)= round(x) W^T, summed in float32; of integers as reference/linear.py defines."""
         num_rows, num_in = x_NI.shape
         assert num_in == packed.num_in
         assert x_NI.stride(1) == 1

@@ -1,7 +1,7 @@
 """What the rest of the program needs to know of a transformers model before its weights are read.
 
 transformers reads config.json, so defaults and names of keys are its own; a survey of the model
-without weights (adapter_survey.py) says what its layers really keep.
+without weights (transformers.py) says what its layers really keep.
 """
 
 from __future__ import annotations

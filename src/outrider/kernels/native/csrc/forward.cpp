@@ -65,7 +65,7 @@ struct Layer {
     void *keys, *values;
 };
 
-// What the embedding and kept states are made of: the place in SUFFIXES of native.py.
+// What the embedding and kept states are made of: the place in SUFFIXES of ops.py.
 enum Dtype { FLOAT32, BFLOAT16, FLOAT16 };
 
 struct Decoder {

@@ -1,4 +1,4 @@
-// Rows of activations as integers of -127 to 127; linear/quantised.py says what they mean.
+// Rows of activations as integers of -127 to 127; kernels/reference/linear.py says what they mean.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Whether linears can use dot products of pairs here; kinds.py asks.
+// Whether linears can use dot products of pairs here; cpu.py asks.
 #include "pairs.h"
 
 #if defined(__x86_64__)
@@ -11,7 +11,7 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `_NO_DOTS` in kinds.py.
+// Mirrored by `_NO_DOTS` in cpu.py.
 enum Missing { NOTHING, CPU, COMPILER };
 
 #if defined(OUTRIDER_HAS_PAIRS)

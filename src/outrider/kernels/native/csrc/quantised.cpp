@@ -1,4 +1,4 @@
-// out_NO (+)= x_NI W_OI^T over weights of 8 or 4 bits; linear/quantised.py says what they mean.
+// out_NO (+)= x_NI W_OI^T over weights of 8 or 4 bits; kernels/reference/linear.py says what they mean.
 //
 // A row of x becomes integers of -127 to 127 and one scale. Sums of integers are exact in any
 // order, so a row's bits are the same whatever rows it comes with, and on every CPU:
@@ -173,7 +173,7 @@ Add<Format> kernel_for(int rows, int blocks) {
     return ONE_BLOCK[rows - 1];
 }
 
-// Mirrored by `_Weights` in linear/quantised_native.py.
+// Mirrored by `_Weights` in kernels/native/quantised.py.
 struct Weights {
     Team* team;
     const uint8_t* packed;

@@ -19,10 +19,10 @@ namespace outrider {
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
 enum Rule { TOKEN, BLOCK, MATCH };
 constexpr int ROOT = -1;
-// As in round_memory.py; no deeper draft is given.
+// As in rounds.py; no deeper draft is given.
 constexpr int MAX_DEPTH = 64;
 
-// Mirrored by `Memory` in round_memory.py: one model, its arena and room for the plan of a pass.
+// Mirrored by `Memory` in rounds.py: one model, its arena and room for the plan of a pass.
 struct Memory {
     const void* decoder;
     Pass pass;
@@ -75,7 +75,7 @@ struct Memory {
     int32_t num_wanted, num_logits, state_size, unused;
 };
 
-// Mirrored by `Row` in round_memory.py: one sequence. What a model has not read begins in its
+// Mirrored by `Row` in rounds.py: one sequence. What a model has not read begins in its
 // memory's `tokens` at the sum of the counts before. `next` is the target's own token.
 struct Row {
     uint64_t seed;
@@ -96,7 +96,7 @@ struct Row {
     }
 };
 
-// Mirrored by `Round` in round_memory.py. Without a `draft` memory the drafts are given.
+// Mirrored by `Round` in rounds.py. Without a `draft` memory the drafts are given.
 struct Round {
     Team* team;
     Memory *target, *draft;

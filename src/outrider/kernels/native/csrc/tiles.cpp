@@ -1,4 +1,4 @@
-// Whether this machine lets a process use tiles; tiles.py asks.
+// Whether this machine lets a process use tiles; cpu.py asks.
 #include "tiles.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -11,7 +11,7 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `_MISSING` in tiles.py.
+// Mirrored by `_MISSING` in cpu.py.
 enum Missing { NOTHING, CPU, STATE, COMPILER };
 
 #if defined(__linux__) && defined(__x86_64__) && !defined(OUTRIDER_SOFTWARE_TILES)

@@ -1,4 +1,4 @@
-// A trial of the tile kernels, made to be run in a process that may crash (tiles.py).
+// A trial of the tile kernels, made to be run in a process that may crash (cpu.py).
 //
 // Small whole numbers, scales that are sums of a few powers of two: every product and sum is exact,
 // so the right answer is known without another kernel.
@@ -10,7 +10,7 @@
 
 extern "C" int outrider_tiles_permit();
 
-// Mirrored by `_VERDICTS` in tiles.py.
+// Mirrored by `_VERDICTS` in cpu.py.
 namespace {
 enum Verdict { SOUND = 0, FORBIDDEN = 3, WRONG = 4 };
 }

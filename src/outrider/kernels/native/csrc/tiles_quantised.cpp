@@ -1,5 +1,5 @@
 // Weights of 8 or 4 bits on tiles. The integers, their order of sums and so all bits are those of
-// quantised.cpp; linear/quantised.py says what they mean.
+// quantised.cpp; kernels/reference/linear.py says what they mean.
 //
 // int8: blocks of 32 columns as in quantised.cpp (scales, then bytes 128 more than they are), with
 // inputs padded to whole steps of tiles_blocks.h by bytes of 0, which add nothing.
