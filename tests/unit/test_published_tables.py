@@ -1,4 +1,4 @@
-"""docs/published-tables.md computed again from what the tables state."""
+"""docs/project/published-tables.md computed again from what the tables state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.cli.explain_published import (
 from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 from outrider.planner.overlap import hide_limit
 
-PAGE = Document.named("published-tables.md")
+PAGE = Document.named("project/published-tables.md")
 PROSE = PAGE.prose
 SMALL, LARGE = DRAFT_TIMES["8B/1B"], DRAFT_TIMES["70B/1B"]
 

@@ -3,7 +3,7 @@
 The tables are those of Kumar, Dao, May, "Speculative speculative decoding": the time of drafting
 relative to a verification (Table 1), and the speed-up over plain decoding at alpha = 0.9 (Table 2)
 as it was predicted and as it was achieved. The prediction does not follow from Table 1 by the
-formula beside it. docs/published-tables.md has the whole story.
+formula beside it. docs/project/published-tables.md has the whole story.
 """
 
 from __future__ import annotations
@@ -111,5 +111,5 @@ def published(_: Numbers) -> Explanation:
         f"the formula, and rounding explains {sum(row.follows for row in found)} of "
         f"{len(found)} rows. So no report of ours takes a prediction from anything but the times "
         "of its own run.",
-        more=("docs/published-tables.md: all tables, and what else was tried",),
+        more=("docs/project/published-tables.md: all tables, and what else was tried",),
     )
