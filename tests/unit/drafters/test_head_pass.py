@@ -311,7 +311,7 @@ def test_the_shipped_heads_draft_alike_either_way(
     monkeypatch.setattr(NativeChainDrafts, "draft", _no_draft)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
     monkeypatch.setattr(HeadPass, "step", _refuse)
-    for module in ("eagle.native", "mtp.net"):
+    for module in ("eagle.net", "mtp.net"):
         monkeypatch.setattr(f"outrider.drafters.{module}.head_pass", _no_pass)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
 
