@@ -80,6 +80,17 @@ def _comes_before(parent: int, node: int) -> bool:
 _EMPTY = Draft((), ())
 
 
+def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
+    """How many of the tokens of a chain, from the first, are those of `text`: what comes after them
+    was refused, or `text` has not come that far."""
+    count = 0
+    for token, written in zip(drafted, text, strict=False):
+        if token != written:
+            break
+        count += 1
+    return count
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target decided: the accepted path, then one token of its own.

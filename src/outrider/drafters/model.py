@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, common_prefix
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import ROOT, DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
@@ -99,7 +99,7 @@ class ModelDrafter:
         the model by itself."""
         state = self._model.state
         length = state.length(seq_id)
-        kept = _num_common(self._staged[seq_id], tokens[length:-1])
+        kept = common_prefix(self._staged[seq_id], tokens[length:-1])
         state.commit({seq_id: range(kept)})
         self._staged[seq_id] = []
         start, end = length + kept, len(tokens) - 1
@@ -143,15 +143,6 @@ class ModelDrafter:
         for feed in feeds:
             self._staged[feed.seq_id] += feed.tokens
         return logits_MV
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 _NO_NEEDS = DraftNeeds()

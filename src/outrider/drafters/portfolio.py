@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ContractError
 from outrider.core.logits import Shaper
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
@@ -119,13 +119,8 @@ class Shadowed:
         start, drafted = self._answers.pop(row.seq_id, (0, ()))
         if not drafted:
             return
-        written = tuple(row.tokens[start : start + len(drafted)])
-        kept = 0
-        for token, wanted in zip(drafted, written, strict=False):
-            if token != wanted:
-                break
-            kept += 1
-        self._acceptance.observe(row.seq_id, len(written), kept)
+        written = row.tokens[start : start + len(drafted)]
+        self._acceptance.observe(row.seq_id, len(written), common_prefix(drafted, written))
 
     def _offer(self, row: DraftRow, draft: Draft) -> Offer:
         if not draft.tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Origin, Outcome, Verdict
+from outrider.core.draft import Draft, Origin, Outcome, Verdict, common_prefix
 from outrider.core.errors import DrafterError
 from outrider.core.rng import ROOT
 
@@ -29,6 +29,16 @@ def test_a_chain_is_a_tree_of_one_branch() -> None:
     assert chain.parents == (ROOT, 0, 1)
     assert len(chain) == 3
     assert Draft.chain([]) == Draft.empty()
+
+
+@pytest.mark.parametrize(
+    ("drafted", "text", "kept"),
+    [([], [4], 0), ([4], [], 0), ([4, 5], [5, 4], 0), ([4, 5], [4, 6, 5], 1), ([4, 5], [4, 5], 2)],
+)
+def test_a_chain_is_kept_up_to_where_the_text_goes_on_otherwise(
+    drafted: list[int], text: list[int], kept: int
+) -> None:
+    assert common_prefix(drafted, text) == common_prefix(text, drafted) == kept
 
 
 @pytest.mark.parametrize("parents", [(1, ROOT), (0,), (ROOT, 1), (-2,), (ROOT, ROOT, ROOT)])
