@@ -189,6 +189,25 @@ class Remembering(Protocol):
         ...
 
 
+@runtime_checkable
+class ShutsDown(Protocol):
+    """A drafter that holds more than memory, such as a process."""
+
+    def shut_down(self) -> None:
+        """Give it back. The next request may bring it up again."""
+        ...
+
+
+@runtime_checkable
+class HasNotes(Protocol):
+    """A drafter that has something to say to users."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What they should know of this run; empty if all went well."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AheadRow:
     """A round whose verdict is still open: `draft` is being verified after `pending`, the last of

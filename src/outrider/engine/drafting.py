@@ -30,9 +30,16 @@ from outrider.core.errors import (
     words_of,
 )
 from outrider.core.interrupts import breakable, is_interrupt
-from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow, Remembering
+from outrider.core.protocols import (
+    AheadRow,
+    DraftAhead,
+    Drafter,
+    DraftRow,
+    HasNotes,
+    Remembering,
+    ShutsDown,
+)
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.process.client import ProcessDrafter
 
 _log = logging.getLogger(__name__)
 
@@ -317,12 +324,13 @@ class Drafting:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should hear of the drafter."""
-        return self.drafter.notes if isinstance(self.drafter, ProcessDrafter) else ()
+        return self.drafter.notes if isinstance(self.drafter, HasNotes) else ()
 
     def shut_down(self) -> None:
-        """End the drafter's process, if it lives in one."""
-        if isinstance(self.drafter, ProcessDrafter):
-            self.drafter.shut_down()
+        """End the drafter's process, if it has one."""
+        if isinstance(self.drafter, ShutsDown):
+            with foreign():
+                self.drafter.shut_down()
 
     def give_up(self) -> None:
         self.hung = f"drafter {self.drafter.name!r} gave no answer for {self.timeout:g} seconds."
