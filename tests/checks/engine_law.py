@@ -27,7 +27,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
 from outrider.core.rng import KeyedNoise, race_node
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.plain_law import filtered
+from outrider.proof.laws import filtered
 
 VOCAB = 3
 LENGTH = 3

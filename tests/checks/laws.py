@@ -1,4 +1,4 @@
-"""Processed laws against the slow ones of `proof/plain_law.py`."""
+"""Processed laws against the slow ones of `proof/laws.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import processed_probs
-from outrider.proof.plain_law import filtered
+from outrider.proof.laws import filtered
 
 
 def floats(values_V: Tensor) -> list[float]:

@@ -25,7 +25,7 @@ from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.plain_law import filtered
+from outrider.proof.laws import filtered
 
 WORDS = ((1, 2), (0,))
 STOPS = frozenset([2])

@@ -30,7 +30,7 @@ from outrider.core.rng import KeyedNoise, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.proof.chisquare import p_values
-from outrider.proof.races import joint_winner
+from outrider.proof.laws import joint_winner
 from outrider.verify.match import CoupledRule
 
 small = st.integers(2, 4).flatmap(

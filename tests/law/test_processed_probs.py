@@ -12,7 +12,7 @@ from checks.laws import check_filter_cases, check_filters, floats, near_an_edge
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import Laws, processed_probs
-from outrider.proof.plain_law import filtered
+from outrider.proof.laws import filtered
 
 logits = st.lists(st.integers(-6, 6).map(lambda x: x / 2), min_size=1, max_size=9)
 params = st.builds(

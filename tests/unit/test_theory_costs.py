@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from checks.documents import Document
-from outrider.cli.explain_energy import BYTE, OPERATION, joules
-from outrider.cli.explain_energy import gain as gain_of
-from outrider.cli.explain_machine import Device, break_even, model_of
+from outrider.cli.explain_machine import BYTE, OPERATION, Device, break_even, joules, model_of
+from outrider.cli.explain_machine import gain as gain_of
 from outrider.cli.explain_page import Numbers
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.theory import (

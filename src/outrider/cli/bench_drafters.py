@@ -26,12 +26,12 @@ from outrider.bench.provenance import provenance, write_json
 from outrider.bench.workloads import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
-from outrider.cli.drafter_options import DraftersOptions
-from outrider.cli.engine_subjects import Subject, subject
+from outrider.cli.engine_setup import Subject, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
+from outrider.cli.model_options import DraftersOptions
 from outrider.cli.output import check_writable, json_line
-from outrider.cli.visits_bar import taken
+from outrider.cli.paint import taken
 from outrider.core.fields import words_of
 from outrider.core.settings import DEFAULT
 

@@ -28,7 +28,7 @@ from outrider.bench.pages import Page, Section
 from outrider.bench.provenance import provenance, write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
-from outrider.cli.engine_subjects import Subject, known_pairs, subject
+from outrider.cli.engine_setup import Subject, known_pairs, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.options import EnginesOptions

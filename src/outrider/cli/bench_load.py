@@ -31,7 +31,7 @@ from outrider.bench.pages import Page
 from outrider.bench.provenance import provenance, write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
-from outrider.cli.engine_subjects import subject
+from outrider.cli.engine_setup import subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import LoadTestOptions

@@ -23,9 +23,9 @@ from outrider.bench.peers.servers import parse_servers
 from outrider.bench.provenance import provenance, write_json
 from outrider.bench.records import RecordError, entries, parse
 from outrider.cli import engine_setup
-from outrider.cli.bench_peers_options import PeersOptions
+from outrider.cli.bench_options import PeersOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_subjects import subject
+from outrider.cli.engine_setup import subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import json_line

@@ -20,9 +20,9 @@ from outrider.bench.quality.report import Quality, sections, to_record
 from outrider.bench.quality.rules import RULES, RuleRow, Study, compare_rules
 from outrider.bench.workloads import builtin_texts
 from outrider.cli import engine_setup
-from outrider.cli.bench_quality_options import QualityOptions
+from outrider.cli.bench_options import QualityOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_subjects import Subject, subject
+from outrider.cli.engine_setup import Subject, subject
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, json_line, write_whole

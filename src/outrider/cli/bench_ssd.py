@@ -21,7 +21,7 @@ from outrider.bench.gemm.units import Unit
 from outrider.bench.pages import Page
 from outrider.bench.provenance import provenance, write_json
 from outrider.cache.capacity import free_bytes
-from outrider.cli.bench_ssd_options import SsdOptions
+from outrider.cli.bench_options import SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import print_page, say
 from outrider.cli.main import INTERRUPTED

@@ -22,13 +22,13 @@ from outrider.bench.sweeps.report import sections, tested_claims
 from outrider.bench.sweeps.scenes import Group, named
 from outrider.bench.sweeps.summary import points, write_summary
 from outrider.cli import engine_setup
-from outrider.cli.bench_sweep_options import SweepOptions
+from outrider.cli.bench_options import SweepOptions
 from outrider.cli.bench_sweep_setup import Setup, set_up
 from outrider.cli.call import Call
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import json_line
-from outrider.cli.visits_bar import visits_bar
+from outrider.cli.paint import visits_bar
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 
 

@@ -26,10 +26,10 @@ from outrider.bench.sweeps.grid import Subject, Terms
 from outrider.bench.sweeps.prompts import PromptSource
 from outrider.bench.sweeps.recipes import Recipe, recipe
 from outrider.bench.workloads import MIXED, check_domain
-from outrider.cli import engine_subjects
-from outrider.cli.bench_sweep_options import DECIDED_BY_GRIDS, SweepOptions
+from outrider.cli import engine_setup as engine_subjects
+from outrider.cli.bench_options import DECIDED_BY_GRIDS, SweepOptions
 from outrider.cli.call import Call
-from outrider.cli.experiment import with_experiment
+from outrider.cli.sweep_setup import with_experiment
 from outrider.core.errors import ConfigError
 from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
 from outrider.models.loading import pick_device

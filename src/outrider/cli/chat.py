@@ -2,17 +2,33 @@
 
 Ctrl-C stops the reply and keeps what was said; Ctrl-D or /exit leaves. With stdin from a pipe,
 every line is a message.
+
+The state behind `outrider chat`: messages, sampling, and what the replies cost.
+
+A model's error is reported and the conversation goes on; `exit_code` remembers it.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import FrameType
 
+from outrider.api.llm import LLM
+from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
+from outrider.cli.main import report
 from outrider.cli.options import ChatOptions
-from outrider.core.errors import ConfigError
+from outrider.cli.output import json_line
+from outrider.cli.paint import Painter
+from outrider.cli.session import show, tell_notes
+from outrider.core import settings
+from outrider.core.errors import ConfigError, OutriderError, did_you_mean
+from outrider.core.params import SamplingParams
+from outrider.core.settings import GROUPS, SETTINGS, Given
 
 HELP = """\
 /help            this list
@@ -24,7 +40,6 @@ HELP = """\
 
 
 def chat(call: Call[ChatOptions]) -> int:
-    from outrider.cli.conversation import Conversation
     from outrider.cli.paint import Painter
     from outrider.cli.session import open_llm
 
@@ -60,3 +75,125 @@ def _lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /exit leaves)")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all replies cost together."""
+
+    num_replies: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: GenerationResult) -> None:
+        self.num_replies += 1
+        self.num_tokens += len(result.token_ids)
+        self.num_drafted += result.stats.num_drafted
+        self.num_accepted += result.stats.num_accepted
+        self.seconds += result.stats.seconds["total"]
+
+    def summary(self) -> str:
+        rate = self.num_tokens / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.num_replies} replies · {self.num_tokens} tokens · {rate:.0f} tok/s · "
+            f"{self.num_accepted} of {self.num_drafted} drafts accepted"
+        )
+
+
+class Conversation:
+    """Takes lines; answers messages and obeys commands."""
+
+    def __init__(
+        self, llm: LLM, params: SamplingParams, painter: Painter | None, system: str | None
+    ) -> None:
+        self._llm = llm
+        self._params = params
+        self._painter = painter
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._opening)
+        self._totals = Totals()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: print(HELP),
+            "/reset": lambda _: self._reset(),
+            "/stats": lambda _: print(self._totals.summary()),
+            "/set": self._set,
+        }
+        self.exit_code = 0
+
+    def take(self, line: str) -> bool:
+        """Act on one line; False if the user wants to leave."""
+        if line == "/exit":
+            return False
+        try:
+            if line.startswith("/"):
+                self._obey(line)
+            elif line:
+                self._answer(line)
+        except OutriderError as error:
+            report(str(error), error.hint)
+            self.exit_code = error.exit_code
+        return True
+
+    def _obey(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name not in self._commands:
+            known = [*self._commands, "/exit"]
+            raise ConfigError(f"unknown command {name!r}.", hint=did_you_mean(name, known))
+        self._commands[name](rest.strip())
+
+    def _answer(self, text: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": text}]
+        events = self._llm.chat(messages, self._params)
+        with _interruptible() as interrupted:
+            reply = show(self._llm, events, self._painter, stop=interrupted)
+        result = reply.result
+        self._messages = [*messages, {"role": "assistant", "content": result.text}]
+        self._totals.add(result)
+        if self._painter is None:
+            print(json_line(result.to_dict()))
+            tell_notes([result])
+            return
+        stopped = " (stopped)" if interrupted() else ""
+        self._painter.line(f"{stopped}\n{result.summary()}\n")
+        tell_notes([result])
+
+    def _reset(self) -> None:
+        self._messages = list(self._opening)
+        print("(forgotten)")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        sampling = [item.name for item in SETTINGS.values() if GROUPS[item.group] is SamplingParams]
+        if not name:
+            print("\n".join(f"{key} {getattr(self._params, key)}" for key in sampling))
+            return
+        if name not in sampling:
+            fixed = f"{name} is fixed once a model is loaded." if name in SETTINGS else ""
+            raise ConfigError(
+                fixed or f"unknown setting {name!r}.", hint=did_you_mean(name, sampling)
+            )
+        chosen = settings.typed(SETTINGS[name], Given(value.strip(), name))
+        self._params = replace(self._params, **{name: chosen})
+
+
+@contextmanager
+def _interruptible() -> Generator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into an answer of the yielded function; a second one is an exception.
+
+    An exception in the middle of a round would leave the engine between two states.
+    """
+    pressed = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)

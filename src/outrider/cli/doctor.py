@@ -1,21 +1,47 @@
-"""`outrider doctor`: what this machine has, which kernels run, and what fits into its memory."""
+"""`outrider doctor`: what this machine has, which kernels run, and what fits into its memory.
+
+The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1.
+
+Ceilings are read bandwidths, by one thread and by all: what decoding cannot exceed; and the
+operations a second that verifying many rows cannot exceed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from outrider import __version__
+from outrider.bench.calibrate.compute import ComputeCeiling, compute_ceiling
+from outrider.bench.calibrate.store import FOLDER, all_of
+from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
+from outrider.cli.hub import memory_fit, read_spec
 from outrider.cli.logs import start_logging
 from outrider.cli.options import DoctorOptions
 from outrider.cli.output import json_line, size, table
+from outrider.core.env import cache_folder, compiler
+from outrider.core.errors import MachineError, OutriderError
+from outrider.core.files import NotPrivateError, private_folder
+from outrider.core.settings import Resolved
+from outrider.kernels.bandwidth import Ceiling, ceilings
+from outrider.kernels.native.build import COMPILERS, trusted_folders
+from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.tuning import forget
+from outrider.kernels.registry import Choice, Kernels, choose
+from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
 
 if TYPE_CHECKING:
-    from outrider.cli.examine import Report
+    pass
 
 
 def doctor(call: Call[DoctorOptions]) -> int:
-    from outrider.cli.examine import examine
 
     start_logging(call.resolved.program())
     report = examine(call.resolved, measure=call.options.measure)
@@ -74,3 +100,128 @@ def _memory(report: Report) -> str:
     ]
     header = ("model", "weights", "KV per 1k tokens", "tokens that fit", "full windows")
     return table(rows, header=header)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Facts by name, the kernels chosen and their threads (None for the reference), ceilings of
+    reading and of arithmetic (None without native kernels), memory by model, and what is wrong."""
+
+    facts: Mapping[str, str]
+    kernels: Sequence[Choice]
+    threads: Choice | None
+    ceilings: Sequence[Ceiling]
+    compute: ComputeCeiling | None
+    fits: Sequence[Mapping[str, Any]]
+    problems: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "facts": dict(self.facts),
+            "kernels": [asdict(choice) for choice in self.kernels],
+            "threads": self.threads and asdict(self.threads),
+            "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
+            "compute": self.compute and asdict(self.compute),
+            "memory": [dict(fit) for fit in self.fits],
+            "problems": list(self.problems),
+        }
+
+
+def examine(resolved: Resolved, *, measure: bool = False) -> Report:
+    """With `measure`, choices that were measured before are forgotten and measured again."""
+    engine, program = resolved.engine(), resolved.program()
+    if measure:
+        for folder in (*trusted_folders(cache_folder()), None):
+            forget(folder)
+    device = pick_device(engine.device)
+    problems = [*_embedded_problems(), *_cache_problems()]
+    kernels = choose(
+        device=device,
+        dtype=DTYPES.get(engine.dtype, torch.bfloat16),
+        force_reference=engine.force_reference,
+        threads=engine.threads,
+        quantise=engine.quantise,
+    )
+    named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
+    fits: list[Mapping[str, Any]] = []
+    for name in named:
+        # The target alone is quantised.
+        scheme = engine.quantise if name == program.target else "none"
+        try:
+            spec = replace(read_spec(name, engine.dtype), quantise=scheme)
+            fits.append(memory_fit(spec, device))
+        except OutriderError as error:
+            problems.append(str(error))
+    return Report(
+        facts=_facts(device),
+        kernels=kernels.choices,
+        threads=kernels.threads,
+        ceilings=_ceiling_lines(kernels),
+        compute=None if kernels.threads is None else compute_ceiling(engine),
+        fits=fits,
+        problems=problems,
+    )
+
+
+def _ceiling_lines(kernels: Kernels) -> Sequence[Ceiling]:
+    """None without native kernels, whose threads do the reading."""
+    if kernels.threads is None:
+        return ()
+    try:
+        return ceilings(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
+    except MachineError:
+        return ()
+
+
+def _facts(device: torch.device) -> dict[str, str]:
+    wanted = compiler() or next((name for name in COMPILERS if shutil.which(name)), None)
+    facts = {
+        "outrider": __version__,
+        "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
+        "torch": torch.__version__,
+        "device": str(device),
+        "cores": f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)",
+        "memory": f"{size(free_bytes(device))} free of {size(total_bytes(device))}",
+        "compiler": wanted or "none: the reference kernels run instead",
+        "cache": str(cache_folder() or "none"),
+        "calibrations": _calibrations(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _calibrations() -> str:
+    """Where those of `outrider plan` are kept."""
+    cache = cache_folder()
+    kept = all_of(cache)
+    if cache is None or not kept:
+        return "none yet: `outrider plan` measures one"
+    return f"{len(kept)} in {cache / FOLDER}"
+
+
+def _embedded_problems() -> list[str]:
+    """The pair that ships with the package must be whole."""
+    needed = ("config.json", "model.safetensors", "tokenizer.json")
+    missing = [
+        str(resolve(name) / file)
+        for name in ALIASES
+        for file in needed
+        if not (resolve(name) / file).is_file()
+    ]
+    return [f"the embedded pair lacks {path}; install outrider again" for path in missing]
+
+
+def _cache_problems() -> list[str]:
+    """Compiled kernels are kept in a folder that must be writable, by this user alone."""
+    folder = cache_folder()
+    if folder is None:
+        return ["there is no cache folder: kernels lie among temporary files; set XDG_CACHE_HOME"]
+    try:
+        writable = os.access(private_folder(folder), os.W_OK | os.X_OK)
+        why = None if writable else "it is read-only"
+    except NotPrivateError as error:
+        why = str(error)
+    except OSError as error:
+        why = error.strerror
+    return [f"the cache folder {folder} cannot be used: {why}; set XDG_CACHE_HOME"] if why else []

@@ -7,10 +7,9 @@ from shlex import quote
 
 from outrider.bench.drafters.table import available
 from outrider.cli.call import Call, needed
-from outrider.cli.draft_fit import Fit, compare
-from outrider.cli.draft_measure import Measured, measure
+from outrider.cli.draft_fit import Fit, Measured, compare, measure
 from outrider.cli.draft_suggest import suggestions
-from outrider.cli.drafter_options import DraftCheckOptions, DraftSuggestOptions
+from outrider.cli.model_options import DraftCheckOptions, DraftSuggestOptions
 from outrider.cli.output import json_line, table
 from outrider.core.config import EngineConfig
 

@@ -1,16 +1,39 @@
-"""`outrider generate`: complete one prompt."""
+"""`outrider generate`: complete one prompt.
+
+The speed-up of this very run: the same prompt with and without speculation, interleaved.
+
+Both sides run once untimed, then in turns, with the same code, sampling and stop handling; only
+the drafter differs. A ratio is printed because it was measured here, never because it is likely,
+with its interval and, where that is all it may be, with the word noise.
+
+`--profile`: where a run's time and memory went, as a record and as a short table.
+
+Rounds are those of the run itself. Kernels are timed in a second run of the same request, since
+timing each of them slows the rounds down.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from outrider.api.llm import LLM
+from outrider.api.profile import kernel_times
+from outrider.api.result import GenerationResult
+from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.provenance import provenance
+from outrider.bench.quiet import Neighbours, is_busy, said_of
+from outrider.bench.race import Score, race
 from outrider.cli.call import Call
 from outrider.cli.options import GenerateOptions
-from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.output import check_writable, json_line, size, table, write_whole
+from outrider.cli.session import open_llm, run_record
 from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider.core.settings import Resolved
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -18,7 +41,6 @@ if TYPE_CHECKING:
 
 
 def generate(call: Call[GenerateOptions]) -> int:
-    from outrider.cli.compare import compare_with_off
     from outrider.cli.paint import Painter
     from outrider.cli.session import open_llm, run_record, show, tell_notes
 
@@ -57,7 +79,6 @@ def _profile(
     llm: LLM, text: str, result: GenerationResult, call: Call[GenerateOptions]
 ) -> dict[str, object]:
     """`--profile`: the record, which is also printed in short for a person."""
-    from outrider.cli.profiled import kernel_profile, profile_text, round_profile
 
     profile = round_profile(llm, result, call.resolved)
     profile["kernels"] = kernel_profile(llm, text, call.resolved)
@@ -113,3 +134,146 @@ def _read_stdin(prompt: str | None) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError:
         raise ConfigError("the prompt on stdin is not UTF-8 text.") from None
+
+
+NUM_RUNS = MIN_PAIRS
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Tokens a second with (`on`) and without (`off`) speculation, the ratio of their medians, and
+    whether ids agreed. `foreign_cpu_share` is what others used of the machine meanwhile."""
+
+    on: float
+    off: float
+    ratio: Ratio
+    identical: bool
+    greedy: bool
+    foreign_cpu_share: float | None
+
+    @classmethod
+    def of(
+        cls, on: Score, off: Score, *, identical: bool, greedy: bool, share: float | None
+    ) -> Comparison:
+        ratio = ratio_of_medians(_seconds_per_token(off), _seconds_per_token(on))
+        return cls(on.tokens_per_second, off.tokens_per_second, ratio, identical, greedy, share)
+
+    @property
+    def speedup(self) -> float:
+        return self.ratio.value
+
+    @property
+    def verdict(self) -> str:
+        """That of the interval, unless the machine was too busy to tell."""
+        return "not judged" if is_busy(self.foreign_cpu_share) else self.ratio.verdict
+
+    def summary(self) -> str:
+        if self.identical:
+            same = "identical text"
+        elif self.greedy:
+            same = "DIFFERENT text"
+        else:
+            same = "another sample of the same law"
+        low, high = self.ratio.low, self.ratio.high
+        interval = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
+        ratio = f"{self.speedup:.2f}× vs off"
+        told = f"({NUM_RUNS} runs each{interval}; {same})"
+        if is_busy(self.foreign_cpu_share):
+            return f"noise, not judged: {ratio} {told}. {said_of(self.foreign_cpu_share)}"
+        doubt = "" if self.verdict != "no measurable difference" else f", {self.verdict}"
+        return f"{ratio}{doubt} {told}"
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "speedup": round(self.speedup, 4),
+            "interval": None if self.ratio.low is None else [self.ratio.low, self.ratio.high],
+            "verdict": self.verdict,
+            "foreign_cpu_share": self.foreign_cpu_share,
+            "identical": self.identical,
+            "num_runs": NUM_RUNS,
+            "tokens_per_second": {"on": round(self.on, 3), "off": round(self.off, 3)},
+        }
+
+
+def compare_with_off(llm: LLM, prompt: str, resolved: Resolved) -> Comparison:
+    """Race `llm` against the same target without a drafter."""
+    params = resolved.sampling()
+    # The window leaves room for a draft on one side only; both stop at the shorter length.
+    limit = llm.fitting_tokens(prompt, params)
+    params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
+    plain = open_llm(resolved, drafter="none")
+    texts: dict[str, set[tuple[int, ...]]] = {"on": set(), "off": set()}
+    contestants = {
+        "on": _contestant(llm, params, texts["on"]),
+        "off": _contestant(plain, params, texts["off"]),
+    }
+    with Neighbours() as neighbours:
+        scores = race(contestants, [prompt] * NUM_RUNS)
+    return Comparison.of(
+        scores["on"],
+        scores["off"],
+        identical=texts["on"] == texts["off"] and len(texts["on"]) == 1,
+        greedy=params.greedy,
+        share=neighbours.share,
+    )
+
+
+def _seconds_per_token(score: Score) -> list[float]:
+    return [
+        seconds / max(tokens, 1)
+        for seconds, tokens in zip(score.seconds, score.tokens, strict=True)
+    ]
+
+
+def _contestant(
+    llm: LLM, params: SamplingParams, texts: set[tuple[int, ...]]
+) -> Callable[[str], Sequence[Sequence[int]]]:
+    def run(prompt: str) -> Sequence[Sequence[int]]:
+        # A drafter that remembers texts would copy the one that it wrote before.
+        llm.forget()
+        ids = [result.token_ids for result in llm.generate([prompt], params)]
+        texts.update(ids)
+        return ids
+
+    return run
+
+
+def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dict[str, Any]:
+    """The profile of `result`, with everything that is needed to repeat it."""
+    metadata = {"seed": resolved.sampling().seed, **run_record(llm, resolved)}
+    return result.profile(metadata | {"machine": provenance()})
+
+
+def kernel_profile(llm: LLM, prompt: str, resolved: Resolved) -> dict[str, dict[str, float]]:
+    """Calls and milliseconds of every kernel in another run of `prompt`, the slowest first."""
+    with kernel_times(llm) as timers:
+        llm.generate([prompt], resolved.sampling())
+    slowest = sorted(timers.summary().items(), key=lambda item: -item[1])
+    return {
+        name: {"num_calls": timers.count(name), "total_ms": round(total, 6)}
+        for name, total in slowest
+    }
+
+
+def profile_text(profile: dict[str, Any]) -> str:
+    """What a person wants to see first."""
+    spread = profile["aggregate"]
+    stages = [
+        (name, *(f"{spread[f'{name}_ms'][key]:.3f}" for key in ("total", "mean", "std")))
+        for name in ("draft", "verify", "accept")
+    ]
+    kernels = [
+        (name, f"{kernel['total_ms']:.3f}", f"{kernel['num_calls']} calls")
+        for name, kernel in profile["kernels"].items()
+    ]
+    held = [f"{stage} {size(most)}" for stage, most in profile["memory"].items() if most]
+    histogram = profile["counts"]["acceptance_histogram"]
+    lines = [
+        table(stages, header=("stage", "total ms", "mean", "std")),
+        table(kernels, header=("kernel", "total ms", "of a second run")),
+        f"peak memory: {', '.join(held)}",
+    ]
+    if histogram:
+        rounds = ", ".join(f"{kept}: {number}" for kept, number in enumerate(histogram))
+        lines.append(f"rounds by drafts accepted: {rounds}")
+    return "\n".join(lines)

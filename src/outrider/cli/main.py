@@ -2,12 +2,15 @@
 
 Exit codes: 0 done, 1 a check failed or a defect of ours, 2 bad input, 3 bad files or machine, 130
 interrupted. A user's error is one block on stderr, never a traceback unless --debug asks for it.
+
+Words on the command line that mean nothing, explained with the nearest that would.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,12 +20,38 @@ from typing import NoReturn
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
-from outrider.cli.mistakes import bad_words, unknown_verb
 from outrider.cli.page import front_page, verb_page
 from outrider.cli.verb import Verb
-from outrider.cli.verbs import VERBS, find
+from outrider.cli.verbs import VERBS, find, names
 from outrider.core.env import outrider_variables
-from outrider.core.errors import OutriderError, out_of_memory
+from outrider.core.errors import ConfigError, OutriderError, nearest, out_of_memory
+from outrider.core.foreign import hint_for
+
+# How the parser says that words are left over.
+_SURPLUS = re.compile(r"^Unused Tokens: \[([^,\]]*)")
+
+
+def unknown_verb(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
+    """`path` are the words before it."""
+    page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
+    return ConfigError(f"unknown verb {word!r}.", hint=nearest(word, names(verbs), page))
+
+
+def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str]) -> ConfigError:
+    """An unknown flag if there is one, since the parser may stumble over its value first."""
+    page = f"`outrider {' '.join(path)} --help` lists the options"
+    known = verb.flags()
+    for word in words[: words.index("--")] if "--" in words else words:
+        flag = word.split("=", 1)[0]
+        theirs = hint_for(flag)
+        if flag not in known and (flag.startswith("--") or theirs):
+            hint = theirs or nearest(flag, known, page)
+            return ConfigError(f"unknown option {flag!r}.", hint=hint)
+    surplus = _SURPLUS.search(message)
+    if surplus:
+        message = f"{surplus[1]}: one word too many."
+    return ConfigError(message, hint=page)
+
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141

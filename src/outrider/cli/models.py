@@ -27,7 +27,7 @@ def list_models(call: Call[JsonOption]) -> int:
 def inspect_model(call: Call[JsonOption]) -> int:
     name = needed(call, "MODEL")
 
-    from outrider.cli.fit import describe, read_notes, read_spec
+    from outrider.cli.hub import describe, read_notes, read_spec
 
     facts, notes = describe(read_spec(name)), read_notes(name)
     if call.options.json:

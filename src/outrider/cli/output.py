@@ -1,5 +1,8 @@
 """What tools read: JSON on one line, and files that are whole or absent. What people read: tables
-and sentences that fit their terminal."""
+and sentences that fit their terminal.
+
+Where a figure goes: its name, its folder, and whether figures can be drawn at all.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from outrider.bench import figure_style
 from outrider.cli.gate import in_line
-from outrider.core.errors import MachineError
+from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import size as size
 
 # Sentences are no wider than that on any terminal.
@@ -126,3 +130,19 @@ def prose(text: str, *, width: int | None = None) -> str:
 def _terminal_width() -> int | None:
     """None where nobody looks on."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def figure_file(name: str | None) -> Path | None:
+    """Checked before anything runs. Raises ConfigError and MachineError."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(
+            f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
+        )
+    reason = figure_style.why_not()
+    if reason is not None:
+        raise MachineError(reason, hint="leave --figure out")
+    check_writable(path)
+    return path

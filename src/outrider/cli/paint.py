@@ -3,6 +3,8 @@
 Colours are told apart by their lightness and by underline or bold as well, so that the legend
 serves readers who see few colours. Without a terminal, a model's text passes unchanged, byte for
 byte; on one, it loses what a terminal would obey. Text in bars loses it too, and is no markup.
+
+How far a benchmark is: visits done and the time left, on stderr where that is a terminal.
 """
 
 from __future__ import annotations
@@ -11,12 +13,19 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
 from rich.file_proxy import FileProxy
-from rich.progress import Progress, ProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.style import Style
 
@@ -128,3 +137,31 @@ class Painter:
                 self.write(LABELS[origin], STYLES[origin])
             self._out.write("\n")
         self._out.flush()
+
+
+T = TypeVar("T")
+
+
+def visits_bar() -> Bar:
+    """To be entered; its tasks are of so many visits."""
+    return Bar(
+        words(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        words("visits, left:"),
+        TimeRemainingColumn(),
+    )
+
+
+def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[list[T], bool]:
+    """What `visits` gave, and whether that is everything or an interrupt came."""
+    found: list[T] = []
+    with visits_bar() as bar:
+        task = bar.add_task(title, total=total)
+        try:
+            for visit in visits:
+                found += visit
+                bar.advance(task)
+        except KeyboardInterrupt:
+            return found, False
+    return found, True

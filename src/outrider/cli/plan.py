@@ -25,13 +25,12 @@ from outrider.bench.load.requests import texts_of
 from outrider.bench.workloads import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call
-from outrider.cli.fit import read_spec
+from outrider.cli.hub import read_spec
 from outrider.cli.logs import start_logging
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.cli.paint import Bar, words
-from outrider.cli.plan_elsewhere import elsewhere, is_sheet
 from outrider.cli.plan_options import PlanOptions
-from outrider.cli.plan_page import Origin, page_of, record_of
+from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.call import Call
-from outrider.cli.figure_file import figure_file
-from outrider.cli.output import check_writable, json_line, write_whole
-from outrider.cli.simulate_options import SimulateOptions
+from outrider.cli.output import check_writable, figure_file, json_line, write_whole
+from outrider.cli.plan_options import SimulateOptions
 from outrider.cli.simulate_page import about, page, sweep_page
 from outrider.cli.simulate_setup import Sweep, study_of, sweep_of, too_large
 from outrider.metrics.chrome_trace import trace_pieces
@@ -123,7 +122,7 @@ def _trace_files(name: str | None, study: Study) -> Mapping[str, Path]:
 def _draw(sweep: Sweep | None, found: Sequence[Comparison], path: Path) -> list[Path]:
     small_print = about(found[0].study, varies=sweep.name if sweep else "")
     if sweep is not None:
-        from outrider.cli.simulate_figure import draw_sweep
+        from outrider.cli.simulate_page import draw_sweep
 
         return draw_sweep(sweep, found, path, small_print=small_print)
     from outrider.bench.figure_lanes import LanePicture, draw_lanes

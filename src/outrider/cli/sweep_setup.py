@@ -2,6 +2,13 @@
 
 What a flag leaves open is filled in by the experiment file, then by the recipe, then by the user's
 settings, then by a default that keeps a first run short.
+
+An experiment as a YAML file: options of a sweep and settings, one `name: value` a line.
+
+The file fills in what flags and the environment leave open, and goes before `outrider.toml`. Its
+names are those of the flags with `_` for `-`. A list may stand for an option's values between
+commas; a setting that is a list is written as one. An option that may be given several times is a
+list, or `name: values` lines below it: `over:` with `k: [2, 4]`.
 """
 
 from __future__ import annotations
@@ -9,24 +16,97 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from outrider.bench.dataset import PromptDataset, fingerprint
 from outrider.bench.presets import PRESETS, Preset
 from outrider.bench.sweep_plan import Sweep, SweepPair, Work, others_of
 from outrider.bench.workloads import builtin_texts
+from outrider.cli.bench_options import SweepOptions
 from outrider.cli.call import Call
-from outrider.cli.experiment import with_experiment
 from outrider.cli.options import KSweepOptions
 from outrider.cli.verbs import DECIDED_BY_SWEEPS
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, nearest
+from outrider.core.fields import default_of, shown
+from outrider.core.foreign import hint_for
 from outrider.core.params import SamplingParams
-from outrider.core.settings import DEFAULT, Resolved
+from outrider.core.settings import (
+    DEFAULT,
+    SETTINGS,
+    Chosen,
+    Given,
+    Resolved,
+    Setting,
+    describe,
+    typed,
+)
+from outrider.core.settings_file import read_settings
 from outrider.models.loading import pick_device
 from outrider.pairs.catalog import PAIRS, ModelPair, draft_of, get_pair
+
+_NOT_IN_A_FILE = ("experiment", "json", "presets")
+Options = TypeVar("Options", KSweepOptions, SweepOptions)
+
+
+def with_experiment(
+    options: Options, resolved: Resolved, *, decided: Sequence[str]
+) -> tuple[Options, Resolved]:
+    """Both with the file's values where nothing stronger was given. `decided` are settings that the
+    verb does not take. Raises ConfigError."""
+    if options.experiment is None:
+        return options, resolved
+    path = Path(options.experiment)
+    data = read_settings(path)
+    own = {
+        name: item
+        for name, item in describe(type(options), group="").items()
+        if name not in _NOT_IN_A_FILE
+    }
+    known = [*own, *(name for name in SETTINGS if name not in decided)]
+    for name in data:
+        if name not in known:
+            every = "`outrider bench --help` lists options and settings."
+            hint = hint_for(name) or nearest(name[:64], known, every)
+            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
+    given = {
+        name: Given(_as_given(own[name], value) if name in own else value, f"{path}:{name}")
+        for name, value in data.items()
+    }
+    taken = {name: typed(own[name], item) for name, item in given.items() if name in own}
+    open_options = {item.name for item in fields(options) if _is_default(options, item)}
+    chosen = dict(resolved.chosen)
+    for name, item in given.items():
+        if name not in own and _weaker(chosen[name].origin):
+            chosen[name] = Chosen(SETTINGS[name], typed(SETTINGS[name], item), item.origin)
+    filled = {name: value for name, value in taken.items() if name in open_options}
+    return replace(options, **cast("dict[str, Any]", filled)), Resolved(chosen)
+
+
+def _is_default(options: KSweepOptions | SweepOptions, item: Any) -> bool:
+    return getattr(options, item.name) == default_of(item)
+
+
+def _weaker(origin: str) -> bool:
+    """Defaults and files of settings, whose origins have the form FILE:NAME."""
+    return origin == DEFAULT or ":" in origin
+
+
+def _as_given(option: Setting, value: object) -> object:
+    """What flags would have said: words between commas, or several of NAME=WORDS."""
+    if option.kind is tuple and isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return [f"{name}={_joined(values)}" for name, values in entries.items()]
+    return value if option.kind is tuple else _joined(value)
+
+
+def _joined(value: object) -> object:
+    if isinstance(value, list):
+        return ",".join(str(entry) for entry in cast("list[object]", value))
+    return value
+
 
 DOMAINS = "code,maths,conversation"
 KS = "1,2,4,8"

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli.bench_peers_options import BENCH_PEERS
-from outrider.cli.bench_quality_options import BENCH_QUALITY
-from outrider.cli.bench_ssd_options import BENCH_SSD
-from outrider.cli.bench_sweep_options import BENCH_SWEEP
-from outrider.cli.drafter_verbs import BENCH_DRAFTERS, DRAFT
-from outrider.cli.explain_verb import EXPLAIN
+from outrider.cli.bench_options import BENCH_PEERS, BENCH_QUALITY, BENCH_SSD, BENCH_SWEEP
+from outrider.cli.model_options import BENCH_DRAFTERS, DRAFT, PULL, REPORT
 from outrider.cli.options import (
     ChatOptions,
     CommOptions,
@@ -32,11 +28,8 @@ from outrider.cli.options import (
     TraceOptions,
     VerifyOptions,
 )
-from outrider.cli.plan_options import PLAN
-from outrider.cli.pull_options import PULL
-from outrider.cli.report_verb import REPORT
-from outrider.cli.simulate_options import SimulateOptions
-from outrider.cli.train_verbs import TRAIN
+from outrider.cli.plan_options import EXPLAIN, PLAN, SimulateOptions
+from outrider.cli.train_options import TRAIN
 from outrider.cli.verb import Argument, Verb
 
 ALL_SETTINGS = ("program", "engine", "sampling")

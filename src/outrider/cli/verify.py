@@ -29,7 +29,7 @@ _MARKS = {True: "ok", False: "FAILED", None: "not checked"}
 
 def verify(call: Call[VerifyOptions]) -> int:
     from outrider.proof.certificate import Certificate, Step, about, certify
-    from outrider.proof.subject import subject_of
+    from outrider.proof.parity import subject_of
 
     resolved, shown = call.resolved, call.options
     output = None if shown.output is None else Path(shown.output)

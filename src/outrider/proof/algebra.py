@@ -16,11 +16,9 @@ from torch import Tensor
 
 from outrider.core.draft import Outcome
 from outrider.core.protocols import JudgeRow
-from outrider.proof.branches import EveryBranch, Law, runs
-from outrider.proof.case_table import FIXED, generated
-from outrider.proof.cases import Case, Text
+from outrider.proof.cases import FIXED, Case, Text, generated
 from outrider.proof.check import Check, Effort, Part
-from outrider.proof.samplers import Sampler, exact_samplers
+from outrider.proof.laws import EveryBranch, Law, Sampler, exact_samplers, runs
 
 # Sums of a few thousand products of float64 shares are off by far less.
 TOLERANCE = 1e-9

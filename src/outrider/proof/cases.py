@@ -6,13 +6,29 @@ logarithms of the weights; from there on only shipped code runs (`engine/stages.
 has to come out is computed by `plain_law`.
 
 Shapes:  N = draft nodes, M = laws of a round, V = vocabulary.
+
+The cases of the exact algebra: a fixed table, then as many generated ones as there is time for.
+
+Between them the fixed ones break every wrong rule that we know of: near-uniform and spiky laws,
+zeros on either side, disjoint supports, point masses, ties, trees, and everything that shapes a
+law.
+
+The six fixed pairs of the chi-square ensemble: laws whose differences break wrong rules.
+
+One random pair misses bugs that these do not: between them they are near-uniform, spiky, almost
+equal, disjoint, and certain on either side. Both laws follow the last token only: its weights are
+turned round by it, so that a text's law is that of a Markov chain.
+
+Shapes:  V = vocabulary, C = texts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from random import Random
 
 import torch
 from torch import Tensor
@@ -26,7 +42,7 @@ from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
-from outrider.proof.plain_law import plain_law
+from outrider.proof.laws import plain_law
 
 Weights = tuple[int, ...]
 Text = tuple[int, ...]
@@ -138,3 +154,198 @@ def _logits(weights: Weights) -> list[float]:
 def _turned(weights: Weights, text: Text) -> Weights:
     by = sum((place + 1) * (token + 1) for place, token in enumerate(text)) % len(weights)
     return weights[by:] + weights[:by]
+
+
+def chain(
+    name: str,
+    targets: Sequence[Weights],
+    proposals: Sequence[Weights],
+    params: SamplingParams = PLAIN,
+) -> Case:
+    """One more target law than proposals: the bonus token's."""
+    parents = tuple(range(ROOT, len(proposals) - 1))
+    return Case(
+        name=name,
+        parents=parents,
+        target=tuple(targets),
+        proposal=tuple(proposals),
+        params=params,
+    )
+
+
+def siblings(
+    name: str, target: Weights, proposals: Sequence[Weights], *, distinct: bool = False
+) -> Case:
+    """Candidates for one token; the second target law is for what follows."""
+    return Case(
+        name=name,
+        parents=(ROOT,) * len(proposals),
+        target=(target, target[1:] + target[:1]),
+        proposal=tuple(proposals),
+        distinct=distinct,
+    )
+
+
+def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozenset()) -> Case:
+    return Case(
+        name=name,
+        parents=parents,
+        target=((3, 2, 2), (1, 4, 2), (2, 1, 1), (5, 1, 3)),
+        proposal=((1, 1, 1), (1, 3, 1), (2, 1, 1), (2, 2, 1))[: len(parents)],
+        certain=certain,
+    )
+
+
+def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = ()) -> Case:
+    """A chain of two under `params`; no mass of its laws lies at a filter's edge."""
+    return Case(
+        name=name,
+        parents=(ROOT, 0),
+        target=((6, 3, 2, 1), (2, 7, 1, 3), (1, 2, 9, 4)),
+        proposal=((2, 5, 2, 3), (4, 1, 3, 3)),
+        params=params,
+        bad_words=bad_words,
+    )
+
+
+_SPARSE = ((1, 1, 2), (1, 3, 1), (4, 1, 1))
+FIXED = (
+    chain("one draft", [(5, 3, 2), (2, 2, 1)], [(2, 3, 5)]),
+    chain("equal laws", [(4, 3, 1), (1, 2, 2)], [(4, 3, 1)]),
+    chain("disjoint supports", [(3, 2, 0, 0), (1, 1, 1, 1)], [(0, 0, 1, 4)]),
+    chain("certain target", [(0, 1, 0), (3, 1, 2)], [(2, 1, 4)]),
+    chain("certain proposal", [(2, 1, 4), (3, 1, 2)], [(0, 1, 0)]),
+    chain("ties and zeros", [(2, 2, 0, 2), (0, 1, 1, 1)], [(0, 3, 3, 3)]),
+    chain("chain of two", [(8, 1, 1), (1, 0, 5), (2, 2, 1)], [(3, 3, 1), (2, 2, 2)]),
+    chain("chain of three", [(3, 2, 1), (1, 6, 1), (2, 2, 5), (7, 1, 1)], _SPARSE),
+    siblings("two siblings", (5, 3, 2), [(1, 1, 1), (1, 1, 1)]),
+    siblings("two siblings, distinct", (4, 4, 1), [(0, 0, 1), (4, 4, 1)], distinct=True),
+    siblings("three siblings, distinct", (1, 2, 6), [(1, 2, 6)] * 3, distinct=True),
+    _tree("looked-up chain", (ROOT, 0, 1), frozenset({0, 1, 2})),
+    _shaped("greedy", SamplingParams()),
+    _shaped("temperature 0.7", SamplingParams(temperature=0.7)),
+    _shaped("temperature 1.6, top-k 2", SamplingParams(temperature=1.6, top_k=2)),
+    _shaped("top-p 0.8", SamplingParams(temperature=1.0, top_p=0.8)),
+    _shaped("min-p 0.3", SamplingParams(temperature=1.3, min_p=0.3, top_p=0.97)),
+    _shaped(
+        "penalties",
+        SamplingParams(
+            temperature=0.9,
+            repetition_penalty=1.4,
+            frequency_penalty=0.3,
+            presence_penalty=0.5,
+        ),
+    ),
+    _shaped(
+        "bias and a bad word",
+        SamplingParams(temperature=1.0, logit_bias={2: 0.7}, bad_words=("set below",)),
+        bad_words=((1, 2), (3,)),
+    ),
+    _tree("tree", (ROOT, ROOT, 0, 0)),
+    _tree("tree, partly certain", (ROOT, 0, ROOT, 2), frozenset({2})),
+)
+
+_SHAPES = (
+    (ROOT, ROOT),
+    (ROOT, ROOT, ROOT),
+    (ROOT, ROOT, 0),
+    (ROOT, 0, 0),
+    (ROOT, ROOT, 1, 1),
+    (ROOT, 0, ROOT, 2),
+)
+_PARAMS = (
+    PLAIN,
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.7, top_k=2),
+    SamplingParams(temperature=1.0, repetition_penalty=1.2, frequency_penalty=-0.4),
+)
+
+
+def generated(seed: int) -> Iterator[Case]:
+    """Cases without end: mostly single drafts and short chains, now and then a tree."""
+    rng = Random(seed)
+    while True:
+        for _ in range(12):
+            yield _generated_chain(rng, length=1, vocab_size=rng.choice((2, 3, 4, 4)))
+        for _ in range(3):
+            yield _generated_chain(rng, length=2, vocab_size=3)
+        yield _generated_chain(rng, length=3, vocab_size=rng.choice((2, 2, 3)))
+        yield _generated_tree(rng)
+
+
+def _generated_chain(rng: Random, *, length: int, vocab_size: int) -> Case:
+    targets = [_weights(rng, vocab_size) for _ in range(length + 1)]
+    proposals = [_weights(rng, vocab_size) for _ in range(length)]
+    return chain(f"generated chain of {length}", targets, proposals, rng.choice(_PARAMS))
+
+
+def _generated_tree(rng: Random) -> Case:
+    parents = rng.choice(_SHAPES)
+    return Case(
+        name=f"generated tree {parents}",
+        parents=parents,
+        target=tuple(_weights(rng, 3) for _ in range(3)),
+        proposal=tuple(_weights(rng, 3) for _ in parents),
+        params=rng.choice(_PARAMS),
+        certain=frozenset(node for node in range(len(parents)) if rng.random() < 0.2),
+        distinct=rng.random() < 0.4,
+    )
+
+
+def _weights(rng: Random, vocab_size: int) -> Weights:
+    """Small numbers, so that zeros, ties and point masses are common."""
+    while True:
+        weights = tuple(rng.choice((0, 0, 1, 1, 2, 3, 5, 8)) for _ in range(vocab_size))
+        if any(weights):
+            return weights
+
+
+VOCAB = 6
+LENGTH = 3
+START = 0
+TEXTS: tuple[Text, ...] = tuple(product(range(VOCAB), repeat=LENGTH))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Whole-number weights of the next token after token 0: the target's and the drafter's."""
+
+    name: str
+    target: Weights
+    proposal: Weights
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """(p_VV, q_VV): the laws after each token, through the shipped processing."""
+        return _table(self.target), _table(self.proposal)
+
+    def text_law(self) -> list[float]:
+        """The probability of each of TEXTS after START, in plain floats."""
+        return [_chance(self.target, text) for text in TEXTS]
+
+
+PAIRS = (
+    Pair("spiky", (90, 4, 2, 2, 1, 1), (50, 20, 10, 10, 5, 5)),
+    Pair("near-uniform", (17, 16, 18, 15, 16, 18), (16, 18, 15, 17, 18, 16)),
+    Pair("close", (400, 250, 150, 100, 60, 40), (375, 247, 156, 108, 68, 46)),
+    Pair("disjoint", (3, 2, 1, 0, 0, 0), (0, 0, 0, 1, 2, 3)),
+    Pair("certain target", (0, 1, 0, 0, 0, 0), (2, 3, 1, 1, 2, 1)),
+    Pair("certain draft", (3, 4, 1, 1, 2, 1), (0, 1, 0, 0, 0, 0)),
+)
+
+
+def turned(weights: Sequence[int], last: int) -> list[int]:
+    return [*weights[last:], *weights[:last]]
+
+
+def _table(weights: Weights) -> Tensor:
+    rows = [turned(weights, last) for last in range(VOCAB)]
+    logits_VV = torch.tensor(rows, dtype=torch.float64).log()
+    return processed_probs(logits_VV, SamplingParams(temperature=1.0))
+
+
+def _chance(weights: Weights, text: Text) -> float:
+    chance, last = 1.0, START
+    for token in text:
+        chance *= turned(weights, last)[token] / sum(weights)
+        last = token
+    return chance

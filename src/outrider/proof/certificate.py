@@ -21,9 +21,8 @@ from outrider.proof.algebra import algebra
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.ensemble import ensemble
 from outrider.proof.mutants import mutants
-from outrider.proof.parity import task
+from outrider.proof.parity import Subject, fingerprint, task
 from outrider.proof.parity_part import parity
-from outrider.proof.subject import Subject, fingerprint
 
 PARTS = ("exact algebra", "chi-square ensemble", "same text", "planted bugs")
 

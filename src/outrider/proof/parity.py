@@ -8,21 +8,119 @@ would draft other tokens long before it changed a text.
 
 The arena holds BATCH sequences only, so that a prompt's pages are overwritten before it comes again
 and every run reads it anew.
+
+Prompts of the parity part: short and long, code and prose, some that repeat themselves.
+
+The pair under test: how it is opened for each comparison, and what it is called.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from outrider.api.llm import LLM
+from outrider.api.plan import source_of
 from outrider.api.result import GenerationResult
+from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
-from outrider.proof.prompts import PROMPTS
-from outrider.proof.subject import Subject
+from outrider.drafters.prediction import check_prediction
+from outrider.models.json_object import JsonObject
+from outrider.models.loading import resolve
+from outrider.pairs.catalog import draft_of
+
+PROMPTS = (
+    "def quicksort(items):",
+    "Question: Anna has 12 apples and gives a third of them to Ben. How many are left?\nAnswer:",
+    'class Stack:\n    """A last-in, first-out list."""\n\n    def __init__(self):\n',
+    "The river rises in the hills and reaches the sea after",
+    "import math\n\n\ndef is_prime(n):\n    if n < 2:\n        return False\n    for i in range(",
+    "1, 1, 2, 3, 5, 8, 13, 21,",
+    "Question: A train leaves at 9:40 and arrives at 11:15. How many minutes does it take? "
+    "A second train takes 20 minutes longer and leaves at the same time. When does it arrive?\n"
+    "Answer:",
+    "# English to German\ncheese: Käse\nbread: Brot\nwater: Wasser\nmilk:",
+    "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\n"
+    "def multiply(a, b):\n    return a * b\n\n\ndef divide(a, b):\n",
+    "tick tock tick tock tick tock tick tock tick",
+    'def word_counts(text):\n    """How often each word occurs in text.\n\n'
+    '    >>> word_counts("a b a")\n    {"a": 2, "b": 1}\n    """\n',
+    "Dear Sir or Madam,\n\nthank you for your letter of 3 May. We have looked into the matter and",
+)
+
+
+_HEADER_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A target, perhaps a draft model, and the user's settings. `draft` None: no draft model."""
+
+    target: str
+    draft: str | None
+    config: EngineConfig
+    params: SamplingParams
+
+    @property
+    def drafter(self) -> str:
+        """What proposes under these settings; "none" is no speculation at all."""
+        return source_of(resolve(self.target), self.draft, self.config).drafter
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """What parity is checked for: the user's drafter, and look-ups for they need no model."""
+        return tuple(dict.fromkeys((self.drafter, "ngram")))
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(resolve(self.target))
+
+    def open(self, config: EngineConfig) -> LLM:
+        return LLM(self.target, draft=self.draft, config=config)
+
+
+def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingParams) -> Subject:
+    """`draft` may be auto or none. Raises ConfigError for what there is nothing to certify of."""
+    if draft == "none" and config.drafter == "auto":
+        config = replace(config, drafter="ngram")
+    named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
+    found = Subject(target, named, config, params)
+    if found.drafter == "none":
+        raise ConfigError(
+            "speculation is off, so there is nothing to certify.",
+            hint="choose a drafter (--drafter auto) and a draft length (--k 4)",
+        )
+    check_prediction(params.prediction, drafter=found.drafter)
+    return found
+
+
+def fingerprint(name: str) -> str:
+    """Twelve hex digits of a model's config.json and its safetensors headers.
+
+    The headers name every tensor, its type, its shape and its place in the file; the weights
+    themselves are not read, so two trainings of one architecture look alike.
+    """
+    folder = resolve(name)
+    digest = hashlib.sha256()
+    config = JsonObject.read(folder / "config.json").values
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for header in _headers(folder):
+        digest.update(header)
+    return digest.hexdigest()[:12]
+
+
+def _headers(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with open_regular(path) as file:
+            length = int.from_bytes(file.read(_HEADER_LENGTH), "little")
+            yield file.read(min(length, path.stat().st_size))
+
 
 BATCH = 4
 KS = (1, 4)

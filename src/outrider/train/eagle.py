@@ -28,13 +28,24 @@ from outrider.drafters.eagle.config import EagleConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
-from outrider.train.llama_module import FFN, Attention, Turns, as_dtype, initialise
+from outrider.train.llama_module import (
+    FFN,
+    Attention,
+    Heads,
+    Turns,
+    accepted_drafts,
+    as_dtype,
+    attend,
+    divergence,
+    heads_of,
+    initialise,
+    later,
+)
 from outrider.train.loop import Batch, Export
 from outrider.train.session import Session
 from outrider.train.shapes import plain_layers
 from outrider.train.target import FrozenTarget
-from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
-from outrider.train.vocabulary import digest_of_ids, frequent_ids
+from outrider.train.tokens import digest_of_ids, frequent_ids
 
 
 class EagleLayer(nn.Module):

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ConfigError
-from outrider.train.checkpoint import Saved, load, save
-from outrider.train.standing import Standing, read_standing
+from outrider.train.checkpoint import Saved, Standing, load, read_standing, save
 
 M = TypeVar("M", bound=nn.Module)
 _BETAS = (0.9, 0.95)

@@ -11,15 +11,42 @@ divergence, so each is a lower bound of the one over all ids, and zero where tha
 1 - (1/2) sum |p - q|, which either divergence bounds (Pinsker).
 
 Shapes:  P = places of a batch, V = vocabulary, C = ids that are kept of a law.
+
+The loss behind an output head, a few places at a time, forward and backward together.
+
+Logits of a batch are the largest tensors of a small model's training, many times the caches; to
+write them, their exponentials and their gradients and to read them again costs more than the
+products. So each slice of places goes all the way, from logits to gradients, before the next.
+
+Shapes:  P = places of a batch, D = hidden size, V = vocabulary, C = ids that are kept of a law,
+         S = places of a slice.
+
+The teacher's laws of whole windows, computed once and kept in a mapped file.
+
+The target never changes while a draft learns from it, and reading a window is the dearest part of a
+step. So the top of every law is kept under its window's number: from the second epoch on the target
+is not asked. The file has room for all windows, but takes space only for those that were read.
+
+A window's mark is written after its laws. A process that is killed between loses that window's
+laws, which are computed again.
+
+Shapes:  B = windows of a batch, T = tokens, P = places (B x T), C = ids kept of a law.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from outrider.train.tokens import tensor_of
 
 # Floor of a probability in a logarithm, well below what float16 rounding of the kept ones hides.
 _LEAST = 1e-6
@@ -73,3 +100,109 @@ def next_token(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
 def _rest(p_PC: Tensor) -> Tensor:
     """What the kept outcomes leave, at least _LEAST."""
     return (1 - p_PC.sum(-1)).clamp_min(_LEAST)
+
+
+# Logits of a slice are 2 MB at a vocabulary of 8,192.
+_SLICE = 64
+
+
+def head_loss(
+    x_PD: Tensor, head_VD: Tensor, laws: TopLaws, *, num_own: int = 0
+) -> tuple[Tensor, TopLaws]:
+    """The mean divergence from `laws` of what a head says of `x_PD`, and the `num_own` likeliest
+    ids of what it says, without gradients."""
+    function = cast("Any", _HeadLoss)
+    loss, ids_PC, logprobs_PC = function.apply(
+        x_PD, head_VD, laws.ids_PC, laws.logprobs_PC, num_own
+    )
+    return loss, TopLaws(ids_PC, logprobs_PC)
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_PD: Tensor, head_VD: Tensor, ids_PC: Tensor, logprobs_PC: Tensor, num_own: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_places, learns_head = len(x_PD), ctx.needs_input_grad[1]
+        total, dx_PD = x_PD.new_zeros((), dtype=torch.float32), torch.empty_like(x_PD)
+        dhead_VD = torch.zeros_like(head_VD) if learns_head else None
+        own: list[TopLaws] = []
+        for first in range(0, num_places, _SLICE):
+            places = slice(first, first + _SLICE)
+            x_SD, laws = x_PD[places], TopLaws(ids_PC[places], logprobs_PC[places])
+            logits_SV = functional.linear(x_SD, head_VD)
+            own.append(top_laws(logits_SV, num_own))
+            with torch.enable_grad():
+                logits_SV.requires_grad_()
+                loss = distillation(logits_SV, laws) * (len(x_SD) / num_places)
+            (dlogits_SV,) = torch.autograd.grad(loss, logits_SV)
+            total += loss.detach()
+            dx_PD[places] = dlogits_SV @ head_VD
+            if dhead_VD is not None:
+                dhead_VD += dlogits_SV.T @ x_SD
+        ctx.save_for_backward(dx_PD, dhead_VD)
+        found_PC, said_PC = (
+            torch.cat(parts)
+            for parts in zip(*((one.ids_PC, one.logprobs_PC) for one in own), strict=True)
+        )
+        ctx.mark_non_differentiable(found_PC, said_PC)
+        return total, found_PC, said_PC
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dx_PD, dhead_VD = ctx.saved_tensors
+        own_head = None if dhead_VD is None else dhead_VD * grads[0]
+        return dx_PD * grads[0], own_head, None, None, None
+
+
+# ids_BT -> laws of all its places, in order.
+Teach = Callable[[Tensor], TopLaws]
+
+
+class LawCache:
+    """Laws of `num_windows` windows of `window` tokens, the `num_kept` likeliest ids of each.
+
+    `name` says which text and teacher they belong to: files of another name are left alone.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, *, num_windows: int, window: int, num_kept: int
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = (num_windows, window, num_kept)
+        # Mapped in full, on disk as far as it is written.
+        self._ids = _mapped(folder / f"laws-{name}.ids", np.dtype(np.int32), shape)
+        self._logprobs = _mapped(folder / f"laws-{name}.logprobs", np.dtype(np.float16), shape)
+        self._known = _mapped(folder / f"laws-{name}.known", np.dtype(np.uint8), (num_windows,))
+
+    def laws(self, ids_BT: Tensor, windows: Sequence[int], teach: Teach) -> TopLaws:
+        """Of all places of the batch, in order; the teacher reads windows that are not known."""
+        numbers = list(windows)
+        new = [row for row, number in enumerate(numbers) if not self._known[number]]
+        if new:
+            self._keep([numbers[row] for row in new], teach(ids_BT[new]), len(new))
+        ids_BTC = tensor_of(self._ids[numbers], np.dtype(np.int64))
+        logprobs_BTC = tensor_of(self._logprobs[numbers], np.dtype(np.float32))
+        device = ids_BT.device
+        return TopLaws(ids_BTC.flatten(0, 1).to(device), logprobs_BTC.flatten(0, 1).to(device))
+
+    def _keep(self, numbers: Sequence[int], laws: TopLaws, num_rows: int) -> None:
+        ids_BTC = _rows(laws.ids_PC, num_rows)
+        logprobs_BTC = _rows(laws.logprobs_PC, num_rows)
+        for row, number in enumerate(numbers):
+            self._ids[number] = ids_BTC[row]
+            self._logprobs[number] = logprobs_BTC[row]
+            self._known[number] = 1
+
+
+def _rows(values_PC: Tensor, num_rows: int) -> NDArray[Any]:
+    return values_PC.view(num_rows, -1, values_PC.shape[-1]).cpu().numpy()
+
+
+def _mapped(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A mapped file of zeros, or what is in it already if it has that size."""
+    size = int(np.prod(shape)) * kind.itemsize
+    if not path.is_file() or path.stat().st_size != size:
+        with path.open("wb") as stream:
+            stream.truncate(size)
+    return np.memmap(path, dtype=kind, mode="r+", shape=shape)

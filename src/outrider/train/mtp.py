@@ -31,15 +31,23 @@ from outrider.drafters.mtp.config import MtpConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
-from outrider.train.llama_module import Layer, Turns, as_dtype, initialise
+from outrider.train.llama_module import (
+    Heads,
+    Layer,
+    Turns,
+    accepted_drafts,
+    as_dtype,
+    attend,
+    divergence,
+    heads_of,
+    initialise,
+    later,
+)
 from outrider.train.loop import Batch, Export
 from outrider.train.session import Session
 from outrider.train.shapes import plain_layers
-from outrider.train.target import FrozenTarget
-from outrider.train.tokens import Windows
-from outrider.train.turns import Heads, accepted_drafts, attend, divergence, heads_of, later
-from outrider.train.vocabulary import covering_ids, digest_of_ids
-from outrider.train.warm_start import begin_as_last_layer, fits_last_layer
+from outrider.train.target import FrozenTarget, begin_as_last_layer, fits_last_layer
+from outrider.train.tokens import Windows, covering_ids, digest_of_ids
 
 # Batches that a fit reads, at most.
 _FITTED = 32

@@ -19,19 +19,16 @@ from outrider.core.params import SamplingParams
 from outrider.models.families import LlamaConfig
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, resolve
-from outrider.train.draft_model import DraftChoices, DraftRecipe
+from outrider.train.draft_model import DraftChoices, DraftRecipe, PretrainRecipe
 from outrider.train.folder import fill, tokenizer_files
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
-from outrider.train.hybrid_config import small_hybrid
-from outrider.train.laws import LawCache
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Export, Recipe
-from outrider.train.pretrain import PretrainRecipe
-from outrider.train.session import RunWish, Session, TextSession, open_text
-from outrider.train.shapes import draft_of, small_llama
+from outrider.train.losses import LawCache
+from outrider.train.session import RunWish, Session, TextSession, open_text, write_texts
+from outrider.train.shapes import draft_of, small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
 from outrider.train.tokens import tensor_of
-from outrider.train.writing import write_texts
 
 # Held-out windows that a figure of a language model is the mean of.
 _HELD_OUT_WINDOWS = 32

@@ -1,13 +1,23 @@
-"""Sizes of a small Llama from few numbers: what a user says, or what fits a target."""
+"""Sizes of a small Llama from few numbers: what a user says, or what fits a target.
+
+Sizes of a small hybrid from few numbers, and its `config.json`, which names the family Qwen3.5.
+
+Of every four layers the third attends and the others are recurrences: as many as in what is
+published, where it is the fourth. Of fewer than three the last one attends.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import torch
 
 from outrider.core.errors import ConfigError
 from outrider.core.spec import Sizes
+from outrider.kernels.reference.delta import StateShape
 from outrider.models.families import LlamaConfig
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope import Rope
 
 HEAD_DIM = 64
@@ -104,3 +114,95 @@ def draft_of(target: LlamaConfig, *, hidden_size: int = 0, num_layers: int = 0) 
         max_tokens=target.max_tokens,
         stop_ids=target.stop_ids,
     )
+
+
+_FIRST, _EVERY = 2, 4
+_TAPS = 4
+_FAMILY = "qwen3_5_text"
+
+
+def small_hybrid(
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    max_tokens: int,
+    stop_ids: tuple[int, ...],
+) -> QwenHybridConfig:
+    """Heads of 64, half as many for keys (of attention for values too) where that is whole, an FFN
+    of 2.75 times the hidden size.
+
+    Raises ConfigError for a hidden size that heads do not divide.
+    """
+    widths = widths_of(hidden_size)
+    num_heads, num_key_heads = widths.num_heads, widths.num_key_heads
+    attending = tuple(range(_FIRST, num_layers, _EVERY)) or (num_layers - 1,)
+    return QwenHybridConfig(
+        family=_FAMILY,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        ffn_size=widths.ffn_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_key_heads,
+        head_dim=HEAD_DIM,
+        max_tokens=max_tokens,
+        attention_layers=attending,
+        delta=StateShape(
+            num_layers=num_layers - len(attending),
+            num_taps=_TAPS,
+            num_channels=(2 * num_key_heads + num_heads) * HEAD_DIM,
+            num_key_heads=num_key_heads,
+            num_heads=num_heads,
+            key_dim=HEAD_DIM,
+            value_dim=HEAD_DIM,
+        ),
+        rope=Rope(),
+        tie_word_embeddings=True,
+        stop_ids=stop_ids,
+    )
+
+
+def attending_sizes(config: QwenHybridConfig) -> LlamaConfig:
+    """What an attending layer shares with one of a Llama: its FFN, its heads and its positions."""
+    return replace(plain_layers(config, config.num_layers), rope=config.rope)
+
+
+def hybrid_config_json(config: QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
+    """`config.json` of a dense Qwen3.5 with one MTP block and positions that are not stretched."""
+    stop, delta, rope = list(config.stop_ids), config.delta, config.rope
+    attends = set(config.attention_layers)
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn_size,
+        "num_hidden_layers": config.num_layers,
+        "layer_types": [
+            "full_attention" if index in attends else "linear_attention"
+            for index in range(config.num_layers)
+        ],
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "linear_conv_kernel_dim": delta.num_taps,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_num_key_heads": delta.num_key_heads,
+        "linear_num_value_heads": delta.num_heads,
+        "mtp_num_hidden_layers": 1,
+        "max_position_embeddings": config.max_tokens,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": rope.theta,
+            "partial_rotary_factor": rope.partial_rotary_factor,
+        },
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": stop[0] if stop else None,
+        "eos_token_id": stop if len(stop) > 1 else (stop[0] if stop else None),
+        "dtype": str(dtype).removeprefix("torch."),
+    }

@@ -14,7 +14,7 @@ from doubles.sweeps import folder_of, numbers, sample, small_sweep
 from outrider.bench.interval import MIN_PAIRS, ratio_of_medians
 from outrider.bench.sweep_samples import Sample
 from outrider.bench.sweep_summary import Cell, Spread, cells, summary, verdicts, write_summary
-from outrider.cli.sweep_tables import pages
+from outrider.cli.bench import pages
 
 
 def pieces(num: int, seconds: float) -> list[Sample]:

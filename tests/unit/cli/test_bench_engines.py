@@ -14,7 +14,7 @@ from doubles.command_line import Command
 from outrider.bench import figure_style
 from outrider.bench.engines import samples
 from outrider.bench.engines.plan import ENGINES
-from outrider.cli import engine_subjects
+from outrider.cli import engine_setup as engine_subjects
 from outrider.pairs.catalog import PAIRS
 
 pytestmark = pytest.mark.wide

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli import examine
+from outrider.cli import doctor as examine
 from outrider.core.errors import MachineError
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.native.tuning import Answer, Timing

@@ -15,7 +15,7 @@ import outrider.pairs as pairs
 from doubles.command_line import Command
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.cli.draft_measure import DEAD, Measured, some_prompts, upper_bound
+from outrider.cli.draft_fit import DEAD, Measured, some_prompts, upper_bound
 
 pytestmark = pytest.mark.wide
 

@@ -15,12 +15,22 @@ from hypothesis import strategies as st
 from checks.documents import Document
 from doubles.command_line import Command
 from doubles.written_noise import Written
+from outrider.cli.explain import TOPICS
 from outrider.cli.explain_machine import Device, break_even
 from outrider.cli.explain_page import SYMBOLS, Numbers
-from outrider.cli.explain_round import COINS, DRAFT, LAST, WORDS, P, Q, residual, walk
-from outrider.cli.explain_rounds import longest, speed_up
-from outrider.cli.explain_topics import TOPICS
-from outrider.cli.explain_verb import NAMES, ExplainOptions
+from outrider.cli.explain_rounds import (
+    COINS,
+    DRAFT,
+    LAST,
+    WORDS,
+    P,
+    Q,
+    longest,
+    residual,
+    speed_up,
+    walk,
+)
+from outrider.cli.plan_options import NAMES, ExplainOptions
 from outrider.core.draft import Draft
 from outrider.core.protocols import JudgeRow
 from outrider.core.sampling import Laws

@@ -12,7 +12,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
 from outrider.bench.race import Score
-from outrider.cli.compare import Comparison
+from outrider.cli.generate import Comparison
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -10,7 +10,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.bench.sweeps.recipes import RECIPES as STUDIES
-from outrider.cli.bench_sweep_options import SweepOptions
+from outrider.cli.bench_options import SweepOptions
 from outrider.cli.bench_sweep_setup import set_up
 from outrider.cli.call import Call
 from outrider.core.settings import DEFAULT, file, resolve

@@ -15,8 +15,7 @@ from doubles.command_line import Command
 from doubles.timelines import job, trace
 from outrider.bench import figure_style
 from outrider.bench.monitor import Reading, Usage
-from outrider.cli.trace import Recording, record
-from outrider.cli.trace_page import page
+from outrider.cli.trace import Recording, page, record
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams

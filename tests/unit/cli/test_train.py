@@ -15,7 +15,7 @@ import pytest
 from doubles.clocks import FakeClock
 from doubles.command_line import Command
 from outrider.api.llm import LLM
-from outrider.cli.train_bar import Preparation
+from outrider.cli.train import Preparation
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.train import session

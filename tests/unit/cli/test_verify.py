@@ -20,11 +20,11 @@ from doubles.command_line import Command, Finished
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.errors import MachineError
 from outrider.proof import algebra, certificate, check, mutants, parity
-from outrider.proof.case_table import FIXED
+from outrider.proof.cases import FIXED
 from outrider.proof.check import DEEP, Check, Effort, Part
-from outrider.proof.mutant_table import DECISIONS, ROUNDS
+from outrider.proof.mutants import DECISIONS, ROUNDS
+from outrider.proof.parity import PROMPTS
 from outrider.proof.planting import planted
-from outrider.proof.prompts import PROMPTS
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

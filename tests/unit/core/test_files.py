@@ -193,10 +193,10 @@ EXCEPTIONS = {
     ("kernels/native/build.py", "read_bytes"): "sources of this package, and what it compiled",
     ("models/weights.py", "safe_open"): "behind check_header",
     ("train/checkpoint.py", "safe_open"): "behind check_header",
-    ("train/laws.py", "memmap"): "made by this run",
-    ("train/sources.py", "read_text"): "what a package says it has",
+    ("train/losses.py", "memmap"): "made by this run",
+    ("train/data.py", "read_text"): "what a package says it has",
     ("train/tokens.py", "memmap"): "made by this run",
-    ("train/writing.py", "memmap"): "made by this run",
+    ("train/session.py", "memmap"): "made by this run",
 }
 READERS = {
     *("read_text", "read_bytes", "safe_open", "load_file", "from_file"),

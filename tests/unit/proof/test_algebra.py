@@ -15,10 +15,9 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.rng import ROOT, pick_node
 from outrider.core.sampling import draw
 from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
-from outrider.proof.case_table import FIXED, chain, generated
+from outrider.proof.cases import FIXED, chain, generated
 from outrider.proof.check import Effort
-from outrider.proof.plain_law import plain_law
-from outrider.proof.samplers import Sampler, exact_samplers
+from outrider.proof.laws import Sampler, exact_samplers, plain_law
 from outrider.verify.rules import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.rng import KeyedNoise, Role
-from outrider.proof.branches import BadDrawError, EveryBranch, law, runs
 from outrider.proof.chisquare import p_value
-from outrider.proof.races import joint_winner
+from outrider.proof.laws import BadDrawError, EveryBranch, joint_winner, law, runs
 
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 

@@ -14,11 +14,10 @@ from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
 from outrider.core.protocols import JudgeRow
 from outrider.core.sampling import draw
-from outrider.proof.draws import pair_trials, race_trial, walked_trial
-from outrider.proof.engine_texts import engine_texts, text_law
-from outrider.proof.many import MANY
-from outrider.proof.pairs import PAIRS, TEXTS
-from outrider.proof.samplers import Sampler, exact_samplers
+from outrider.proof.cases import PAIRS, TEXTS
+from outrider.proof.chisquare import MANY
+from outrider.proof.ensemble import engine_texts, pair_trials, race_trial, text_law, walked_trial
+from outrider.proof.laws import Sampler, exact_samplers
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
 

@@ -7,8 +7,10 @@ from collections.abc import Generator
 import pytest
 
 from outrider.proof.check import Check
-from outrider.proof.mutant_table import DECISIONS, KEYS, ROUNDS
 from outrider.proof.mutants import (
+    DECISIONS,
+    KEYS,
+    ROUNDS,
     attempt,
     catch_by_algebra,
     catch_by_chi_square,

@@ -10,13 +10,22 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.proof.check import Check, Effort
-from outrider.proof.mutant_table import ROUNDS
-from outrider.proof.parity import BATCH, Cell, Task, Written, differences, num_common, task
-from outrider.proof.parity_part import parity
+from outrider.proof.mutants import ROUNDS
+from outrider.proof.parity import (
+    BATCH,
+    PROMPTS,
+    Cell,
+    Subject,
+    Task,
+    Written,
+    differences,
+    fingerprint,
+    num_common,
+    subject_of,
+    task,
+)
+from outrider.proof.parity_part import Finding, parity
 from outrider.proof.planting import planted
-from outrider.proof.prompts import PROMPTS
-from outrider.proof.subject import Subject, fingerprint, subject_of
-from outrider.proof.triage import Finding
 
 EMBEDDED = "outrider/embedded"
 SMALL = Effort(greedy_tokens=10)

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.train.data import FileRecord, digest_of, find_files, read_documents, record_of
-from outrider.train.sources import python_sources
+from outrider.train.data import (
+    FileRecord,
+    digest_of,
+    find_files,
+    python_sources,
+    read_documents,
+    record_of,
+)
 
 
 def texts(path: Path, field: str = "") -> list[str]:

@@ -32,7 +32,7 @@ from outrider.train.exam import Exam, HeldOut
 from outrider.train.folder import fill
 from outrider.train.loop import Job, Plan, Trainer
 from outrider.train.target import FrozenTarget
-from outrider.train.vocabulary import frequent_ids
+from outrider.train.tokens import frequent_ids
 
 LAYERS = fused_layers(2)
 ROOM = Room(num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=LAYERS)

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from doubles.repeating import Repeating
 from outrider.train.folder import fill
-from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
-from outrider.train.hybrid_config import small_hybrid
+from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
 from outrider.train.hybrid_module import HybridLayer
-from outrider.train.hybrid_start import begin_as
-from outrider.train.laws import LawCache
 from outrider.train.llama_module import Layer, Llama, as_dtype, config_json, fresh_llama
 from outrider.train.loop import Export, Job, Plan, Trainer
-from outrider.train.losses import distillation, next_token, top_laws
-from outrider.train.shapes import small_llama
+from outrider.train.losses import LawCache, distillation, next_token, top_laws
+from outrider.train.shapes import small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.train.hybrid_head import head_loss
-from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.losses import TopLaws, distillation, head_loss, top_laws
 
 
 def drawn(num_places: int) -> tuple[Tensor, Tensor, TopLaws]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.train.laws import LawCache
-from outrider.train.losses import TopLaws, top_laws
+from outrider.train.losses import LawCache, TopLaws, top_laws
 
 WINDOW, KEPT, NUM_WINDOWS = 4, 3, 10
 

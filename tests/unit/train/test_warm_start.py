@@ -18,10 +18,8 @@ from outrider.models.families import LlamaConfig
 from outrider.train.exam import Exam
 from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe
 from outrider.train.shapes import plain_layers
-from outrider.train.target import FrozenTarget
-from outrider.train.tokens import Windows
-from outrider.train.vocabulary import covering_ids, frequent_ids
-from outrider.train.warm_start import begin_as_last_layer, fits_last_layer
+from outrider.train.target import FrozenTarget, begin_as_last_layer, fits_last_layer
+from outrider.train.tokens import Windows, covering_ids, frequent_ids
 
 CPU = torch.device("cpu")
 FAMILIES = ["llama2", "qwen3"]

@@ -1,0 +1,250 @@
+"""What `bench peers` may be told, for the table of all verbs.
+
+What `bench quality` may be told, for the table of all verbs.
+
+What `bench ssd` may be told, and its part of the table of verbs.
+
+What `outrider bench sweep` may be told besides settings, and its row in the table of verbs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.cli.options import JsonOption
+from outrider.cli.verb import Verb
+from outrider.core.fields import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersOptions(JsonOption):
+    """Of `bench peers`."""
+
+    tier: str | None = setting(
+        None,
+        "a: the embedded pair (the default); b: its target at the cost of 0.4 billion parameters. "
+        "Or name your own with --target.",
+        choices=("a", "b"),
+    )
+    peers: str = setting(
+        "transformers,llama.cpp,openvino",
+        "Engines to start, between commas (transformers,llama.cpp,openvino).",
+    )
+    servers: str = setting(
+        "",
+        "OpenAI-compatible servers that run, between commas, as NAME[+DRAFTER][@FORMAT][/MODEL]"
+        "=URL, such as vllm=http://localhost:8000,vllm+model=http://localhost:8001.",
+    )
+    formats: str = setting(
+        "bf16,int8,int4",
+        "Number formats of the weights, between commas; also f32 (bf16,int8,int4).",
+    )
+    drafters: str = setting("none,model,ngram", "Drafters, between commas (none,model,ngram).")
+    temperatures: str = setting("0,0.8", "Temperatures, between commas (0,0.8).")
+    prompts: int = setting(
+        100, "Prompts of HumanEval and of GSM8K, at most (100).", minimum=1, maximum=10_000
+    )
+    max_tokens: int = setting(128, "Emit at most this many tokens (128).", minimum=1)
+    minutes: float = setting(
+        6.0, "End after the prompt in which these are over (6).", minimum=0.01, maximum=1e5
+    )
+    threads: int = setting(0, "Threads of each engine; 0 is one a core.", minimum=0, maximum=1024)
+    seldom: str = setting(
+        "", "PEER=N, between commas: this one takes part in every Nth prompt only."
+    )
+    trials: str | None = setting(
+        None, "Take the best variants from the results.json of an earlier run."
+    )
+    quick: bool = setting(False, "Two prompts of 32 tokens: does it all work?")
+    peers_folder: str | None = setting(
+        None, "Where scripts/peers built the others; peers in the cache folder if not given."
+    )
+    output_dir: str | None = setting(
+        None,
+        "Folder of results; results/DATE-DEVICE-MODEL-peers if not given. A run goes on in it.",
+    )
+
+
+BENCH_PEERS = Verb(
+    name="peers",
+    target="outrider.cli.bench_peers:peers",
+    text="Compare with other engines on the same weights and prompts: transformers, llama.cpp, "
+    "OpenVINO GenAI, servers.",
+    example="outrider bench peers --quick --peers llama.cpp --formats bf16 --temperatures 0",
+    options=PeersOptions,
+    settings=("program",),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions(JsonOption):
+    """Of `bench quality`."""
+
+    formats: str = setting(
+        "float32,bfloat16,int8,int4",
+        "Number formats of the target, between commas; the first is what others are compared with. "
+        "Also float16; none leaves perplexity out.",
+    )
+    rules: str = setting(
+        "all",
+        "Acceptance rules, between commas (block,token,match,coupled,typical,p_min,threshold,top_k,"
+        "nucleus); all, or none.",
+    )
+    text: str | None = setting(
+        None, "Perplexity of this text file; of the prompts below if not given."
+    )
+    text_tokens: int = setting(
+        4096, "Read so many tokens of it at most (4096).", minimum=2, maximum=10_000_000
+    )
+    domains: str = setting(
+        "code,maths", "Prompts, between commas: code, maths, conversation, summarization."
+    )
+    prompts: int = setting(8, "Prompts of each domain (8).", minimum=1, maximum=10_000)
+    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    output: str | None = setting(None, "Also write the JSON object to this file.")
+
+
+# Settings that every rule has its own of, or that ask for more than is compared.
+DECIDED_BY_QUALITY = ("sampler", "max_tokens", "n", "profile", "logprobs", "top_logprobs")
+
+BENCH_QUALITY = Verb(
+    name="quality",
+    target="outrider.cli.bench_quality:quality",
+    text="Check what is written: perplexity by number format, and texts under each acceptance "
+    "rule beside those of plain decoding.",
+    example="outrider bench quality --formats float32,int8 --rules block,typical --domains code "
+    "--prompts 2 --max-tokens 16",
+    options=QualityOptions,
+    settings=("program", "engine", "sampling"),
+    without=DECIDED_BY_QUALITY,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SsdOptions(JsonOption):
+    """Of `bench ssd`."""
+
+    pairs: str = setting(
+        "8b/1b,70b/1b",
+        "Pairs of costs, between commas: 8b/1b, 70b/1b, or TARGET/DRAFT of llama-1b, llama-8b, "
+        "llama-70b or sizes such as 1024x4096x24x16x8. Engines go over most with the first.",
+    )
+    studies: str = setting(
+        "alpha,hits,fan_out,batch", "What engines go over, between commas; none is no engines."
+    )
+    ks: str | None = setting(None, "Draft lengths, between commas (2,4,6,8,10,12).")
+    alphas: str | None = setting(
+        None, "Rates at which drafts are kept, between commas (0.5,0.7,0.9)."
+    )
+    hits: str | None = setting(
+        None, "Shares of verdicts foreseen, between commas (0,0.5,0.7,0.9,1)."
+    )
+    fan_outs: str | None = setting(
+        None, "Verdicts drafted for ahead, between commas (1,2,4,8,16,32)."
+    )
+    batches: str | None = setting(None, "Sequences at once, between commas (1,2,4,8).")
+    costs: str | None = setting(
+        None,
+        "What passes do besides matrix products, between commas: attention, norms, head; by "
+        "default nothing.",
+    )
+    layer_share: int | None = setting(
+        None, "Engines run one of so many layers (16), of target and draft.", minimum=1, maximum=80
+    )
+    scale: int | None = setting(None, "Engines run widths over this (4).", minimum=1, maximum=64)
+    pass_scale: int | None = setting(
+        None, "Passes and products are timed at widths over this (1).", minimum=1, maximum=64
+    )
+    max_tokens: int | None = setting(
+        None, "Tokens that each sequence emits while it is timed (96).", minimum=4, maximum=100_000
+    )
+    repeats: int | None = setting(
+        None, "Measure everything this often (5); below 5 no intervals.", minimum=1, maximum=1000
+    )
+    seed: int = setting(0, "Chooses texts and which drafts are kept.", minimum=0)
+    dtype: str = setting(
+        "bfloat16", "Type of the weights.", choices=("bfloat16", "float16", "float32")
+    )
+    quantise: str = setting(
+        "none", "Hold the target's matrices in fewer bits.", choices=("none", "int8", "int4")
+    )
+    device: str = setting("auto", "Where the models run.", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = setting(0, "CPU threads; 0 as engines choose.", minimum=0, maximum=1024)
+    tensor_parallel: int = setting(
+        1,
+        "Processes or devices that share each target; above 1 models have all --costs.",
+        minimum=1,
+        maximum=64,
+    )
+    quick: bool = setting(
+        False, "A taste in under a minute: smaller models, fewer cells; figures mean nothing."
+    )
+    output_dir: str | None = setting(
+        None, "Folder of results; results/DATE-DEVICE-ssd if not given. A run goes on in it."
+    )
+
+
+BENCH_SSD = Verb(
+    name="ssd",
+    target="outrider.cli.bench_ssd:ssd",
+    text="Study plain decoding, drafting in turns and drafting ahead at the cost of big models: "
+    "T_SD, roofline, windows, speed-ups beside theory.",
+    example="outrider bench ssd --quick",
+    options=SsdOptions,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions(JsonOption):
+    """Of `bench sweep`. What is None is left to a preset, or to the default that the help names."""
+
+    over: tuple[str, ...] = setting(
+        (),
+        "Vary this, as NAME=A,B; again for another axis: k, drafter, rule, temperature, domain, "
+        "context (prompt tokens), batch, concurrency, pair, engine, fan-out, p-hit, any setting.",
+    )
+    preset: str | None = setting(None, "Fill in a published study; --presets lists them.")
+    presets: bool = setting(False, "List the presets, and measure nothing.")
+    pair: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas, instead of a preset's or of --target."
+    )
+    experiment: str | None = setting(
+        None, "Read these options and settings from a YAML file; flags go before it."
+    )
+    prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
+    prompt_set: str | None = setting(
+        None, "Take the prompts from this file of `outrider prompts --output`."
+    )
+    iterations: int | None = setting(
+        None, "Measure every prompt this often (1).", minimum=1, maximum=1_000_000
+    )
+    requests: int = setting(
+        10, "Requests of one piece of work with --over concurrency.", minimum=1, maximum=10_000
+    )
+    warmup: int | None = setting(
+        None, "Untimed visits before the first (1).", minimum=0, maximum=1000
+    )
+    at_once: int = setting(
+        8, "Most engines in memory together, besides plain decoding.", minimum=1, maximum=64
+    )
+    output_dir: str | None = setting(
+        None, "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run goes on in it."
+    )
+    fresh: bool = setting(False, "Measure again what the folder has already.")
+    no_plots: bool = setting(False, "Draw no figures.")
+
+
+# Settings that a sweep decides for all cells alike.
+DECIDED_BY_GRIDS = ("profile", "n", "logprobs", "top_logprobs")
+
+BENCH_SWEEP = Verb(
+    name="sweep",
+    target="outrider.cli.bench_sweep:sweep",
+    text="Vary anything: K, drafter, rule, temperature, domain, context, batch, load, pair; each "
+    "cell beside plain decoding.",
+    example="outrider bench sweep --over k=2,4 --over domain=code,maths --prompts 2 "
+    "--max-tokens 16",
+    options=SweepOptions,
+    settings=("program", "engine", "sampling"),
+    without=DECIDED_BY_GRIDS,
+)
