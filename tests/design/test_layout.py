@@ -1,4 +1,4 @@
-"""How the tree must look: sizes, empty __init__ files, one reader of the environment."""
+"""How the tree must look: sizes, what an __init__ holds, one reader of the environment."""
 
 from __future__ import annotations
 
@@ -33,9 +33,26 @@ def test_files_stay_short() -> None:
     assert names(long) == []
 
 
-def test_init_files_are_empty_but_for_the_root() -> None:
-    full = [path for path in PACKAGE.rglob("__init__.py") if path.stat().st_size]
-    assert full == [PACKAGE / "__init__.py"]
+def test_a_folder_says_what_it_offers(trees: dict[Path, ast.Module]) -> None:
+    """A top folder has a docstring in its `__init__`; that of a folder in it may be empty."""
+    inits = [path for path in SOURCES if path.name == "__init__.py"]
+    must = [path for path in inits if path.stat().st_size or path.parent.parent == PACKAGE]
+    assert names(path for path in must if ast.get_docstring(trees[path]) is None) == []
+
+
+def test_an_init_imports_only_what_its_package_offers(trees: dict[Path, ast.Module]) -> None:
+    bad: list[Path] = []
+    for path in (path for path in SOURCES if path.name == "__init__.py"):
+        package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        for node in trees[path].body:
+            match node:
+                case ast.Import():
+                    bad.append(path)
+                case ast.ImportFrom(module=module) if module not in ("__future__", "typing"):
+                    bad += [] if f"{module}.".startswith(f"{package}.") else [path]
+                case _:
+                    pass
+    assert names(bad) == []
 
 
 def test_nothing_is_unpickled_and_nothing_swallowed(trees: dict[Path, ast.Module]) -> None:

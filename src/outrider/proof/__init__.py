@@ -1,0 +1,5 @@
+"""The certificate of `outrider verify`: exactness by enumeration, by chi-square tests, by parity.
+
+Open certificate.py first; docs/algorithms/certificate.md says what each part shows, and which
+planted bugs the checks must find.
+"""
