@@ -17,7 +17,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider.models.weights import Placement, Weights
 
 

@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "what the text did not reach counts as refused",
         SHADOW,
-        "self._acceptance.observe(row.seq_id, len(written), kept)",
-        "self._acceptance.observe(row.seq_id, len(drafted), kept)",
+        "observe(row.seq_id, len(written), common_prefix(drafted, written))",
+        "observe(row.seq_id, len(drafted), common_prefix(drafted, written))",
         check_shadow,
     ),
     Mutant(

@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         "laws of the mate",
         READING,
-        "        start = end\n",
-        "        start = end - 1\n",
+        "exact=exact))\n        start = end\n",
+        "exact=exact))\n        start = end - 1\n",
         greedy_batch,
     ),
     Mutant(

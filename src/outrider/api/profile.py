@@ -232,8 +232,9 @@ def _beginner(place: torch.device, clock: Clock | None) -> Callable[[], Span]:
     return lambda: _HostSpan(clock or (lambda: synced_seconds(place)))
 
 
-# What the engine takes when it is built is not looked up again in a run.
-_TAKEN = ("argmax", "softmax", "pick", "leftover")
+# The engine takes these when it is built, and looks none up again in a run; no round judges prefixes.
+_TAKEN = ("argmax", "verify_prefix", "softmax", "pick", "leftover")
+
 TIMED_OPS = tuple(op for op in OPS if op not in _TAKEN)
 
 

@@ -306,7 +306,7 @@ def _triton(
     has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
     from outrider.kernels.triton.delta_ops import TritonDelta
-    from outrider.kernels.triton.launchers import EagerLaws
+    from outrider.kernels.triton.eager import EagerLaws
     from outrider.kernels.triton.ops import TritonOps
     from outrider.kernels.triton.scratch import Room
     from outrider.kernels.triton.trial import rows_alike

@@ -23,7 +23,14 @@ from outrider.models.json_object import (
     stop_ids,
     stored_dtype,
 )
-from outrider.models.rope import COMMON_ROPE, PHI3_ROPE, Rope, RopeRules, check_rotary, parse_rope
+from outrider.models.rope_config import (
+    COMMON_ROPE,
+    PHI3_ROPE,
+    Rope,
+    RopeRules,
+    check_rotary,
+    parse_rope,
+)
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.

@@ -19,7 +19,7 @@ from outrider.kernels import registry
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
-from outrider.kernels.triton.launchers import EagerLaws
+from outrider.kernels.triton.eager import EagerLaws
 from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Room
 from outrider.models import loading

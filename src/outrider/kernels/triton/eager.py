@@ -1,0 +1,77 @@
+"""The Triton operators as `Kernels` wants them, for an engine that runs on the host.
+
+What a captured round must not do happens here: results that the host reads are allocated, and the
+host waits for them.
+
+Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.core.clock import host_floats, host_ints
+from outrider.core.errors import NumericsError
+from outrider.core.sampling import PLAIN
+from outrider.kernels.triton.launchers import LawRows, TritonLaws, num_pieces
+from outrider.kernels.triton.scratch import Room
+
+
+class EagerLaws:
+    """argmax, softmax, pick and leftover. Takes contiguous float32 on its device;
+    anything else goes to the definitions. Weights are left in one place, which calls use again.
+
+    A captured round must not do what happens here: results that the host reads are allocated, and
+    the host waits for them.
+    """
+
+    def __init__(self, room: Room, device: torch.device) -> None:
+        self._laws, self._device = TritonLaws(room), device
+        self._temperature_1 = torch.ones(1, device=device)
+        self._number_1 = torch.zeros(1, dtype=torch.float64, device=device)
+        self._token_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self._left_V = torch.empty(0, device=device)
+        self._sums_C = torch.empty(0, dtype=torch.float64, device=device)
+
+    def argmax(self, logits_MV: Tensor) -> list[int]:
+        """Waits for the device."""
+        chosen_M = torch.empty(logits_MV.shape[0], dtype=torch.int64, device=self._device)
+        self._laws.argmax(logits_MV.contiguous(), chosen_M)
+        return host_ints(chosen_M)
+
+    def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
+        if not (self._plain(logits_NV) and self._plain(out_NV)):
+            PLAIN.softmax(logits_NV, temperature, out_NV)
+            return
+        self._temperature_1.fill_(temperature)
+        self._laws.softmax(logits_NV, self._temperature_1, out_NV)
+
+    def pick(self, weights_V: Tensor, uniform: float) -> int:
+        """Waits for the device."""
+        if not self._plain(weights_V):
+            return PLAIN.pick(weights_V, uniform)
+        self._number_1.fill_(uniform)
+        self._laws.pick(LawRows(weights_V[None], None), self._number_1, self._token_1)
+        (token,) = host_ints(self._token_1)
+        if token < 0:
+            raise NumericsError("the model")
+        return token
+
+    def leftover(
+        self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
+    ) -> tuple[Tensor, float]:
+        """Waits for the device."""
+        if not (self._plain(p_V) and (isinstance(proposal, int) or self._plain(proposal))):
+            return PLAIN.leftover(p_V, proposal, share)
+        size = p_V.shape[0]
+        if self._left_V.shape[0] != size:
+            self._left_V = torch.empty(size, device=self._device)
+            self._sums_C = self._sums_C.new_empty(num_pieces(size))
+        self._number_1.fill_(share)
+        self._laws.leftover(p_V, proposal, self._number_1, self._left_V, self._sums_C)
+        return self._left_V, sum(host_floats(self._sums_C))
+
+    def _plain(self, tensor: Tensor) -> bool:
+        same = tensor.dtype is torch.float32 and tensor.device.type == self._device.type
+        return same and tensor.is_contiguous()
