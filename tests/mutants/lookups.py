@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "every look-up counts as right",
         GATE,
-        "self.hits[place] = _FADE * self.hits[place] + right",
-        "self.hits[place] = _FADE * self.hits[place] + 1",
+        "self.rates.add(kind, right, _FIRST[kind])",
+        "self.rates.add(kind, 1, _FIRST[kind])",
         check_gate,
     ),
     Mutant(

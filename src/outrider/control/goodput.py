@@ -19,6 +19,7 @@ from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import MOST_SEQUENCES, Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
+from outrider.estimate.worth import LEAST_WEIGHED
 
 # Seconds of a round by (packed rows, deepest draft, number of sequences that draft).
 RoundSeconds = Callable[[int, int, int], float]
@@ -119,8 +120,6 @@ PROMISING = 0.6
 # The sweep ends at once where even with all drafts accepted goodput stays below this share of plain
 # decoding's. A single round, which may have been disturbed, decides that.
 HOPELESS = 1 / 3
-# A place that is kept more seldom is not drafted.
-LEAST_KEPT = 0.005
 # The longest draft that is tried while none pays.
 SHORT = 4
 # Passes that are learnt from together, since that takes time itself; after the first `EARLY` ones,
@@ -294,7 +293,7 @@ class GoodputController:
 
     def _prefixes(self, seq_ids: Sequence[int]) -> list[list[float]]:
         return [
-            [kept for kept in self._acceptance.prefixes(seq_id) if kept >= LEAST_KEPT]
+            [kept for kept in self._acceptance.prefixes(seq_id) if kept >= LEAST_WEIGHED]
             for seq_id in seq_ids
         ]
 

@@ -24,9 +24,8 @@ from typing import cast
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
+from outrider.estimate.worth import ROW_COST
 
-# As a share of a plain pass; measured on CPUs, and least where a pass reads much memory.
-ROW_COST = 0.04
 LEAST_ROUNDS = 24
 CONFIDENCE = 2.33
 FIRST_REST = 64

@@ -23,8 +23,6 @@ Chances: TypeAlias = Sequence[Sequence[float]]
 
 # Matrix tiles of CPUs and GPUs take so many rows; a pass of fewer costs the same.
 ROW_TILE = 16
-# A node that is accepted less often than that is only drafted where its row costs nothing.
-LEAST_WORTH = 0.02
 # Where no tally is known: the first candidate is right in three of four cases at the first place,
 # somewhat less often at later ones, and those behind it share part of the rest.
 _FIRST, _LATER, _BEHIND = 0.75, 0.95, (0.35, 0.16, 0.1, 0.07, 0.05, 0.04, 0.03)
@@ -117,17 +115,6 @@ def best_shape(chances: Chances, num_nodes: int) -> Shape:
         offer(len(parents) - 1, depth + 1, 0, -worth)
         offer(parent, depth, rank + 1, above)
     return Shape(tuple(parents), tuple(ranks), tuple(worths))
-
-
-def worthwhile(shape: Shape) -> Shape:
-    """Its nodes that are worth a row, and those that fill the last tile of rows."""
-    return shape.first(num_worthwhile(shape.worths))
-
-
-def num_worthwhile(worths: Sequence[float]) -> int:
-    """How many of the nodes of these worths, which never rise, to draft."""
-    wanted = sum(worth >= LEAST_WORTH for worth in worths)
-    return fill_rows(wanted, len(worths))
 
 
 def chain_shape(depth: int) -> Shape:

@@ -25,16 +25,14 @@ from outrider.core.protocols import DraftRow
 from outrider.core.rng import ROOT, DrawNode, Noise, Role, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.tree import (
-    LEAST_WORTH,
     Chances,
     Shape,
     best_shape,
     falling,
     guessed_chances,
-    num_worthwhile,
-    worthwhile,
 )
 from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
+from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
 from outrider.models.heads import MAX_WIDTH
 
 # The highest that a request may ask for.

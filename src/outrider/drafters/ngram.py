@@ -16,6 +16,8 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.proposals import NO_OFFER, Offer
+from outrider.estimate.online import RequestRates
+from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
 
 # What is supposed of a look-up that agrees in 1, 2, 3, 4 to 7, 8 to 15, more tokens.
 _FIRST = (0.3, 0.4, 0.5, 0.75, 0.9, 0.97)
@@ -25,13 +27,13 @@ _EVENNESS = 3.0
 # Share of the old counts that a new one leaves.
 _FADE = 1 - 1 / 32
 _HIGHEST = 0.98
-# P below which no first token, and no later one, is drafted.
-LEAST_BEGUN = 0.15
-LEAST_GONE_ON = 0.03
+# Which of them a look-up is, by how many tokens agree; so many are more than all others.
+_KINDS = (0, 0, 1, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
+_MANY = len(_KINDS)
 
 
-def _zeros() -> list[float]:
-    return [0.0] * len(_FIRST)
+def _no_trials() -> RequestRates:
+    return RequestRates(len(_FIRST), _FADE, _WEIGHT, _EVENNESS)
 
 
 @dataclass(slots=True)
@@ -55,25 +57,18 @@ class Gate:
     cost its row and mostly bring nothing; what follows a likely token is drafted while P >= 0.03.
     """
 
-    hits: list[float] = field(default_factory=_zeros)
-    trials: list[float] = field(default_factory=_zeros)
-    all_hits: float = 0.0
-    all_expected: float = 0.0
+    rates: RequestRates = field(default_factory=_no_trials)
 
     def learn(self, length: int, *, right: bool) -> None:
         """A look-up that agreed in `length` tokens named the next one rightly, or did not."""
-        place = _class(length)
-        self.all_hits = _FADE * self.all_hits + right
-        self.all_expected = _FADE * self.all_expected + _FIRST[place]
-        self.hits[place] = _FADE * self.hits[place] + right
-        self.trials[place] = _FADE * self.trials[place] + 1
+        kind = _KINDS[length] if length < _MANY else -1
+        self.rates.add(kind, right, _FIRST[kind])
 
     def rate(self, length: int) -> float:
         """The probability that a look-up that agrees in `length` tokens is right."""
-        place = _class(length)
-        factor = (_EVENNESS + self.all_hits) / (_EVENNESS + self.all_expected)
-        foretold = _WEIGHT * factor * _FIRST[place]
-        return min((foretold + self.hits[place]) / (_WEIGHT + self.trials[place]), _HIGHEST)
+        kind = _KINDS[length] if length < _MANY else -1
+        rate = self.rates.rate(kind, _FIRST[kind])
+        return rate if rate < _HIGHEST else _HIGHEST
 
     def kept(self, length: int, depth: int) -> tuple[float, ...]:
         """For each token that is worth a row, `depth` at most, P that it and those before it are
@@ -86,10 +81,6 @@ class Gate:
             kept.append(probability)
             probability *= self.rate(length + len(kept))
         return tuple(kept)
-
-
-def _class(length: int) -> int:
-    return length - 1 if length < 4 else min(length.bit_length(), len(_FIRST) - 1)
 
 
 _NOWHERE = -1

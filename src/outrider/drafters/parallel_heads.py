@@ -24,10 +24,11 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ContractError, NumericsError, blaming
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.sampling import PLAIN, Sampling, processed_probs
-from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances, worthwhile
+from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.block import Context, Guess
 from outrider.drafters.growth import DrawInTree, DrawnTree, chosen_tree, drawn_params, pick_in_tree
+from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
 

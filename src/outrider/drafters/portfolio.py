@@ -20,9 +20,10 @@ from outrider.core.errors import ContractError
 from outrider.core.logits import Shaper
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
 from outrider.drafters.portfolio_model import Neural, goodput
-from outrider.drafters.proposals import LEAST_KEPT, NO_OFFER, Offer, Offerer
+from outrider.drafters.proposals import NO_OFFER, Offer, Offerer
 from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.theory import prefix_products
+from outrider.estimate.worth import LEAST_KEPT
 
 
 class ForcedDrafter:

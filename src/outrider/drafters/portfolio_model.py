@@ -8,21 +8,18 @@ asked for some short drafts, since texts change.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.estimate.acceptance import Acceptance
-from outrider.estimate.cost import ASSUMED_DRAFT
+from outrider.estimate.online import RunningMedian
 from outrider.estimate.theory import prefix_products
+from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
 
-# A row beside the first one, as a share of a pass.
-ROW_COST = 0.04
 _WINDOW = 31
 # Before so many measurements, what is assumed of any drafter stands.
 _SETTLED = 5
@@ -39,7 +36,7 @@ class Pace:
     """
 
     clock: Clock = HOST_CLOCK
-    _shares: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _shares: RunningMedian = field(default_factory=lambda: RunningMedian(_WINDOW))
     _ended: float = 0.0
     _drafting: float = 0.0
     _slowed: float = 1.0
@@ -51,9 +48,9 @@ class Pace:
             return
         passing = (self.clock() - self._ended) / self._slowed
         if passing > 0:
-            self._shares.append(self._drafting / passing)
+            self._shares.add(self._drafting / passing)
             if len(self._shares) >= _SETTLED:
-                self._share = median_low(self._shares)
+                self._share = self._shares.low
         self._drafting = 0.0
 
     def drafted(self, seconds: float, num_passes: int) -> None:

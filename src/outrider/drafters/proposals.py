@@ -9,11 +9,7 @@ from typing import Protocol
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-
-# A row of a pass costs some hundredths of it, so a token that is kept more seldom is not drafted.
-# The second is for trees: who asks for one has rows to spare.
-LEAST_KEPT = 0.12
-LEAST_IN_TREE = 0.04
+from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
 
 @dataclass(frozen=True, slots=True)

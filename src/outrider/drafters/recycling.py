@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
@@ -27,6 +27,7 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT
 from outrider.core.tree import Shape, best_shape
 from outrider.drafters.proposals import NO_OFFER, Offer, least_kept
+from outrider.estimate.online import FadingRate, add_to_first
 
 WIDTH = 8
 _UNKNOWN = -1
@@ -47,13 +48,12 @@ class _Request:
     """How often first entries were right, and how often that was foretold; counts fade."""
 
     num_read: int
-    hits: float = 0.0
-    foretold: float = 0.0
+    firsts: FadingRate = field(default_factory=lambda: FadingRate(_OWN_FADE))
 
     @property
     def factor(self) -> float:
         """How much better or worse than others this request does."""
-        return (_EVENNESS + self.hits) / (_EVENNESS + self.foretold)
+        return self.firsts.posterior(1.0, _EVENNESS)
 
 
 class RecyclingDrafter:
@@ -87,8 +87,9 @@ class RecyclingDrafter:
         if self._requests:
             raise ContractError("requests are open")
         self._table = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
-        self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
-        self._trials = _FIRST_WEIGHT
+        self._ranks = [
+            FadingRate(_FADE, _FIRST_WEIGHT * rate, _FIRST_WEIGHT) for rate in _FIRST_RATES
+        ]
 
     def entries(self, token: int) -> tuple[int, ...]:
         """What the target found likeliest after `token`, best first; nothing if it is not known."""
@@ -97,7 +98,7 @@ class RecyclingDrafter:
 
     def rates(self) -> tuple[float, ...]:
         """How often each entry was right, for every entry as a share of all tokens."""
-        return tuple(hits / self._trials for hits in self._hits)
+        return tuple(rank.hits / rank.trials for rank in self._ranks)
 
     def _learn(self, row: DraftRow) -> None:
         """First what the text says of the table, then what the last pass said."""
@@ -117,12 +118,8 @@ class RecyclingDrafter:
         entries = self.entries(before)
         if not entries:
             return
-        request.hits = _OWN_FADE * request.hits + (entries[0] == token)
-        request.foretold = _OWN_FADE * request.foretold + self._hits[0] / self._trials
-        self._trials = _FADE * self._trials + 1
-        for rank in range(WIDTH):
-            right = rank < len(entries) and entries[rank] == token
-            self._hits[rank] = _FADE * self._hits[rank] + right
+        request.firsts.add(entries[0] == token, self._ranks[0].mean)
+        add_to_first(self._ranks, WIDTH, entries.index(token) if token in entries else None)
 
     def _store(self, token: int, likely: Sequence[int]) -> None:
         kept = [*likely[:WIDTH], *([_UNKNOWN] * (WIDTH - len(likely)))]

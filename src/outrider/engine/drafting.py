@@ -40,6 +40,7 @@ from outrider.core.protocols import (
     ShutsDown,
 )
 from outrider.core.sequence import LiveSequence
+from outrider.estimate.online import FadingMean
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class Drafting:
     hung: str = ""
     _opened: set[int] = field(default_factory=set[int])
     _late: set[int] = field(default_factory=set[int])
-    _window: float = 0.0
+    _window: FadingMean = field(default_factory=lambda: FadingMean(0.25))
     _rounds: dict[int, AheadRow] = field(default_factory=dict[int, AheadRow])
 
     def open(self, seq: LiveSequence) -> None:
@@ -298,11 +299,11 @@ class Drafting:
         for seq in batch:
             self._rounds.pop(seq.seq_id, None)
             if seq.budget.depth > 0 and seq.shaper is None and not seq.no_drafts:
-                self._rounds[seq.seq_id] = ahead_row(seq, self._window)
+                self._rounds[seq.seq_id] = ahead_row(seq, self._window.value or 0.0)
 
     def verified(self, seconds: float) -> None:
         """A verification beside which drafts may be made took so long."""
-        self._window = seconds if not self._window else 0.75 * self._window + 0.25 * seconds
+        self._window.add(seconds)
 
     def rounds(self, seq_ids: Sequence[int]) -> list[AheadRow]:
         return [self._rounds[seq_id] for seq_id in seq_ids if seq_id in self._rounds]

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from outrider.estimate.online import FadingRate, add_to_first
 from outrider.estimate.theory import beta_rates, prefix_products
 
 # As many as may ever run at once, so only sequences that ended are forgotten.
@@ -39,68 +40,45 @@ IDLE_FADE = 1 - 1 / 128
 
 @dataclass(slots=True)
 class _Sequence:
-    """Faded judgements and refusals, in all and of each place; `num_idle` rounds drafted nothing
-    since they were counted."""
+    """How often a judged token was refused, at each place and in `all`; `num_idle` rounds drafted
+    nothing since that was counted."""
 
-    judged_at: list[float]
-    refused_at: list[float]
-    judged: float = 0.0
-    refused: float = 0.0
+    places: list[FadingRate]
+    all: FadingRate
     num_idle: int = 0
 
     def settle(self) -> None:
         """Let the idle rounds fade what was counted before them."""
-        if self.num_idle:
-            kept = IDLE_FADE**self.num_idle
-            self.judged_at = [kept * count for count in self.judged_at]
-            self.refused_at = [kept * count for count in self.refused_at]
-            self.judged *= kept
-            self.refused *= kept
-            self.num_idle = 0
-
-    def add(self, num_judged: int, refused_at: int | None) -> None:
-        for place in range(num_judged):
-            self.judged_at[place] = FADE * self.judged_at[place] + 1
-            self.refused_at[place] *= FADE
-        self.judged = FADE * self.judged + num_judged
-        self.refused *= FADE
-        if refused_at is not None:
-            self.refused_at[refused_at] += 1
-            self.refused += 1
+        kept = IDLE_FADE**self.num_idle
+        for rate in (*self.places, self.all):
+            rate.hits *= kept
+            rate.trials *= kept
+        self.num_idle = 0
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What all requests show: the rate of the first place, and how often each place was refused
-    beside how often that was foretold."""
+    """What all requests show: how often the first place was accepted, and how often each place was
+    refused for each refusal that was expected of it."""
 
-    refused: list[float]
-    foretold: list[float]
-    first_judged: float = 0.0
-    first_accepted: float = 0.0
+    places: list[FadingRate]
+    first: FadingRate
     _shape: list[float] | None = None
-
-    @property
-    def mean(self) -> float:
-        """The mean beta of requests. Later places are judged of easy ones only."""
-        accepted = FIRST_WEIGHT * FIRST_RATE + self.first_accepted
-        return accepted / (FIRST_WEIGHT + self.first_judged)
 
     @property
     def shape(self) -> list[float]:
         """s_1 to s_k."""
         if self._shape is None:
-            pairs = zip(self.refused, self.foretold, strict=True)
-            self._shape = [(SHAPE_WEIGHT + r) / (SHAPE_WEIGHT + f) for r, f in pairs]
+            # In place of so many calls of `posterior`, since this is worked out after every round.
+            self._shape = [
+                (SHAPE_WEIGHT + place.hits) / (SHAPE_WEIGHT + place.trials) for place in self.places
+            ]
         return self._shape
 
     def add(self, num_judged: int, refused_at: int | None, expected: float) -> None:
         """`expected` is how often this request is refused, whatever the place."""
-        for place in range(num_judged):
-            self.foretold[place] = SHARED_FADE * self.foretold[place] + expected
-            self.refused[place] = SHARED_FADE * self.refused[place] + (place == refused_at)
-        self.first_judged = SHARED_FADE * self.first_judged + 1
-        self.first_accepted = SHARED_FADE * self.first_accepted + (refused_at != 0)
+        add_to_first(self.places, num_judged, refused_at, expected)
+        self.first.add(refused_at != 0)
         self._shape = None
 
 
@@ -110,7 +88,7 @@ class Acceptance:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._shared = _Shared([0.0] * k, [0.0] * k)
+        self._shared = _Shared(self._rates(SHARED_FADE), FadingRate(SHARED_FADE))
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
 
     def observe(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:
@@ -122,15 +100,17 @@ class Acceptance:
                 seq.num_idle += 1
             return
         if seq is None:
-            seq = self._sequences[seq_id] = _Sequence([0.0] * self._k, [0.0] * self._k)
+            seq = self._sequences[seq_id] = _Sequence(self._rates(FADE), FadingRate(FADE))
             if len(self._sequences) > MOST_SEQUENCES:
                 self._sequences.popitem(last=False)
         self._sequences.move_to_end(seq_id)
-        seq.settle()
+        if seq.num_idle:
+            seq.settle()
         u, v = self._beta(seq)
         refused_at = num_accepted if num_accepted < num_judged else None
         self._shared.add(num_judged, refused_at, v / (u + v))
-        seq.add(num_judged, refused_at)
+        add_to_first(seq.places, num_judged, refused_at)
+        seq.all.add(refused_at is not None, num_judged)
 
     def knows(self, seq_id: int) -> bool:
         """Whether a draft of it was judged, so far as is remembered."""
@@ -139,15 +119,15 @@ class Acceptance:
     def rates(self, seq_id: int) -> list[float]:
         """a_1 to a_k of one sequence."""
         seq = self._sequences.get(seq_id)
-        if seq is not None:
+        if seq is not None and seq.num_idle:
             seq.settle()
         pairs = zip(beta_rates(*self._beta(seq), self._k), self._shared.shape, strict=True)
-        prior = [1 - min(1.0, shape * (1 - rate)) for rate, shape in pairs]
+        prior = [1 - refused if (refused := s * (1 - a)) < 1 else 0.0 for a, s in pairs]
         if seq is None:
             return prior
         return [
-            (PLACE_WEIGHT * rate + judged - refused) / (PLACE_WEIGHT + judged)
-            for rate, judged, refused in zip(prior, seq.judged_at, seq.refused_at, strict=True)
+            (PLACE_WEIGHT * rate + place.trials - place.hits) / (PLACE_WEIGHT + place.trials)
+            for rate, place in zip(prior, seq.places, strict=True)
         ]
 
     def prefixes(self, seq_id: int) -> list[float]:
@@ -155,6 +135,10 @@ class Acceptance:
         return prefix_products(self.rates(seq_id))
 
     def _beta(self, seq: _Sequence | None) -> tuple[float, float]:
-        mean = self._shared.mean
+        # Of the first place: later ones are judged of easy requests only.
+        mean = self._shared.first.posterior(FIRST_RATE, FIRST_WEIGHT)
         u, v = LIKENESS * mean, LIKENESS * (1 - mean)
-        return (u, v) if seq is None else (u + seq.judged - seq.refused, v + seq.refused)
+        return (u, v) if seq is None else (u + seq.all.trials - seq.all.hits, v + seq.all.hits)
+
+    def _rates(self, fade: float) -> list[FadingRate]:
+        return [FadingRate(fade) for _ in range(self._k)]

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left, insort
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
+from outrider.estimate.online import RunningMedian, fit_line
+from outrider.estimate.worth import ASSUMED_DRAFT, ASSUMED_ROW_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,40 +154,13 @@ EXACT_ROWS = 16
 MISFIT = 0.1
 # The mean deviation of normal noise, in medians of absolute deviations.
 _DEVIATIONS = 1.48
-# What is supposed before it was measured: a drafter's pass is a tenth of the target's, and sixteen
-# rows more make the target a quarter slower. Seconds are those of no machine.
-ASSUMED_DRAFT = 0.1
+# What is supposed before it was measured. Seconds are those of no machine.
 ASSUMED = CostTable(
-    target=Curve(((1.0, 1.0), (33.0, 1.5))),
+    target=Curve(((1.0, 1.0), (33.0, 1.0 + 32 * ASSUMED_ROW_COST))),
     drafts=((1, Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT)))),),
 )
 # A table that somebody stored is as good as so many measurements of each point.
 _TRUST = 4
-
-
-@dataclass(slots=True)
-class _Times:
-    """The newest times of one bucket, and their median."""
-
-    size: int = WINDOW
-    newest: deque[float] = field(default_factory=deque[float])
-    ordered: list[float] = field(default_factory=list[float])
-
-    def add(self, seconds: float) -> None:
-        self.newest.append(seconds)
-        insort(self.ordered, seconds)
-        if len(self.newest) > self.size:
-            del self.ordered[bisect_left(self.ordered, self.newest.popleft())]
-
-    @property
-    def median(self) -> float:
-        middle = len(self.ordered) // 2
-        if len(self.ordered) % 2:
-            return self.ordered[middle]
-        return (self.ordered[middle - 1] + self.ordered[middle]) / 2
-
-    def __len__(self) -> int:
-        return len(self.ordered)
 
 
 class CostMeter:
@@ -203,12 +177,12 @@ class CostMeter:
     """
 
     def __init__(self, start: CostTable | None = None) -> None:
-        self._target: dict[int, _Times] = {}
-        self._drafts: dict[tuple[int, int], _Times] = {}
-        self._levels = _Times(LEVEL_WINDOW)
-        self._scatter = _Times()
+        self._target: dict[int, RunningMedian] = {}
+        self._drafts: dict[tuple[int, int], RunningMedian] = {}
+        self._levels = RunningMedian(LEVEL_WINDOW)
+        self._scatter = RunningMedian(WINDOW)
         self._overhead = self._host = 0.0
-        self._gaps, self._hosts = _Times(LEVEL_WINDOW), _Times(LEVEL_WINDOW)
+        self._gaps, self._hosts = RunningMedian(LEVEL_WINDOW), RunningMedian(LEVEL_WINDOW)
         if start is not None:
             self._recall(start)
 
@@ -225,7 +199,7 @@ class CostMeter:
         shared = rounds[0]
         seconds = shared.verify_seconds
         num_rows = sum(1 + trace.num_drafted for trace in rounds)
-        times = self._target.setdefault(_rows_bucket(num_rows), _Times())
+        times = self._target.setdefault(_rows_bucket(num_rows), RunningMedian(WINDOW))
         level = self.level
         if len(times) >= SETTLED and (usual := times.median) > 0:
             self._levels.add(seconds / usual)
@@ -240,27 +214,27 @@ class CostMeter:
         depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
         if depths and caught_up:
             key = (_count_bucket(len(depths)), max(depths))
-            self._drafts.setdefault(key, _Times()).add(shared.draft_seconds / level)
+            self._drafts.setdefault(key, RunningMedian(WINDOW)).add(shared.draft_seconds / level)
 
     def table(self) -> CostTable | None:
         """None before the first pass that tells something."""
         if not self._target:
             return None
         target = self._curve(self._target)
-        by_count: dict[int, dict[int, _Times]] = {}
+        by_count: dict[int, dict[int, RunningMedian]] = {}
         for (count, depth), times in self._drafts.items():
             by_count.setdefault(count, {})[depth] = times
         drafts = tuple((count, self._from_nothing(by_count[count])) for count in sorted(by_count))
         guess = Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT * target.points[0][1])))
         return CostTable(target, drafts or ((1, guess),), self._overhead, self._host)
 
-    def _from_nothing(self, points: dict[int, _Times]) -> Curve:
+    def _from_nothing(self, points: dict[int, RunningMedian]) -> Curve:
         """Through the point that needs no measurement as well: no draft takes no time."""
         return Curve(((0.0, 0.0), *self._curve(points).points))
 
-    def _curve(self, points: dict[int, _Times]) -> Curve:
+    def _curve(self, points: dict[int, RunningMedian]) -> Curve:
         samples = [(x, self.level * times.median, len(times)) for x, times in points.items()]
-        start, slope = _line(samples)
+        start, slope = fit_line(samples)
         scatter = _DEVIATIONS * self._scatter.median if self._scatter else 0.0
         doubt = (scatter / MISFIT) ** 2
         return Curve.through(
@@ -271,28 +245,15 @@ class CostMeter:
     def _recall(self, table: CostTable) -> None:
         self._overhead, self._host = table.overhead, table.host
         for rows, seconds in table.target.points:
-            times = self._target.setdefault(_rows_bucket(round(rows)), _Times())
+            times = self._target.setdefault(_rows_bucket(round(rows)), RunningMedian(WINDOW))
             for _ in range(_TRUST):
                 times.add(seconds)
         for count, curve in table.drafts:
             for depth, seconds in curve.points:
                 if depth:
-                    times = self._drafts.setdefault((count, round(depth)), _Times())
+                    times = self._drafts.setdefault((count, round(depth)), RunningMedian(WINDOW))
                     for _ in range(_TRUST):
                         times.add(seconds)
-
-
-def _line(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Start and slope, neither below 0, of the line nearest to samples (x, seconds, weight)."""
-    total = sum(weight for _, _, weight in samples)
-    mean_x = sum(weight * x for x, _, weight in samples) / total
-    mean = sum(weight * seconds for _, seconds, weight in samples) / total
-    spread = sum(weight * (x - mean_x) ** 2 for x, _, weight in samples)
-    if spread == 0:
-        return mean, 0.0
-    slope = sum(weight * (x - mean_x) * seconds for x, seconds, weight in samples) / spread
-    slope = min(max(slope, 0.0), mean / mean_x)
-    return mean - slope * mean_x, slope
 
 
 def _rows_bucket(num_rows: int) -> int:

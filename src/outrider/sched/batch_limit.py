@@ -17,10 +17,10 @@ count in both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import ceil
 
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
+from outrider.estimate.online import nearest_rank
 
 NUM_PASSES = 32
 SHARE = 4
@@ -105,13 +105,13 @@ class BatchLimit:
         return num_tokens / seconds if seconds > 0 else float("inf")
 
     def _p95_ms(self) -> float:
-        waits = sorted(
+        waits = [
             1000 * _seconds(one) / one.num_emitted
             for traces in self._passes
             for one in traces
             if one.num_emitted
-        )
-        return waits[ceil(len(waits) * PERCENT / 100) - 1]
+        ]
+        return nearest_rank(waits, PERCENT)
 
 
 def _step(limit: int) -> int:

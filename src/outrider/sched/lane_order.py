@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from math import ceil, isqrt
+from math import isqrt
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
+from outrider.estimate.online import FadingMean, nearest_rank
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY, JobObserver, LaneOrder, Pool
 
 DRAFTS_FIRST = (DECODE, VERIFY)
@@ -98,11 +99,10 @@ class SloOrder:
 
     def lateness(self, lane: str, num_lanes: int) -> float:
         """The lane's p95 latency as a multiple of its share; 0 before anything ran there."""
-        latencies = sorted(self._latencies.get(lane, ()))
+        latencies = self._latencies.get(lane)
         if not latencies:
             return 0.0
-        p95 = latencies[ceil(len(latencies) * self.PERCENT / 100) - 1]
-        return p95 * num_lanes / self._target
+        return nearest_rank(latencies, self.PERCENT) * num_lanes / self._target
 
     @property
     def _starves(self) -> bool:
@@ -128,7 +128,7 @@ class LearnedOrder:
             raise ContractError("there is no order")
         self._orders = tuple(orders)
         self._learners = [order for order in orders if isinstance(order, JobObserver)]
-        self._scores: list[float | None] = [None] * len(self._orders)
+        self._scores = [FadingMean(self.NEWEST) for _ in self._orders]
         self._tried_at = [0] * len(self._orders)
         self._current = 0
         self._num_decisions = 0
@@ -156,22 +156,19 @@ class LearnedOrder:
         num_rounds = sum(len(job.seq_ids) for job in self._jobs if "verify" in job.kinds)
         if seconds <= 0:
             return
-        rate, known = num_rounds / seconds, self._scores[self._current]
-        self._scores[self._current] = (
-            rate if known is None else known + self.NEWEST * (rate - known)
-        )
+        self._scores[self._current].add(num_rounds / seconds)
 
     def _decide(self) -> None:
         self._num_decisions += 1
         self._tried_at[self._current] = self._num_decisions
-        untried = [index for index, score in enumerate(self._scores) if score is None]
+        untried = [index for index, score in enumerate(self._scores) if score.value is None]
         if untried:
             self._current = min(untried, key=lambda index: self._tried_at[index])
         elif isqrt(self._num_decisions) ** 2 == self._num_decisions:
             self._current = min(range(len(self._orders)), key=lambda index: self._tried_at[index])
         else:
             self._current = max(
-                range(len(self._orders)), key=lambda index: self._scores[index] or 0
+                range(len(self._orders)), key=lambda index: self._scores[index].value or 0
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider.core.budget import JobTrace
 from outrider.core.errors import ContractError
+from outrider.estimate.online import fit_line
 from outrider.sched.jobs import DECODE, LaneSizes, Pool, Work
 
 FIRST = 16
@@ -204,14 +205,8 @@ class StageSeconds:
         return None if len(self._taken) < 2 else self._line()[0]
 
     def _line(self) -> tuple[float, float]:
-        """Seconds of a job and of each sequence in it, neither negative, by least squares."""
-        points = [(n, seconds) for n, own in self._taken.items() for seconds in own]
-        mean_n = sum(n for n, _ in points) / len(points)
-        mean = sum(seconds for _, seconds in points) / len(points)
-        spread = sum((n - mean_n) ** 2 for n, _ in points)
-        joint = sum((n - mean_n) * (seconds - mean) for n, seconds in points)
-        each = min(max(joint / spread, 0.0), mean / mean_n) if spread else 0.0
-        return mean - each * mean_n, each
+        """Seconds of a job and of each sequence in it."""
+        return fit_line([(n, seconds, 1) for n, own in self._taken.items() for seconds in own])
 
 
 class Gathering:

@@ -18,11 +18,11 @@ from outrider.control.watchdog import (
     LEAST_ROUNDS,
     LONGEST_REST,
     PROBE_ROUNDS,
-    ROW_COST,
     SHARED_ROUNDS,
     Watchdog,
 )
 from outrider.core.budget import Budget
+from outrider.estimate.worth import ROW_COST
 
 K = 4
 

@@ -21,12 +21,12 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import ROOT, KeyedNoise, Noise
 from outrider.core.sampling import PLAIN
-from outrider.core.tree import LEAST_WORTH
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import ChainLimits
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted
+from outrider.estimate.worth import LEAST_WORTH
 
 VOCAB = 5
 LIMITS = ChainLimits(chunk=3, reach=5, window=1000, first=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.ngram import LEAST_BEGUN, LEAST_GONE_ON, Gate
+from outrider.drafters.ngram import Gate
+from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
 
 trials = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 

@@ -18,9 +18,9 @@ from outrider.core.tree import (
     chain_shape,
     fill_rows,
     guessed_chances,
-    worthwhile,
 )
 from outrider.drafters.growth import DrawnTree, RankTally, chosen_tree, race_in_tree, without
+from outrider.estimate.worth import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
     lambda shares: tuple(sorted(shares, reverse=True))

@@ -234,7 +234,7 @@ class AheadDrafter:
         self._count(trunks, trees, num_nodes)
         ended = self._clock()
         estimates = self._fallback.estimates
-        saved = estimates.hits.value * estimates.jit_seconds.value
+        saved = estimates.hits.mean * estimates.jit_seconds.mean
         self._pace.observe(ended - began, rows[0].window, saved)
 
     def _count(self, trunks: Sequence[Trunk], trees: Sequence[Tree], num_nodes: int) -> None:

@@ -20,6 +20,7 @@ from outrider.core.clock import HOST_CLOCK, Clock, host_ints
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import Drafter, DraftRow
+from outrider.estimate.online import FadingRate, add_to_first
 from outrider.estimate.theory import (
     PRIOR_CURVE,
     MissCurve,
@@ -62,31 +63,28 @@ class Ranks:
 
 @dataclass(slots=True)
 class _Kept:
-    """How often each place of a draft was reached, and how often its token was kept."""
+    """How often the token of each place of a draft was refused where it was reached."""
 
-    reached: list[float] = field(default_factory=list[float])
-    kept: list[float] = field(default_factory=list[float])
+    refusals: list[FadingRate] = field(default_factory=list[FadingRate])
 
     def add(self, depth: int, accepted: int) -> None:
         self._grow(depth)
-        for place in range(min(accepted + 1, depth)):
-            self.reached[place] += 1
-            self.kept[place] += place < accepted
+        add_to_first(self.refusals, min(accepted + 1, depth), accepted)
 
     def chances(self, depth: int) -> tuple[float, ...]:
         self._grow(depth)
         found: list[float] = []
         alive = 1.0
-        for place in range(depth):
-            alpha = self.kept[place] / self.reached[place]
+        for place in self.refusals[:depth]:
+            alpha = (place.trials - place.hits) / place.trials
             found.append(alive * (1 - alpha))
             alive *= alpha
         return (*found, alive)
 
     def _grow(self, depth: int) -> None:
-        missing = depth - len(self.reached)
-        self.reached += [PRIOR_WEIGHT] * missing
-        self.kept += [PRIOR_WEIGHT * PRIOR_ALPHA] * missing
+        refused = PRIOR_WEIGHT - PRIOR_WEIGHT * PRIOR_ALPHA
+        while len(self.refusals) < depth:
+            self.refusals.append(FadingRate(1.0, refused, PRIOR_WEIGHT))
 
 
 @dataclass(slots=True)
@@ -133,6 +131,8 @@ Source = Literal["table", "jit", "ngram", "none"]
 # Rounds of each source before its mean is believed; and of so many misses, one tries the other.
 ENOUGH = 16
 TRY_EVERY = 32
+# Share of the old values that a new one leaves.
+_FADE = 0.98
 
 
 def crossover(hit: float, tokens_jit: float, tokens_fast: float, seconds_jit: float) -> float:
@@ -150,46 +150,34 @@ def crossover(hit: float, tokens_jit: float, tokens_fast: float, seconds_jit: fl
     return math.log(left) / math.log(hit)
 
 
-@dataclass(slots=True)
-class Mean:
-    """A running mean in which old values fade."""
-
-    total: float = 0.0
-    weight: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.total = 0.98 * self.total + value
-        self.weight = 0.98 * self.weight + 1
-
-    @property
-    def value(self) -> float:
-        return self.total / self.weight if self.weight else 0.0
+def _unseen() -> FadingRate:
+    return FadingRate(_FADE)
 
 
-def _means() -> dict[Source, Mean]:
-    return {"table": Mean(), "jit": Mean(), "ngram": Mean(), "none": Mean()}
+def _sources() -> dict[Source, FadingRate]:
+    return {"table": _unseen(), "jit": _unseen(), "ngram": _unseen(), "none": _unseen()}
 
 
 @dataclass(slots=True)
 class Estimates:
-    """Running means: the share of hits, tokens of a round by where its draft came from, and the
+    """Means of late: the share of hits, tokens of a round by where its draft came from, and the
     seconds of drafting now and of a verification."""
 
-    hits: Mean = field(default_factory=Mean)
-    tokens: dict[Source, Mean] = field(default_factory=_means)
-    jit_seconds: Mean = field(default_factory=Mean)
-    verify_seconds: Mean = field(default_factory=Mean)
+    hits: FadingRate = field(default_factory=_unseen)
+    tokens: dict[Source, FadingRate] = field(default_factory=_sources)
+    jit_seconds: FadingRate = field(default_factory=_unseen)
+    verify_seconds: FadingRate = field(default_factory=_unseen)
 
     @property
     def crossover(self) -> float | None:
         """b* by what was seen; None while there is too little of it."""
         slow, fast = self.tokens["jit"], self.tokens["ngram"]
-        if min(slow.weight, fast.weight) < ENOUGH / 2 or not self.verify_seconds.value:
+        if min(slow.trials, fast.trials) < ENOUGH / 2 or not self.verify_seconds.mean:
             return None
-        p, on_hit = self.hits.value, self.tokens["table"].value
-        tokens_jit = p * on_hit + (1 - p) * slow.value
-        tokens_fast = p * on_hit + (1 - p) * fast.value
-        seconds = self.jit_seconds.value / self.verify_seconds.value
+        p, on_hit = self.hits.mean, self.tokens["table"].mean
+        tokens_jit = p * on_hit + (1 - p) * slow.mean
+        tokens_fast = p * on_hit + (1 - p) * fast.mean
+        seconds = self.jit_seconds.mean / self.verify_seconds.mean
         return crossover(p, tokens_jit, tokens_fast, seconds)
 
 

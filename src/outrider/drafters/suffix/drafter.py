@@ -25,8 +25,10 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT as DRAFT_ROOT
-from outrider.drafters.proposals import LEAST_IN_TREE, LEAST_KEPT, NO_OFFER, Offer
+from outrider.drafters.proposals import NO_OFFER, Offer
 from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
+from outrider.estimate.online import FadingRate, RequestRates
+from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
 _NUM_LENGTHS = 5
 _NUM_SHARES = 4
@@ -46,7 +48,8 @@ _SHARED_FADE = 1 - 1 / 512
 def bucket(length: int, count: int, total: int) -> int:
     """Where trials of a run of `length` tokens count, whose likeliest next token has `count` of
     `total`."""
-    size = min(length.bit_length(), _NUM_LENGTHS) - 1
+    bits = length.bit_length()
+    size = (bits if bits < _NUM_LENGTHS else _NUM_LENGTHS) - 1
     if total == 1:
         share = 0
     elif 2 * count < total:
@@ -56,25 +59,23 @@ def bucket(length: int, count: int, total: int) -> int:
     return size * _NUM_SHARES + share
 
 
-def _first_hits() -> list[float]:
-    return [_FIRST_WEIGHT * rate * share for rate in _FIRST_RATES for share in _FIRST_SHARES]
+def _first_trials() -> list[FadingRate]:
+    return [
+        FadingRate(_SHARED_FADE, _FIRST_WEIGHT * rate * share, _FIRST_WEIGHT)
+        for rate in _FIRST_RATES
+        for share in _FIRST_SHARES
+    ]
 
 
-def _zeros() -> list[float]:
-    return [0.0] * (_NUM_LENGTHS * _NUM_SHARES)
+def _no_trials() -> RequestRates:
+    return RequestRates(_NUM_LENGTHS * _NUM_SHARES, _FADE, _LIKENESS, _EVENNESS, _HIGHEST)
 
 
 @dataclass(slots=True)
 class SharedTrust:
     """Over all requests."""
 
-    hits: list[float] = field(default_factory=_first_hits)
-    trials: list[float] = field(
-        default_factory=lambda: [_FIRST_WEIGHT] * (_NUM_LENGTHS * _NUM_SHARES)
-    )
-
-    def rate(self, place: int) -> float:
-        return self.hits[place] / self.trials[place]
+    rates: list[FadingRate] = field(default_factory=_first_trials)
 
 
 @dataclass(slots=True)
@@ -94,26 +95,17 @@ class Trust:
     """
 
     shared: SharedTrust
-    hits: list[float] = field(default_factory=_zeros)
-    trials: list[float] = field(default_factory=_zeros)
-    all_hits: float = 0.0
-    all_expected: float = 0.0
+    own: RequestRates = field(default_factory=_no_trials)
 
     def rate(self, place: int) -> float:
         """The probability that a prediction in bucket `place` is right."""
-        factor = (_EVENNESS + self.all_hits) / (_EVENNESS + self.all_expected)
-        foretold = min(factor * self.shared.rate(place), _HIGHEST)
-        weight = _LIKENESS + self.trials[place]
-        return (_LIKENESS * foretold + self.hits[place]) / weight
+        shared = self.shared.rates[place]
+        return self.own.rate(place, shared.hits / shared.trials)
 
     def learn(self, place: int, *, right: bool) -> None:
-        shared = self.shared
-        self.all_hits = _FADE * self.all_hits + right
-        self.all_expected = _FADE * self.all_expected + shared.rate(place)
-        self.hits[place] = _FADE * self.hits[place] + right
-        self.trials[place] = _FADE * self.trials[place] + 1
-        shared.hits[place] = _SHARED_FADE * shared.hits[place] + right
-        shared.trials[place] = _SHARED_FADE * shared.trials[place] + 1
+        shared = self.shared.rates[place]
+        self.own.add(place, right, shared.hits / shared.trials)
+        shared.add(right)
 
 
 # An automaton has at most so many states a token.

@@ -15,7 +15,7 @@ from checks.effort import examples
 from doubles.clocks import FakeClock
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.ahead.forecast import Fallback, Mean, crossover
+from outrider.drafters.ahead.forecast import Fallback, crossover
 
 
 @dataclass(slots=True)
@@ -118,11 +118,3 @@ def test_auto_takes_turns_while_it_knows_too_little() -> None:
     fallback, _, _ = make("auto")
     sources = [fallback.propose([row(0, [1], depth=3)], 1)[1] for _ in range(4)]
     assert sources == ["jit", "ngram", "jit", "ngram"]
-
-
-def test_old_values_fade() -> None:
-    mean = Mean()
-    assert mean.value == 0
-    for value in [0.0] * 500 + [1.0] * 500:
-        mean.add(value)
-    assert mean.value == pytest.approx(1, abs=1e-3)

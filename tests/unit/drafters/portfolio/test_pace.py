@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.drafters.portfolio_model import ROW_COST, Pace
-from outrider.estimate.cost import ASSUMED_DRAFT
+from outrider.drafters.portfolio_model import Pace
+from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
 
 
 def rounds(pace: Pace, clock: FakeClock, count: int, *, token: float, plain: float) -> None:

@@ -9,7 +9,7 @@ from doubles.drafters import RowDrafter
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
 from outrider.drafters.portfolio import Shadowed
-from outrider.drafters.proposals import LEAST_KEPT
+from outrider.estimate.worth import LEAST_KEPT
 
 
 def shadow(guess: Callable[[Sequence[int]], Sequence[int]]) -> Shadowed:

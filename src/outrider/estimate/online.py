@@ -1,0 +1,155 @@
+"""Estimators that learn while a run goes on, in constant time a value: each in one form.
+
+A rate is hits a trial. Old counts fade: each trial leaves a share `fade` of them, so about
+1 / (1 - fade) trials count. With a prior of `mean`, as good as `weight` trials, the estimate is the
+mean of a Beta distribution,
+
+    posterior = (weight mean + hits) / (weight + trials)
+
+A prior of mean 1 asks how many hits there were for each that was expected: then `trials` are the
+sum of what was expected. A prior that is to fade as well stands in the counts from the start.
+
+These run for every token of every request. So where several counts change together, that is one
+call and not one each.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class FadingRate:
+    """Hits a trial, or any other amount a trial. With a `fade` of 1 nothing fades."""
+
+    fade: float
+    hits: float = 0.0
+    trials: float = 0.0
+
+    def add(self, hits: float, trials: float = 1.0) -> None:
+        self.hits = self.fade * self.hits + hits
+        self.trials = self.fade * self.trials + trials
+
+    @property
+    def mean(self) -> float:
+        """0 before the first trial."""
+        return self.hits / self.trials if self.trials else 0.0
+
+    def posterior(self, mean: float, weight: float) -> float:
+        return (weight * mean + self.hits) / (weight + self.trials)
+
+
+def add_to_first(
+    rates: Sequence[FadingRate], num_rates: int, hit: int | None, trials: float = 1.0
+) -> None:
+    """The first `num_rates` had a trial, in which number `hit` had a hit and the others none."""
+    for number in range(num_rates):
+        rate = rates[number]
+        rate.hits = rate.fade * rate.hits + (number == hit)
+        rate.trials = rate.fade * rate.trials + trials
+
+
+@dataclass(slots=True)
+class RequestRates:
+    """Rates of one request by kind of trial, where all requests together expect a rate of each:
+
+        f    = (V + all hits) / (V + all expected)
+        rate = (W f expected + hits) / (W + trials)
+
+    f says how much better or worse than expected this request does in all kinds together. W
+    (`weight`) and V (`evenness`) say how much requests are alike. `f expected` is `highest` at
+    most.
+    """
+
+    num_kinds: int
+    fade: float
+    weight: float
+    evenness: float
+    highest: float = math.inf
+    _kinds: list[FadingRate] = field(init=False)
+    _all: FadingRate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kinds = [FadingRate(self.fade) for _ in range(self.num_kinds)]
+        self._all = FadingRate(self.fade)
+
+    def add(self, kind: int, hit: float, expected: float) -> None:
+        """A trial for which a rate of `expected` was expected."""
+        own, every, fade = self._kinds[kind], self._all, self.fade
+        every.hits = fade * every.hits + hit
+        every.trials = fade * every.trials + expected
+        own.hits = fade * own.hits + hit
+        own.trials = fade * own.trials + 1
+
+    def rate(self, kind: int, expected: float) -> float:
+        """The probability of a hit in the next trial."""
+        own, every, evenness = self._kinds[kind], self._all, self.evenness
+        prior = (evenness + every.hits) / (evenness + every.trials) * expected
+        if prior > self.highest:
+            prior = self.highest
+        return (self.weight * prior + own.hits) / (self.weight + own.trials)
+
+
+@dataclass(slots=True)
+class FadingMean:
+    """The newest value counts `share`, those before it what is left; the first counts whole."""
+
+    share: float
+    value: float | None = None
+
+    def add(self, value: float) -> None:
+        known = self.value
+        self.value = value if known is None else known + self.share * (value - known)
+
+
+@dataclass(slots=True)
+class RunningMedian:
+    """Of the newest `size` values."""
+
+    size: int
+    _newest: deque[float] = field(default_factory=deque[float])
+    _ordered: list[float] = field(default_factory=list[float])
+
+    def add(self, value: float) -> None:
+        self._newest.append(value)
+        insort(self._ordered, value)
+        if len(self._ordered) > self.size:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+
+    @property
+    def median(self) -> float:
+        """Of two in the middle, their mean."""
+        middle = len(self._ordered) // 2
+        if len(self._ordered) % 2:
+            return self._ordered[middle]
+        return (self._ordered[middle - 1] + self._ordered[middle]) / 2
+
+    @property
+    def low(self) -> float:
+        """Of two in the middle, the lower."""
+        return self._ordered[(len(self._ordered) - 1) // 2]
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+
+def nearest_rank(values: Sequence[float], percent: int) -> float:
+    """The smallest of `values` that at least `percent` of them do not exceed."""
+    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
+
+
+def fit_line(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Start and slope, neither below 0, of the line nearest to samples (x, y, weight)."""
+    total = sum([weight for _, _, weight in samples])
+    mean_x = sum([weight * x for x, _, weight in samples]) / total
+    mean = sum([weight * y for _, y, weight in samples]) / total
+    spread = sum([weight * (x - mean_x) ** 2 for x, _, weight in samples])
+    if spread == 0:
+        return mean, 0.0
+    slope = sum([weight * (x - mean_x) * y for x, y, weight in samples]) / spread
+    slope = min(max(slope, 0.0), mean / mean_x)
+    return mean - slope * mean_x, slope
