@@ -14,8 +14,9 @@ from torch import Tensor
 from checks.law import Weights, walked
 from doubles.every_branch import Tokens
 from outrider.core.draft import Draft, Outcome
+from outrider.core.philox import Words
 from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import KeyedNoise, Noise, Role, Words
+from outrider.core.rng import KeyedNoise, Noise, Role
 from outrider.core.sampling import Laws
 from outrider.verify.batched import (
     ChainNumbers,

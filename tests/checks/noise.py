@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf, philox_uniform
+from outrider.core.philox import philox_uniform
+from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf
 
 FULL = 0xFFFFFFFF
 # Known answers of Random123 for Philox4x32-10: key, counter, first two words of the block.

@@ -14,16 +14,9 @@ from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
+from outrider.core.philox import Counter, Floats, Word, philox_exponentials, philox_uniform
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.core.rng import (
-    Counter,
-    Floats,
-    KeyedNoise,
-    Word,
-    philox_exponentials,
-    philox_uniform,
-    race_node,
-)
+from outrider.core.rng import KeyedNoise, race_node
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 

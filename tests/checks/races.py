@@ -8,14 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.rng import (
-    KeyedNoise,
-    Role,
-    minus_log,
-    philox_exponentials,
-    philox_uniform,
-    philox_uniforms,
-)
+from outrider.core.philox import minus_log, philox_exponentials, philox_uniform, philox_uniforms
+from outrider.core.rng import KeyedNoise, Role
 
 # Of ids 0 to 3 at position 7 of sample 1 under seed 5: to the last bit, on any machine.
 EXPONENTIALS = (0.7075243712960407, 1.6859455679421274, 0.06816489257713525, 1.1269920959189805)

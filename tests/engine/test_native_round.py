@@ -16,7 +16,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
-from outrider.core.rng import philox_uniform
+from outrider.core.philox import philox_uniform
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.native.build import built_kernels

@@ -16,7 +16,8 @@ from checks.noise import (
     check_positions_are_absolute,
     check_published_vectors,
 )
-from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf, philox_uniform
+from outrider.core.philox import philox_uniform
+from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf
 
 # Fixed seeds make these exact repetitions; the bound is 5 sigma of a chi-square variable.
 NUM_DRAWS = 4000

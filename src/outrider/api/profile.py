@@ -232,7 +232,7 @@ def _beginner(place: torch.device, clock: Clock | None) -> Callable[[], Span]:
     return lambda: _HostSpan(clock or (lambda: synced_seconds(place)))
 
 
-# The engine takes these when it is built, and looks none up again in a run; no round judges prefixes.
+# The engine takes these when it is built and looks none up in a run; no round judges prefixes.
 _TAKEN = ("argmax", "verify_prefix", "softmax", "pick", "leftover")
 
 TIMED_OPS = tuple(op for op in OPS if op not in _TAKEN)

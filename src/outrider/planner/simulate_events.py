@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.rng import philox_uniform
+from outrider.core.philox import philox_uniform
 from outrider.estimate.theory import expected_by_place, prefix_products
 from outrider.sched.jobs import Job, JobKind, Stage, Work
 

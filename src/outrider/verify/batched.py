@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.rng import ROOT, Role, Word, philox_uniforms
+from outrider.core.philox import Word, philox_uniforms
+from outrider.core.rng import ROOT, Role
 
 
 @dataclass(frozen=True, slots=True)
