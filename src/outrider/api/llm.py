@@ -1,4 +1,4 @@
-"""Text in, text out: load a pair once, then stream, generate and chat.
+"""`LLM`, the Python API: load a pair once, then stream, generate and chat.
 
 llm = LLM("outrider/embedded")
 for event in llm.stream("def quicksort(items):"):

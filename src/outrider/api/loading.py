@@ -1,7 +1,4 @@
-"""Load a target and its drafter's model, once it is known that they fit (plan.py).
-
-A corpus of text files, as tokens: what the suffix drafter reads before the first request.
-"""
+"""Loads a target, its draft model or heads, and a corpus, after their plan (plan.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a run holds, read from whoever hands it out.
+"""Measured memory of a run: peaks of the process, of CUDA and of MPS.
 
 CUDA's allocator keeps a peak that can be reset, so each stretch has its own. An operating system
 keeps a peak of the whole process that cannot: a stretch that raised it held just that much, any

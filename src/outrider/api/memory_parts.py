@@ -1,5 +1,7 @@
-"""What a pair takes of memory, part by part, by arithmetic over sizes that are known before any of
-it is taken: from configurations, sizes of files and settings (models/decoder.py allocates it)."""
+"""Memory of a pair part by part (weights, KV cache, scratch), computed before any allocation.
+
+The sizes come from configurations, files and settings; models/decoder.py allocates by them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a pair fits, before anything of it is allocated.
+"""Memory check: whether a pair fits this machine, before anything of it is allocated.
 
-Its parts (memory_parts.py) are held against every limit that holds here (cache/capacity.py). An
-arena whose size nobody asked for shrinks until all fits; what still does not fit is refused, with
+The parts (memory_parts.py) are compared with every limit of the machine (cache/capacity.py). A KV
+cache whose size nobody asked for shrinks until all fits; a pair that does not fit is refused, with
 the parts and the settings under which it would.
 """
 

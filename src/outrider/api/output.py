@@ -1,6 +1,7 @@
-"""Who reads what the engine says: outcomes, traces and endings go to the readers of requests.
+"""Outputs of the engine to readers: outcomes become text events and results, request by request.
 
-One request's reader: turns its outcomes into text events and, at the end, into a result.
+`Desk` hands outcomes, traces and endings to the readers of requests; a `Reader` follows one
+request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the names of a pair mean, whether its models fit, and how large their memory is.
+"""Plan of a pair before loading: what its names mean, whether its models fit, how large memory is.
 
-All of it is known before weights are read: from configurations and tokenizers.
-
-What drafts, by the names that a user gave: a model, heads, or neither; and the room for it.
+All of it is known before weights are read, from configurations and tokenizers: the source of drafts
+(a model, heads, or neither), the context window, room in the KV cache.
 """
 
 from __future__ import annotations

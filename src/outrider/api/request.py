@@ -1,8 +1,6 @@
-"""A request that was handed in to run beside others.
+"""Requests: from a prompt and parameters to a sequence, and the ticket of a submitted request.
 
-From a prompt and parameters to a sequence that an engine can run, or the reason why not.
-
-A tokenizer may be anybody's: what it raises is an Exception, whatever it was.
+A tokenizer may be anybody's code: whatever it raises is caught and reported.
 """
 
 from __future__ import annotations

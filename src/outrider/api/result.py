@@ -1,8 +1,7 @@
-"""What a user gets: events while text is written, and one result at its end.
+"""Results: text events while a request runs, one `GenerationResult` at its end, and their JSON.
 
-From the JSON record of a result back to its parts.
-
-Fields that have a default may be missing, so a record outlives the versions that add fields.
+Fields with a default may be missing in a JSON record, so a record outlives versions that add
+fields.
 """
 
 from __future__ import annotations

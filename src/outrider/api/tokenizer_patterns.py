@@ -1,9 +1,8 @@
-r"""Regular expressions of tokenizers: the published ones, and what others may not have.
+"""Regular expressions of tokenizers: the published ones, and what unknown ones may not contain.
 
-The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential time,
-after ten million steps of which it panics; so such a pattern is refused here, and what remains is
-polynomial and tried out in a helper process (`template_helper`). Published patterns are known and
-need neither.
+The library's engine backtracks. A repetition within a repetition, `(a+)+b`, takes exponential time
+and panics after ten million steps, so such a pattern is refused. The remaining unknown patterns are
+polynomial and are tried in a helper process (template_helper.py); published ones need neither.
 """
 
 from __future__ import annotations

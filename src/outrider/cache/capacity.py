@@ -1,8 +1,9 @@
-"""How much memory there is, by every limit that holds here, and how many tokens of KV fit.
+"""Memory limits of the machine, and how many tokens of KV cache fit.
 
-A process may be stopped by the machine (what is free), by its control group (versions 1 and 2, and
-every group above its own) or by its own limits (RLIMIT_AS, RLIMIT_DATA). The last count addresses,
-the others pages that were written: an arena that nobody wrote to yet counts for the last alone.
+A process may be stopped by the machine (free memory), by its control group (versions 1 and 2, and
+every group above its own) or by its own limits (RLIMIT_AS, RLIMIT_DATA). RLIMIT limits count
+addresses, the others pages that were written: a KV cache that nobody wrote to yet counts for RLIMIT
+alone.
 """
 
 from __future__ import annotations

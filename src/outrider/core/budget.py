@@ -1,4 +1,4 @@
-"""How much speculation one round may spend, and what it got for it."""
+"""Draft budget of a round, and the traces of rounds and jobs."""
 
 from __future__ import annotations
 

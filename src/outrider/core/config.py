@@ -1,7 +1,7 @@
-"""What a user may decide about an engine: one frozen tree, validated when built.
+"""Engine configuration: one frozen dataclass, validated when built.
 
-What is found while loading (window, arena size, kernels) is a separate value, `LoadedPair` in
-`api/loading.py`; nothing here changes after construction.
+Values that are found while loading (window, KV cache size, kernels) are in `LoadedPair`
+(api/loading.py); nothing here changes after construction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The unit of work that flows from a drafter to the verifier, and what comes back.
+"""Drafts (token trees), verdicts of a rule, and outcomes: the values that flow through a round.
 
 Shapes:  N = draft nodes, V = vocabulary, B = sequences, W = longest path.
 """

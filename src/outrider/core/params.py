@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn, and when it ends. No tensors."""
+"""Sampling parameters of a request, and when it ends. No tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The seams of the system. Each implementation lives in the folder its docstring names.
+"""Interfaces: models, KV caches, drafters, acceptance rules, controllers.
+
+Each protocol's docstring names the folder of its implementations.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size,
          K = captured layers.

@@ -1,9 +1,4 @@
-"""What a model is, in plain numbers: enough to plan memory and time without loading it.
-
-How many recurrent states a model's memory may hold, in numbers that a user decides.
-
-Without tensors: the command line says what a model takes before it is loaded.
-"""
+"""Model sizes in plain numbers, without tensors: enough to plan memory and time before loading."""
 
 from __future__ import annotations
 

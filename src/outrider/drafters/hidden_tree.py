@@ -1,8 +1,8 @@
-"""Trees by blocks that read the target's hidden states: the loop that EAGLE and MTP share.
+"""Trees drafted from the target's hidden states: the loop that EAGLE and MTP share.
 
 Text is read with the target's states and kept. A tree is staged below it with the net's own states,
-a level of all texts a pass, and dropped when it is done. Node ids of the memory count what was
-read; those of a draft count from its root.
+one pass a level for all texts, and dropped when the draft is done. Node ids of the memory count the
+nodes that were read; node ids of a draft count from its root.
 
 Shapes:  N = packed tokens, M = packed logits rows, R = rows of one tree, D = hidden size.
 """

@@ -1,4 +1,4 @@
-"""What a drafter that costs nothing says of its draft: how likely each token is to be kept."""
+"""Offers of drafters that cost nothing: a draft with how likely each token is accepted."""
 
 from __future__ import annotations
 

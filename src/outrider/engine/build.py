@@ -1,4 +1,4 @@
-"""From a configuration and loaded models to a wired engine: the only place that resolves names."""
+"""Wires an engine from a configuration and loaded models: round, controller, schedule, lanes."""
 
 from __future__ import annotations
 

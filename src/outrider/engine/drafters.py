@@ -1,4 +1,4 @@
-"""From a configuration to the drafter that it means."""
+"""Which drafter a configuration means, and building it."""
 
 from __future__ import annotations
 

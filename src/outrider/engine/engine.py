@@ -1,8 +1,8 @@
-"""Takes requests in and runs the schedule's jobs on lanes until all have ended.
+"""The engine loop: admits requests, runs the schedule's jobs on lanes, and delivers outcomes.
 
-All that is decided is decided in the caller's thread, between jobs: who starts, who waits, who is
-given up. Lanes only run models. So one executor may run lanes inline, one after another, and
-another on threads, and both give the same text.
+All decisions (who starts, who waits, who is given up) are made in the caller's thread, between
+jobs; lanes only run models. So an executor may run lanes inline or on threads, and both give the
+same text.
 """
 
 from __future__ import annotations

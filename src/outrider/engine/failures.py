@@ -1,8 +1,8 @@
-"""What becomes of the sequences of a job that failed.
+"""Failed jobs: which requests end, and which are tried again.
 
-What fails ends as few requests as it can. A job that fails for a reason that names no sequence is
-tried again for each of its sequences alone, and who fails alone is given up; the others never
-notice. Who fails alone for want of memory waits until others give theirs back.
+A failure ends as few requests as possible. A job that fails without naming a sequence is tried
+again for each of its sequences alone; a sequence that fails alone is given up, and the others never
+notice. A sequence that fails alone for want of memory waits until others give theirs back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a schedule's lanes to an executor that runs them."""
+"""Builds the executor for a schedule's lanes: inline, or a thread and a stream a lane."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The reference executor: a task runs when it is started, on the caller's thread.
+"""Lanes: the tasks of jobs, what a lane does with a task, and the inline executor (the reference).
 
-What a lane is given to do, and what it gives back.
-
-What a lane does with a task, whatever thread it runs on.
+`InlineLanes` runs each task when it is started, on the caller's thread; lane_threads.py has a
+thread a lane. `LaneRunner` does the same work on either.
 """
 
 from __future__ import annotations

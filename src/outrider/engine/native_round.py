@@ -1,9 +1,8 @@
-"""Whole rounds as one native call, for what most requests ask; the stages do the rest.
+"""Native round: a whole round of a batch as one C++ call, for what most requests ask.
 
-A round takes part if its drafts are chains, drawn by a draft model within the call or chosen by a
-drafter that draws nothing, and if no request of its batch shapes logits, asks for log-probabilities
-or has lost keys of its prompt. Both ways give the same tokens, so a request may change between
-them.
+The native round takes chains that a draft model draws within the call, or that a drafter chose
+without drawing, of requests without logits processors, log-probabilities or dropped prompt keys.
+All else goes stage by stage. Both ways give the same tokens, so a request may change between them.
 """
 
 from __future__ import annotations

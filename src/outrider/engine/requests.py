@@ -1,8 +1,8 @@
-"""Who waits, who is live, and the memory that the live hold.
+"""Request admission, pre-emption and memory: who waits, who is live, what the live hold.
 
-Requests start in the order they came, as memory allows. Memory that ends before its time is made
-by pre-empting the youngest: it waits again, in front, and later reads its text once more and goes
-on with the same numbers, so its text is what it would have been.
+Requests start in the order of arrival, as memory allows (first come, first served). Where memory
+ends early the youngest request is pre-empted: it waits again, in front, and later reads its text
+once more and goes on with the same random numbers, so its text is what it would have been.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An engine without text: models that are in memory already, token ids in, token ids out.
+"""Engine without text: models that are in memory already, token ids in, token ids out.
 
 `LLM` loads a pair by its names and speaks text. Studies of cost run models that have neither names
-nor a tokenizer; this wires them to the same engine, lanes and drafters.
+nor a tokenizer; `BareEngine` wires them to the same engine, lanes and drafters.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A byte-level BPE tokenizer as GGUF says it: tokens, their kinds, merges, and how text is cut.
+"""Tokenizer in GGUF: a byte-level BPE vocabulary with tokens, kinds, merges and the pre-tokenizer.
 
-llama.cpp cuts text by rules of its own that a file can only name, so tokenizer.json must cut as one
-of them does. A checkpoint that cuts otherwise is refused, unless the caller names a rule: then some
-texts become other tokens there than here, and only token ids mean the same on both sides.
-
-llama.cpp knows no Unicode normalisation; that of Qwen (NFC) is left out, with a note.
+llama.cpp splits text by rules of its own that a file can only name, so tokenizer.json must split as
+one of them does. Another checkpoint is refused, unless the caller names a rule: then some texts
+become other tokens, and only token ids mean the same on both sides. llama.cpp knows no Unicode
+normalisation; that of Qwen (NFC) is left out, with a note.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Lanes and the scheduler at one moment, under the names that pdverify's reports read.
+"""State of lanes and scheduler at one moment, under the names that pdverify's reports read.
 
-Derived from the records of jobs and from counts that the engine keeps. A lane's queue has a place
-for every sequence that may be live, so a lane cannot refuse; only the queue of requests, which is
-given as one more lane by the name of `waiting`, has an end and refuses.
+The figures derive from job records and from counts of the engine. A lane's queue has a place for
+every sequence that may be live, so a lane cannot refuse; only the queue of requests, given as one
+more lane by the name of `waiting`, has an end and refuses.
 """
 
 from __future__ import annotations

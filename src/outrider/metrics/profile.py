@@ -1,8 +1,8 @@
-"""What a profile says of one request: traces in, plain values out, ready for JSON.
+"""Profile of one request: traces in, plain values out, ready for JSON.
 
-`counts` depends on models, prompt, settings and seed alone, so two runs with one seed give the
-same bytes. Times and memory do not; they are in the other parts. Seconds in a trace are those of
-the whole pass, which other requests may have shared.
+`counts` depends on models, prompt, settings and seed alone, so two runs with one seed give the same
+bytes. Times and memory do not; they are in the other parts. Seconds in a trace are those of the
+whole pass, which other requests may have shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A Hugging Face `config.json`, read by the family that its `model_type` names. No tensors.
+"""Reads a Hugging Face `config.json` by the family that its `model_type` names. No tensors.
 
-Each family has a config of its own (families.py, qwen_hybrid_config.py);
-whoever only plans memory or reports limits needs no more of it than `DecoderConfig`.
+Each family has a config of its own (families.py, qwen_hybrid_config.py); `DecoderConfig` is the
+part that memory plans and reports need.
 """
 
 from __future__ import annotations

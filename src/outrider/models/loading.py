@@ -1,10 +1,8 @@
-"""From a name to a running model: find the folder, decide precision and device, read the weights.
+"""Loads a model by name: finds its folder, decides precision and device, reads the weights.
 
 A name is an alias of a model inside this package, a local folder, or a Hugging Face hub id with an
-optional revision. From the hub only JSON, safetensors and tokenizer files are fetched, and nothing
+optional revision. Only JSON, safetensors and tokenizer files are fetched from the hub, and nothing
 that is fetched is ever executed.
-
-What a model may be called, and which files of it are read. No tensors, nothing is looked up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan in words: each sentence has the numbers that it rests on."""
+"""Reasons of a plan in words: each sentence has the numbers that it rests on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a schedule sees and what it may ask for. No tensors, no clocks.
+"""Stages, jobs, the pool of ready sequences, and the `Schedule` protocol. No tensors, no clocks.
 
-Which waiting requests may start: first come, first served, as memory and batch allow.
-
-How works are chosen from a pool: the few rules that schedules have in common.
+`num_admissible` says which waiting requests may start: first come, first served, as memory and
+batch allow. The functions at the end choose works from a pool in the ways that schedules share.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""In which order idle lanes are asked for their next job; prompts always come last.
+"""Lane orders: which idle lane is asked first for its next job; the prompt lane always comes last.
 
-Whoever is asked first takes first of what lanes share: memory, and the machine when lanes take
-turns. Reading prompts is least in a hurry, so it is last in every order here. Between drafting and
-verifying an order decides by queues (`DepthOrder`), by latencies (`SloOrder`), by what paid off
-(`LearnedOrder`), or not at all (`FixedOrder`). Lanes that an order does not know keep their places
-behind those that it does. What an order observed is all that it goes by.
+The first lane takes first of what lanes share: memory, and the machine when lanes take turns.
+Between drafting and verifying an order decides by queues (`DepthOrder`), by latencies (`SloOrder`),
+by what paid off (`LearnedOrder`), or not at all (`FixedOrder`). Lanes that an order does not know
+come last.
 """
 
 from __future__ import annotations

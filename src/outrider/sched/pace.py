@@ -1,8 +1,8 @@
-"""How many prompt tokens a job may read, so that no job takes long.
+"""Chunk size of chunked prefill: how many prompt tokens a job may read, so that no job takes long.
 
-What is decided between jobs (who starts, who was cancelled, Ctrl-C) waits for the longest of them,
-and so do the other requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a
-few passes of one row, where the model is so large that a pass takes long anyway.
+Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the other
+requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
+of a model that is so large that a pass takes long anyway.
 """
 
 from __future__ import annotations

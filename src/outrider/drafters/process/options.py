@@ -1,7 +1,7 @@
-"""What a drafter's process is told when it starts: one JSON object in its command line.
+"""Options of a drafter's process: one JSON object in its command line.
 
-The engine writes it and nobody else can, so plain JSON is enough; no tensors, since the process
-reads it before it loads PyTorch.
+Only the engine writes them, so plain JSON is enough. The module has no tensors, since the process
+reads its options before it loads PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an engine's rounds can be captured, and the objects for it if so."""
+"""Whether an engine's rounds can be captured as CUDA graphs, and building them."""
 
 from __future__ import annotations
 

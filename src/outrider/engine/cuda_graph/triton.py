@@ -1,7 +1,7 @@
-"""Captured rounds draw and judge by Triton's kernels, a few launches a round.
+"""Sampling and acceptance of captured rounds by Triton kernels, a few launches a round.
 
-The drafter's laws are kept as the logits that they are made of: where a law is looked at, the
-kernels make it from them again, with the same bits.
+The drafter's distributions are kept as logits; kernels make probabilities of them again where they
+are needed, with the same bits.
 
 Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary.
 """

@@ -1,8 +1,7 @@
-"""The gated delta rule as one native call a layer: csrc/delta.cpp.
+"""Gated delta rule (linear attention) of a layer as one native call: csrc/delta.cpp.
 
-kernels/reference/delta.py is the definition.
-
-What a pass's runs say is written down once, as arrays of numbers that native code walks.
+kernels/reference/delta.py is the definition. A pass's runs are written down once, as arrays of
+numbers that native code walks.
 
 Shapes:  N = packed tokens, P = outputs of a layer's first product, O = value heads x value size.
 """

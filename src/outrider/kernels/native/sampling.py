@@ -1,7 +1,7 @@
-"""The sampling operators of csrc/sampling.cpp and filters.cpp as Python callables.
+"""Native sampling operators (softmax, filters, draws) of csrc/sampling.cpp and csrc/filters.cpp.
 
-They take contiguous float32 on the CPU, as native kernels make it. Anything else, such as the laws
-of a drafter that works in float64, goes to the definitions in core/sampling.py.
+The operators take contiguous float32 on the CPU, as native kernels make it. Other tensors, such as
+the float64 distributions of some drafters, go to the definitions in core/sampling.py.
 
 Shapes:  N = nodes, V = vocabulary.
 """

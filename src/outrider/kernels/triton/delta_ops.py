@@ -1,9 +1,9 @@
 # Kernels have no types.
 # pyright: reportUnknownMemberType=false
-"""A layer's gated delta rule on CUDA: two launches a layer, one copy of tables a pass.
+"""Launches of the gated delta rule on CUDA: two a layer, and one copy of tables a pass.
 
-The copy makes it no part of a CUDA graph. Sizes of tiles follow from the model alone, so a row's
-bits do not depend on how many there are.
+The copy keeps it out of CUDA graphs. Sizes of tiles follow from the model alone, so a row's bits do
+not depend on the number of rows.
 
 Shapes:  N = packed tokens, P = outputs of a layer's first product, O = value heads x value size.
 """

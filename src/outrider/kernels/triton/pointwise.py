@@ -1,5 +1,5 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""What surrounds the linears: norms, rotary positions, gates, the embedding.
+"""Triton kernels of norms, rotary positions, gated activations and the embedding.
 
 One program computes one row, one head or one piece of a row, so rows cannot touch. Sums are
 float32, divisions and square roots are rounded as IEEE 754 says, and results are rounded to the

@@ -1,4 +1,4 @@
-"""What the rest of the program needs to know of a transformers model before its weights are read.
+"""Sizes and limits of a transformers model, known before its weights are read.
 
 transformers reads config.json, so defaults and names of keys are its own; a survey of the model
 without weights (transformers.py) says what its layers really keep.

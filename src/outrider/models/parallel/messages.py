@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: each call on memory or model as a short list of integers.
+"""Messages from rank 0 to the other ranks: each call on KV cache or model as a list of integers.
 
 The first number names the call. Lists are preceded by their length, so a message can be read
 without knowing anything else. Parents of tree nodes are as in `StepRow`, -1 for the root.
