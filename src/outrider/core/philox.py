@@ -1,14 +1,7 @@
-"""Philox4x32-10: random words that are a pure function of a key and a counter.
+"""Philox4x32-10: random words that are a pure function of a key and a counter. No tensors.
 
-One block is ten rounds of multiply and mix. The same lines serve Python ints and numpy arrays of
-uint64, since the product of two words of 32 bits fits into 64; so a number drawn alone and the same
-number drawn among a million are one and the same.
-
-Exponential numbers need a logarithm, and mathematical libraries differ in its last bit. Here it is
-built from sums, products and one division, which IEEE 754 rounds alike everywhere, so a race of
-tokens (core/noise.py) ends the same way on every machine.
-
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+The noise of requests is keyed in core/rng.py. Salmon, Moraes, Dror, Shaw, "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A number is a pure function of (seed, sample, start, node, role); `start` is the number of tokens
 that the sequence had when the round began, its pending one included. So text does not depend on
 batch mates, scheduling or pre-emption. `Noise` is the interface, `KeyedNoise` the generator; tests
-substitute a `Noise` that walks every branch with its weight. Salmon, Moraes, Dror, Shaw, "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011.
+substitute a `Noise` that walks every branch with its weight. Blocks of words are made in philox.py.
 
 Shapes:  V = vocabulary.
 """

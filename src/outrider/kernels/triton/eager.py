@@ -1,7 +1,6 @@
-"""The Triton operators as `Kernels` wants them, for an engine that runs on the host.
+"""Triton sampling and acceptance for rounds that are not captured: results are read by the host.
 
-What a captured round must not do happens here: results that the host reads are allocated, and the
-host waits for them.
+These operators allocate results and wait for the device, which a captured round must not do.
 
 Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes.
 """
