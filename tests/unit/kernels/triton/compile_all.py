@@ -109,6 +109,7 @@ def read_laws(length: int, size: int) -> None:
         row = LawRows(q_BKV[:, 0].contiguous(), temperature)
         one.draw(row, keys, 0, Role.DRAFT, place_B)
         one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
+    one.argmax(q_BKV[:, 0].contiguous(), place_B.long())
     one.softmax(q_BKV.view(-1, size), temperature_B, q_BKV)
     share_1, sums_C = torch.ones(1).double(), torch.ones(laws.num_pieces(size)).double()
     for proposal in (p_BWV[0, 1], 5):
