@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Hashable
 from pathlib import Path
 
@@ -19,13 +20,17 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
 settings.register_profile(
     "same",
-    max_examples=50,
+    max_examples=100,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=SLOW,
 )
 settings.load_profile("same")
+
+# A shell starts what runs in the background with Ctrl-C ignored, and then nothing could defer it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports the hub's client, here or in a process that a test starts.
 pytest.MonkeyPatch().setenv("HF_HUB_OFFLINE", "1")

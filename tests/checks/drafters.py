@@ -80,7 +80,7 @@ def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
     lasts: list[Outcome | None] = [None, None]
     for seq_id, text in enumerate(texts):
         drafter.open(seq_id, text)
-    for _ in range(18):
+    for _ in range(30):
         asked = [seq_id for seq_id in (0, 1) if rng.random() < 0.7]
         depth = rng.randint(1, 5)
         rows = [row(i, texts[i], depth=depth, params=params, last=lasts[i]) for i in asked]

@@ -135,7 +135,7 @@ def test_traces_tell_how_many_requests_wait() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("controller", ["band", "slo", "goodput"])
 def test_a_model_pair_writes_the_same_text(controller: str) -> None:
-    params = SamplingParams(max_tokens=24)
+    params = SamplingParams(max_tokens=48)
     prompts = ["def fibonacci(n):", "Question: What is 2 + 3?\nAnswer:"]
     plain = LLM(config=EngineConfig(drafter="none", dtype="float32"))
     config = EngineConfig(controller=controller, k=8, dtype="float32", target_ms=1e-3)

@@ -8,7 +8,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.parity import Matrix, first_difference, num_equal, run_matrix
 from outrider.bench.workloads import WORKLOADS, load_prompts
 
-PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:4]]
+PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 
 
 @pytest.mark.weights
@@ -16,7 +16,7 @@ PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:4]]
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
     matrix = Matrix(
-        dtypes=(dtype,), drafters=(drafter,), ks=(1, 6), batch_sizes=(1, 3), max_tokens=24
+        dtypes=(dtype,), drafters=(drafter,), ks=(1, 4, 8), batch_sizes=(1, 3), max_tokens=40
     )
     for cell in run_matrix(matrix, PROMPTS):
         assert cell.first_difference is None, cell
