@@ -22,6 +22,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
+from outrider.engine import stages as stages_module
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.native.build import built_kernels
@@ -213,7 +214,8 @@ def test_what_the_draft_model_reads_of_a_prompt_is_drafting(
         feed(*args)
 
     monkeypatch.setattr(drafter_module.ModelDrafter, "_feed", feed_a_second)
-    monkeypatch.setattr(round_module, "perf_counter", lambda: seconds[0])
+    for module in (round_module, stages_module):
+        monkeypatch.setattr(module, "perf_counter", lambda: seconds[0])
     rounds = llm.generate(PROMPTS[1], SamplingParams(max_tokens=4))[0].rounds
     first = next(one for one in rounds if one.num_drafted)
     assert first.draft_seconds >= 1

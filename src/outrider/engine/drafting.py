@@ -60,6 +60,12 @@ class Proposals:
             seq.no_drafts = self.faults.get(seq.seq_id, seq.no_drafts)
 
 
+def drafting_seconds(batch: Iterable[LiveSequence]) -> float:
+    """What the drafts of `batch` took. Those that were drafted for together have the same seconds,
+    and a verification may be of several such batches."""
+    return sum({seq.draft_seconds for seq in batch})
+
+
 def guarded_drafts(
     drafter: Drafter, rows: Sequence[DraftRow], vocab_size: int
 ) -> tuple[dict[int, Draft], dict[int, str]]:

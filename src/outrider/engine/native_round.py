@@ -21,7 +21,8 @@ from outrider.core.rng import ROOT, Pick
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.round import Chunk, PassTimes, Settled, clamp, settle
+from outrider.engine.drafting import drafting_seconds
+from outrider.engine.round import Chunk, RoundTiming, Settled, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.rounds import (
@@ -68,7 +69,7 @@ class NativeRound:
             drafting = perf_counter() - started
             decided = self.call(rows) if self.call.fits(rows) else None
             if decided is not None:
-                return self._settle(batch, rows, decided, started, drafting, num_waiting)
+                return self._finish(batch, rows, decided, started, drafting, num_waiting)
         self.stages.draft(batch)
         return self.stages.verify(batch, chunks, num_waiting=num_waiting)
 
@@ -76,13 +77,14 @@ class NativeRound:
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
         started = perf_counter()
-        drafting = sum({seq.draft_seconds for seq in batch})
+        drafting = drafting_seconds(batch)
         if self.draft is None and not chunks and self._takes(batch):
             rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
             if len(rows) == len(batch) and self.call.fits(rows):
                 decided = self.call(rows)
                 if decided is not None:
-                    return self._settle(batch, rows, decided, started, drafting, num_waiting)
+                    began = started - drafting
+                    return self._finish(batch, rows, decided, began, drafting, num_waiting)
         return self.stages.verify(batch, chunks, num_waiting=num_waiting)
 
     def _takes(self, batch: Sequence[LiveSequence]) -> bool:
@@ -136,40 +138,22 @@ class NativeRound:
         unread = self.drafter.begin(seq.seq_id, seq.tokens, most=most)
         return _feed(self.draft, seq.seq_id, unread, depth - 1)
 
-    def _settle(
+    def _finish(
         self,
         batch: Sequence[LiveSequence],
         rows: Sequence[RoundRow],
         decided: Decided,
-        started: float,
+        began: float,
         drafting: float,
         num_waiting: int,
     ) -> list[Outcome]:
+        """The round began at `began`; `drafting` seconds of it went by before the call."""
         settled = [
             self._end(seq, row, verdict)
             for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
         ]
-        num_copied = settle(self.target.state, settled)
-        before = drafting if self.draft is None else 0.0
-        gap = self.stages.gaps.until(started - before)
-        self.stages.gaps.ended = perf_counter()
-        total = self.stages.gaps.ended - started + before
-        drafting += decided.draft_seconds
-        shared = PassTimes(
-            index=next(self.stages.passes),
-            drafter=self.stages.drafter.name,
-            batch_size=len(batch),
-            num_target_passes=1,
-            num_rows_copied=num_copied,
-            num_waiting=num_waiting,
-            draft_seconds=drafting,
-            verify_seconds=decided.verify_seconds,
-            accept_seconds=max(total - drafting - decided.verify_seconds, 0.0),
-            gap_seconds=gap,
-        )
-        for one in settled:
-            self.stages.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome))
-        return [one.outcome for one in settled]
+        timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
+        return self.stages.finish(settled, timing=timing, num_waiting=num_waiting)
 
     def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> Settled:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""

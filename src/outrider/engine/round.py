@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Draft, Outcome
@@ -97,6 +97,18 @@ class Gaps:
     def until(self, started: float) -> float:
         """Seconds since then; 0 before the first pass."""
         return max(started - self.ended, 0.0) if self.ended else 0.0
+
+
+class RoundTiming(NamedTuple):
+    """A round until its verdicts are found. `began` is when its drafting began."""
+
+    began: float
+    draft_seconds: float
+    verify_seconds: float
+
+    def accept_seconds(self, ended: float) -> float:
+        """What was neither drafting nor the pass, if the round ended at `ended`."""
+        return max(ended - self.began - self.draft_seconds - self.verify_seconds, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from outrider.core.rng import ROOT
 from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
-from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
-from outrider.engine.round import Chunk, Gaps, PassTimes, Settled, clamp, settle
+from outrider.engine.drafting import Proposals, check_numbers, drafting_seconds, guarded_drafts
+from outrider.engine.round import Chunk, Gaps, PassTimes, RoundTiming, Settled, clamp, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +208,40 @@ class Stages:
         )
         judged = perf_counter()
         settled = self._settled(batch, offers, readings, likely)
+        drafting = drafting_seconds(batch)
+        return self.finish(
+            settled,
+            reads,
+            timing=RoundTiming(started - drafting, drafting, judged - started),
+            num_waiting=num_waiting,
+            num_target_passes=out.num_passes,
+        )
+
+    def finish(
+        self,
+        settled: Sequence[Settled],
+        reads: Sequence[StepRow] = (),
+        *,
+        timing: RoundTiming,
+        num_waiting: int,
+        num_target_passes: int = 1,
+    ) -> list[Outcome]:
+        """The end of a round, with the prompt chunks `reads` in its pass: what was accepted is kept
+        in memory and text, and a trace of each sequence is reported."""
         chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
         num_copied = settle(self.target.state, settled, chunk_paths)
-        # Those that were drafted for together have the same seconds.
-        drafting = sum({seq.draft_seconds for seq in batch})
-        gap = self.gaps.until(started - drafting)
-        self.gaps.ended = perf_counter()
+        gap = self.gaps.until(timing.began)
+        ended = self.gaps.ended = perf_counter()
         shared = PassTimes(
             index=next(self.passes),
             drafter=self.drafter.name,
-            batch_size=len(batch) + len(chunks),
-            num_target_passes=out.num_passes,
+            batch_size=len(settled) + len(reads),
+            num_target_passes=num_target_passes,
             num_rows_copied=num_copied,
             num_waiting=num_waiting,
-            draft_seconds=drafting,
-            verify_seconds=judged - started,
-            accept_seconds=self.gaps.ended - judged,
+            draft_seconds=timing.draft_seconds,
+            verify_seconds=timing.verify_seconds,
+            accept_seconds=timing.accept_seconds(ended),
             gap_seconds=gap,
         )
         for row in reads:
