@@ -23,8 +23,8 @@ from hybrids import QUICK, SIZE, config_of, random_hybrid
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.spec import StateRoom
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import Parts
 from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape, torch_delta
 from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room
@@ -176,7 +176,7 @@ def _run(
     kernels = model.kernels
     engine = build_engine(
         config,
-        Parts(model, None, kernels.argmax, sampling=kernels.sampling),
+        LoadedModels(model, None, kernels.argmax, sampling=kernels.sampling),
         num_slots=model.state.num_free_tokens,
         sink=lambda trace: drafted.append(trace.num_drafted),
     )

@@ -14,12 +14,12 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.memory import PageTables, StaticPass
 from outrider.engine.cuda_graph.program import EagerLauncher, MakeLaws, launcher_for
 from outrider.engine.cuda_graph.round import CapturedRound
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
@@ -54,7 +54,7 @@ class Bench:
             fused_round=False,
         )
         kernels = self.target.kernels
-        parts = Parts(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
+        parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
         slots = self.target.state.num_free_tokens
         engine = build_engine(config, parts, num_slots=slots, sink=self.traces.append)
         if not captured:

@@ -17,11 +17,11 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.program import EagerLauncher, Launcher
 from outrider.engine.cuda_graph.round import CapturedRound
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
@@ -59,7 +59,7 @@ class GraphRig:
     def engine(self, *, captured: bool) -> Engine:
         config = replace(self.config, page_size=PAGE, fused_round=False)
         kernels = self.target.kernels
-        parts = Parts(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
+        parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
         engine = build_engine(config, parts, num_slots=SLOTS, sink=self.traces.append)
         if captured:
             stages = round_of(engine)

@@ -18,10 +18,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
 from outrider.core.logits import Shaper
 from outrider.core.params import SamplingParams
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.round import CapturedRound
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_captured(config: EngineConfig, reason: str) -> None:
 
 def test_an_engine_on_a_cpu_captures_nothing() -> None:
     model = tiny("llama2", 3)
-    parts = Parts(model, None, model.kernels.argmax)
+    parts = LoadedModels(model, None, model.kernels.argmax)
     config = EngineConfig(page_size=PAGE, drafter="none")
     engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
     assert not isinstance(round_of(engine), CapturedRound)

@@ -19,11 +19,11 @@ from outrider.core.clock import host_floats, host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.program import EagerLauncher, RoundTable, bucket_of
 from outrider.engine.cuda_graph.round import CapturedRound
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
@@ -50,7 +50,7 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
     """The programs of an engine that has run three requests at once, each with its own length."""
     target, draft = model(family, 3), model(family, 4)
     config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
-    parts = Parts(target, draft, target.kernels.argmax)
+    parts = LoadedModels(target, draft, target.kernels.argmax)
     engine = build_engine(config, parts, num_slots=SLOTS, sink=lambda _: None)
     stages = round_of(engine)
     assert isinstance(stages, Stages)

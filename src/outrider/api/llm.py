@@ -25,14 +25,15 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.interrupts import deferred, deliver
 from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.requests import Counts
 from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
@@ -121,22 +122,22 @@ class LLM:
         self._memory.end_load()
         self._desk = Desk(self._memory)
         pair, kernels = self._pair, self.kernels
-        parts = Parts(
+        models = LoadedModels(
             pair.target,
             pair.draft,
             kernels.argmax,
-            pair.translator,
-            kernels.sampling,
-            machine_of(pair.target, self.device),
-            pair.child,
-            pair.heads,
-            pair.own,
-            pair.corpus,
-            kernels.exact,
+            translator=pair.translator,
+            sampling=kernels.sampling,
+            machine=machine_of(pair.target, self.device),
+            child=pair.child,
+            heads=pair.heads,
+            own=pair.own,
+            corpus=pair.corpus,
+            exact=kernels.exact,
         )
         self._engine = build_engine(
             self.config,
-            parts,
+            models,
             num_slots=self._pair.num_slots,
             sink=self._desk.record,
             jobs=on_job,
@@ -178,7 +179,7 @@ class LLM:
     @property
     def exact(self) -> bool:
         """Whether what is written follows the target's own law; lossy samplers may change it."""
-        return self.drafter == "none" or self.config.sampler in EXACT_SAMPLERS
+        return not KINDS[self.drafter].drafts or self.config.sampler in EXACT_SAMPLERS
 
     @property
     def free_tokens(self) -> int:

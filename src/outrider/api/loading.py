@@ -14,13 +14,14 @@ from outrider.api.plan import PairPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.files import open_regular
+from outrider.drafters.catalog import LaneTarget, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.self_draft import Cheaper
 from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafters import ahead_choices
-from outrider.engine.lane_build import LaneTarget, Machine
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
 from outrider.models.loading import LoadOptions, load_model, prepare_torch
@@ -147,8 +148,8 @@ def _stop_ids(plan: PairPlan, target: Decoder) -> frozenset[int]:
 
 
 def _corpus(plan: PairPlan, config: EngineConfig) -> Texts:
-    """What the suffix drafter reads first, for those that it is among."""
-    if plan.source.drafter not in ("suffix", "lookup", "portfolio"):
+    """The texts that the drafter reads before the first request, if it reads a corpus."""
+    if "corpus" not in KINDS[plan.source.drafter].reads:
         return ()
 
     def encode(text: str) -> list[int]:
@@ -198,7 +199,7 @@ def _draft_options(plan: PairPlan, config: EngineConfig) -> LoadOptions:
 def _child(
     plan: PairPlan, folder: Path, config: EngineConfig, options: LoadOptions
 ) -> ChildOptions:
-    ahead = resolve_schedule(config, has_draft=True) == "ssd"
+    ahead = resolve_schedule(config, plan.source.drafter) == "ssd"
     return ChildOptions(
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
@@ -237,7 +238,7 @@ def _notes(
     """What checkpoint and settings limit, and fallbacks that were not asked for."""
     drafter = plan.source.drafter
     # What a recurrent memory does not hold of the drafts that were asked for.
-    cut = None if drafter == "none" else history_note(config, target)
+    cut = history_note(config, target) if KINDS[drafter].drafts else None
     return (
         *target.config.notes,
         *plan.notes,

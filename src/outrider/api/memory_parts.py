@@ -93,7 +93,7 @@ def target_room(plan: PairPlan, config: EngineConfig, heads: Heads | None) -> Ro
 
 def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
     """With room for the foreseen verdicts of a draft model that drafts ahead."""
-    more = ahead_room(config, ahead=resolve_schedule(config, has_draft=True) == "ssd")
+    more = ahead_room(config, ahead=resolve_schedule(config, plan.source.drafter) == "ssd")
     room = room_of(
         config,
         plan.num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
@@ -109,9 +109,7 @@ def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
 def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Part, ...]:
     """What the pair takes with `plan.num_slots` positions; nothing is read or allocated."""
     device = pick_device(config.device).type
-    lanes = {"single": 1, "pd": 2}.get(
-        resolve_schedule(config, has_draft=plan.source.model is not None), 3
-    )
+    lanes = {"single": 1, "pd": 2}.get(resolve_schedule(config, plan.source.drafter), 3)
     heads = files.heads_read
     if heads is not None:
         more = heads.room.num_slots + plan.num_slots
@@ -197,7 +195,7 @@ def _heads_parts(plan: PairPlan, heads: Heads, target: _Model, stored: Stored) -
         weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
     yield Part("weights of the heads", weights, target.device, is_weights=True)
     num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
-    if heads.kind != "medusa":
+    if heads.format.arena:
         arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers)
         tables = tables_bytes(spec, room)
         yield Part(f"KV arena of the heads, {room.num_slots} tokens", arena, target.device)

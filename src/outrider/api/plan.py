@@ -15,17 +15,17 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, DrafterKind
 from outrider.core.errors import ConfigError, VocabularyError
+from outrider.core.fields import is_changed
 from outrider.core.spec import StateRoom
 from outrider.drafters.self_draft import Cheaper
 from outrider.engine.build import DRAFT_CONTEXT, draft_size, resolve_window, rows_past_end
-from outrider.engine.drafter_builders import FEWER_LAYERS, QUANTISED, own_copy
-from outrider.engine.drafters import CHAINS_ONLY, branches, resolve_drafter
+from outrider.engine.drafter_builders import own_copy
+from outrider.engine.drafters import branches, resolve_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import (
-    HEAD_KINDS,
     MAX_WIDTH,
-    WITHOUT_WEIGHTS,
     DraftKind,
     Heads,
     hidden_layers_of,
@@ -37,8 +37,6 @@ from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.schedules import resolve_schedule
 
-_WITH_MODEL = ("model", "bridge")
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -47,7 +45,7 @@ class Source:
     drafter: str
     model: Path | None = None
     heads: Path | None = None
-    kind: DraftKind = "model"
+    kind: DraftKind = MODEL
 
     def sized(
         self, config: EngineConfig, target: DecoderConfig, num_slots: int, window: int = 0
@@ -55,7 +53,7 @@ class Source:
         """The heads, with room for texts of `num_slots` tokens in all, of `window` tokens each, and
         the nodes of trees that are looked at. Raises CheckpointError if the target lacks a layer
         that they read."""
-        if self.heads is None or self.kind == "model":
+        if self.heads is None:
             return None
         size = draft_size(config, self.drafter)
         nodes = whole_pages(config.k * min(size, MAX_WIDTH) + 1, config.page_size)
@@ -74,16 +72,17 @@ class Source:
 def source_of(target: Path, draft: str | None, config: EngineConfig) -> Source:
     """What `draft` names, which is not looked for if the drafter has no use for it. A target may
     have an MTP block within its own files."""
-    if config.drafter == "portfolio":
+    named = None if config.drafter == AUTO else KINDS[config.drafter]
+    if named is not None and named.without_draft:
         return _of_portfolio(target, draft, config)
-    reads = config.k > 0 and config.drafter in ("auto", *_WITH_MODEL, *HEAD_KINDS)
-    if reads and config.drafter == "mtp" and draft is None:
-        return Source("mtp", heads=target, kind="mtp")
+    reads = config.k > 0 and (named is None or named.folder is not None)
+    if reads and named is not None and named.in_target and draft is None:
+        return Source(named.name, heads=target, kind=named.name)
     folder = resolve(draft) if reads and draft is not None else None
-    kind = "model" if folder is None else kind_of(folder)
+    kind = MODEL if folder is None else kind_of(folder)
     drafter = resolve_drafter(config, has_draft=draft is not None, kind=kind)
-    if kind == "model":
-        return Source(drafter, model=folder if drafter in _WITH_MODEL else None)
+    if kind == MODEL:
+        return Source(drafter, model=folder if KINDS[drafter].folder == MODEL else None)
     if config.tensor_parallel > 1:
         raise ConfigError(
             f"tensor_parallel={config.tensor_parallel}: draft heads share tables with a target "
@@ -105,35 +104,36 @@ def hidden_layers(heads: Heads | None, drafter: str, target: DecoderConfig) -> t
     """Those that the target keeps for what drafts."""
     if heads is not None:
         return heads.room.hidden_layers
-    return (_num_layers(target),) if drafter in WITHOUT_WEIGHTS else ()
+    return (_num_layers(target),) if "last layer" in KINDS[drafter].reads else ()
 
 
 def idle_settings(config: EngineConfig, drafter: str) -> tuple[str, ...]:
     """Settings that were asked for and have no effect here."""
-    schedule = resolve_schedule(config, has_draft=drafter == "model")
+    schedule, kind = resolve_schedule(config, drafter), KINDS[drafter]
     notes: list[str] = []
-    if schedule == "ssd" and drafter != "model":
+    if schedule == "ssd" and not kind.drafts_ahead:
         notes.append(f"ssd drafts ahead with a draft model only; drafter {drafter} drafts in turns")
-    if config.drafter_home == "process" and drafter != "model":
-        notes.append(f"drafter_home has no effect on drafter {drafter}")
-    if config.skip_layers and drafter not in (QUANTISED, FEWER_LAYERS):
-        notes.append(f"skip_layers has no effect on drafter {drafter}")
+    notes += [
+        f"{setting} has no effect on drafter {drafter}"
+        for setting in dict.fromkeys(name for other in KINDS.values() for name in other.settings)
+        if is_changed(config, setting) and setting not in kind.settings
+    ]
     if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
         notes.append("saguaro and force_hits have an effect with --schedule ssd only")
-    return (*notes, *_idle_nodes(config, drafter, schedule))
+    return (*notes, *_idle_nodes(config, kind, schedule))
 
 
-def _idle_nodes(config: EngineConfig, drafter: str, schedule: str) -> tuple[str, ...]:
+def _idle_nodes(config: EngineConfig, kind: DrafterKind, schedule: str) -> tuple[str, ...]:
     """Why trees were asked for and chains are drafted."""
-    if not config.tree_nodes or drafter == "none":
+    if not config.tree_nodes or not kind.drafts:
         return ()
     if not branches(config):
         return (f"tree_nodes={config.tree_nodes} is not above k={config.k}: drafts are chains",)
-    if drafter in CHAINS_ONLY:
-        return (f"tree_nodes has no effect on drafter {drafter}, which drafts chains",)
-    if drafter == "model" and schedule == "ssd":
+    if not kind.branches:
+        return (f"tree_nodes has no effect on drafter {kind.name}, which drafts chains",)
+    if kind.drafts_ahead and schedule == "ssd":
         return ("tree_nodes has no effect with schedule ssd: what is drafted ahead are chains",)
-    if drafter == "model" and config.drafter_home == "process":
+    if kind.has_process and config.drafter_home == "process":
         return ("tree_nodes has no effect on a draft model in a process, which drafts chains",)
     return ()
 
@@ -200,7 +200,7 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
     _check_claim(folder, target)
     draft_config, translator = _fitted(source, tokenizer, target)
     own = own_copy(config, source.drafter, folder, target)
-    k = 0 if source.drafter == "none" else config.k
+    k = config.k if KINDS[source.drafter].drafts else 0
     has_draft = draft_config is not None
     window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=k)
     captures = pick_device(config.device).type != "cpu"
@@ -232,7 +232,7 @@ def _fitted(
     if source.model is None:
         return None, None
     words = Tokenizer.load(source.model)
-    translates = source.drafter == "bridge"
+    translates = "translator" in KINDS[source.drafter].reads
     if not translates:
         _check_vocabulary(tokenizer, words, source.model.name)
     draft = read_config(source.model)

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.env import MOST_THREADS
 from outrider.core.fields import check_fields, guarded, setting
 from outrider.core.limits import WHOLE
 
-DRAFTERS = (
-    "auto", "none", "model", "bridge", "ngram", "prediction",
-    "suffix", "recycling", "lookup", "portfolio",
-    "eagle", "eagle-lite",
-    "medusa", "medusa-lite", "block", "mtp",
-    "quantised-self", "layer-skip",
-)  # fmt: skip
+DRAFTERS = (AUTO, *KINDS)
 WATCHDOGS = ("request", "engine", "off")
 TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
@@ -42,7 +37,7 @@ class EngineConfig:
     """Raises ConfigError, naming the field, when a value cannot work."""
 
     drafter: str = setting(
-        "auto",
+        AUTO,
         "What proposes tokens; auto takes the draft model or heads if there are any, else ngram.",
         choices=DRAFTERS,
     )

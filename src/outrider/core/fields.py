@@ -70,6 +70,12 @@ def default_of(item: Field[Any]) -> Any:
     return item.default
 
 
+def is_changed(config: DataclassInstance, name: str) -> bool:
+    """Whether this setting has another value than its default."""
+    item = next(item for item in fields(config) if item.name == name)
+    return getattr(config, name) != default_of(item)
+
+
 def check_fields(config: DataclassInstance) -> None:
     """Raise ConfigError for the first field of `config` outside what it declares."""
     for item in fields(config):

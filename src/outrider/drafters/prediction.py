@@ -14,13 +14,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, DraftRow
 
 _SIZES = (8, 4, 2, 1)
 _NEAR = 32
-# Drafters for which a guess is no mistake.
-READERS = ("prediction", "lookup", "portfolio", "none")
 
 
 def check_prediction(prediction: str, *, drafter: str) -> None:
@@ -28,12 +27,13 @@ def check_prediction(prediction: str, *, drafter: str) -> None:
 
     Without speculation a guess is idle, as any draft would be, and no mistake.
     """
-    if drafter == "prediction" and not prediction:
+    kind = KINDS[drafter]
+    if "prediction" in kind.must_have and not prediction:
         raise ConfigError(
-            "drafter 'prediction' needs a guess of the text, and the request has none.",
-            hint="--drafter prediction needs --prediction TEXT",
+            f"drafter {drafter!r} needs a guess of the text, and the request has none.",
+            hint=f"--drafter {drafter} needs --prediction TEXT",
         )
-    if drafter not in READERS and prediction:
+    if prediction and kind.drafts and "prediction" not in kind.reads:
         raise ConfigError(
             f"drafter {drafter!r} does not read the request's prediction.",
             hint="--drafter prediction",

@@ -12,13 +12,14 @@ from outrider.control.heuristics import BandController, FixedController, SloCont
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.compaction import compaction_of, within_history
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.round import CapturedRound
-from outrider.engine.drafter_builders import Parts
-from outrider.engine.drafters import build_drafter, never_branches
+from outrider.engine.drafters import build_drafter, drafter_for, never_branches
 from outrider.engine.drafting import Drafting
 from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
@@ -69,7 +70,7 @@ def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool,
 @within_memory("making drafters and lanes")
 def build_engine(
     config: EngineConfig,
-    parts: Parts,
+    models: LoadedModels,
     *,
     num_slots: int,
     sink: Callable[[RoundTrace], None],
@@ -78,14 +79,14 @@ def build_engine(
 ) -> Engine:
     """Wire models, drafter, rule, controller and schedule together. A `controller` that is given
     takes the place of the one that `config` names; its budgets may not exceed k."""
-    config = within_history(config, parts.target)
-    name = resolve_schedule(config, has_draft=parts.has_draft)
+    config = within_history(config, models.target)
+    name = resolve_schedule(config, drafter_for(config, models))
     config = replace(config, schedule=name, controller=config.resolved_controller)
-    drafter = build_drafter(config, parts, ahead=name == "ssd")
+    drafter = build_drafter(config, models, ahead=name == "ssd")
     limit = None
     if config.adaptive_batch:
         limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
-    stages = _stages(config, parts, drafter, _observed(sink, limit))
+    stages = _stages(config, models, drafter, _observed(sink, limit))
     if controller is not None:
         most = Budget(_longest_draft(config, drafter), num_nodes=config.tree_nodes)
         stages = replace(stages, controller=GuardedController(controller, most))
@@ -94,46 +95,46 @@ def build_engine(
         config,
         schedule.lanes,
         stages,
-        lambda own: _round(config, parts, own),
-        parts.machine,
+        lambda own: _round(config, models, own),
+        models.machine,
     )
     return Engine(
         residents=_residents(
-            config, stages, limit, num_slots=num_slots, captures=parts.laws_device != "cpu"
+            config, stages, limit, num_slots=num_slots, captures=models.device != "cpu"
         ),
         executor=lanes.executor,
         schedule=schedule,
         order=_order(config, schedule),
         deliver=lanes.deliver,
         jobs=jobs,
-        pace=_pace(parts),
+        pace=_pace(models),
     )
 
 
-def _pace(parts: Parts) -> PromptPace | None:
+def _pace(models: LoadedModels) -> PromptPace | None:
     """None where the text might depend on the chunks in which a prompt is read."""
-    if not parts.exact:
+    if not models.exact:
         return None
-    num_threads = 1 if parts.machine is None else parts.machine.num_threads
-    spec = parts.target.spec
+    num_threads = 1 if models.machine is None else models.machine.num_threads
+    spec = models.target.spec
     idle = 1 - spec.num_active_experts / spec.num_experts if spec.num_experts else 0.0
     flops_a_token = 2 * (spec.num_parameters - idle * spec.expert_parameters)
     return PromptPace(flops_a_token / (FLOPS_A_THREAD * num_threads))
 
 
 def _stages(
-    config: EngineConfig, parts: Parts, drafter: Drafter, sink: Callable[[RoundTrace], None]
+    config: EngineConfig, models: LoadedModels, drafter: Drafter, sink: Callable[[RoundTrace], None]
 ) -> Stages:
     return Stages(
-        target=parts.target if config.batched_verify else StepwiseLM(parts.target),
+        target=models.target if config.batched_verify else StepwiseLM(models.target),
         drafter=drafter,
-        rule=rule_for(config.sampler, config.leniency, parts.sampling),
+        rule=rule_for(config.sampler, config.leniency, models.sampling),
         controller=_watched(config, _controller(config, drafter)),
-        argmax=parts.argmax,
+        argmax=models.argmax,
         sink=sink,
-        sampling=parts.sampling,
-        compaction=compaction_of(config, parts.target, drafter),
-        draft_window=parts.draft_window,
+        sampling=models.sampling,
+        compaction=compaction_of(config, models.target, drafter),
+        draft_window=models.draft_window,
     )
 
 
@@ -168,19 +169,19 @@ def _residents(
 
 def draft_size(config: EngineConfig, drafter: str) -> int:
     """Draft tokens of one sequence and round at most."""
-    return 0 if drafter == "none" else max(config.k, config.tree_nodes)
+    return max(config.k, config.tree_nodes) if KINDS[drafter].drafts else 0
 
 
 def rows_past_end(config: EngineConfig, drafter: str, *, captures: bool) -> int:
     """KV rows that a round may write past the longest text. A chain ends where the text does, and a
     tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
-    if drafter == "none":
+    if not KINDS[drafter].drafts:
         return 0
     return max(config.tree_nodes, config.k if captures else 0)
 
 
 def _longest_draft(config: EngineConfig, drafter: Drafter) -> int:
-    return 0 if drafter.name == "none" else config.k
+    return config.k if KINDS[drafter.name].drafts else 0
 
 
 def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
@@ -204,21 +205,21 @@ def _observed(
     return observe
 
 
-def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
+def _round(config: EngineConfig, models: LoadedModels, stages: Stages) -> Round:
     """The fastest way to run a round that fits; all give the same tokens."""
     if not config.fused_round:
         return stages
     captured = captured_round(
-        config, stages, draft=parts.draft, window=lambda: _window(config, parts, stages)
+        config, stages, draft=models.draft, window=lambda: _window(config, models, stages)
     )
     if isinstance(captured, CapturedRound):
         return captured
     _log.info("Rounds are not captured: %s.", captured)
     native = native_round(
         stages,
-        parts.draft,
+        models.draft,
         rule=config.sampler,
-        pick=parts.sampling.pick,
+        pick=models.sampling.pick,
         batch_size=config.batch_size,
     )
     if isinstance(native, NativeRound):
@@ -227,10 +228,10 @@ def _round(config: EngineConfig, parts: Parts, stages: Stages) -> Round:
     return stages
 
 
-def _window(config: EngineConfig, parts: Parts, stages: Stages) -> int:
+def _window(config: EngineConfig, models: LoadedModels, stages: Stages) -> int:
     """As loading resolved it, as far as the draft model goes: a captured round always drafts."""
-    k, reach = _longest_draft(config, stages.drafter), parts.draft_window
-    target_tokens = parts.target.spec.max_tokens
+    k, reach = _longest_draft(config, stages.drafter), models.draft_window
+    target_tokens = models.target.spec.max_tokens
     window = resolve_window(config, target_tokens, has_draft=reach is not None, k=k)
     return window if reach is None else min(window, reach)
 

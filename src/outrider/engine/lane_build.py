@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
-import torch
-from torch import Tensor
-
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.protocols import CausalLM, Controller
-from outrider.core.sampling import Sampling
+from outrider.core.protocols import Controller
+from outrider.drafters.catalog import LaneTarget, Machine
 from outrider.engine.lane_threads import ThreadLanes, lane_streams
 from outrider.engine.lanes import Executor, InlineLanes, LaneRunner
 from outrider.engine.native_round import NativeRound, native_round
@@ -29,26 +26,6 @@ _log = logging.getLogger(__name__)
 
 # The lane that may use the buffers of the target that was loaded; others have their own.
 MAIN_LANES = (*SingleLane.lanes, DECODE)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneTarget:
-    """The target with buffers of its own, and its operators."""
-
-    target: CausalLM
-    argmax: Callable[[Tensor], list[int]]
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What lanes may use. `twin` makes a target for one more lane, None where there can be none;
-    `join_lane(number, threads)` gives the calling thread native threads of its own."""
-
-    device: torch.device
-    twin: Callable[[], LaneTarget | None]
-    join_lane: Callable[[int, int], None] | None = None
-    num_threads: int = 1
 
 
 @dataclass(slots=True)

@@ -21,10 +21,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.drafter import AheadDrafter
+from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import ahead_room
-from outrider.engine.lane_build import LaneTarget, Machine
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 
@@ -73,7 +72,7 @@ class BareEngine:
             join_lane=models.kernels.join_lane,
             num_threads=int(threads.name) if threads else 1,
         )
-        parts = Parts(
+        parts = LoadedModels(
             models.target,
             models.draft,
             models.kernels.argmax,

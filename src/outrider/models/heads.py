@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
+from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, StateStore, StepRow
 from outrider.core.spec import ModelSpec
@@ -34,21 +35,13 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama import Tables
 from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Placement, Weights
 
-HeadKind = Literal["eagle", "medusa", "mtp", "block"]
-DraftKind = Literal["model", "eagle", "medusa", "mtp", "block"]
-HEAD_KINDS: tuple[HeadKind, ...] = ("eagle", "medusa", "mtp", "block")
-# Drafters that read the target's last layer and have no weights.
-WITHOUT_WEIGHTS = ("eagle-lite", "medusa-lite")
+# The name of the drafter that reads the heads; a folder of no heads holds MODEL.
+HeadKind: TypeAlias = str
+DraftKind: TypeAlias = str
 # The most nodes of one level of a tree that heads look at; room is made for so many.
 MAX_WIDTH = 16
-_TYPES: dict[str, HeadKind] = {
-    "outrider_mtp": "mtp",
-    "outrider_block": "block",
-    "outrider_medusa": "medusa",
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "eagle3": "eagle",
-}
+_FORMATS = {kind.name: kind.format for kind in KINDS.values() if kind.format is not None}
+_EMBEDDING = "model.embed_tokens.weight"
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
@@ -60,12 +53,17 @@ class Heads:
     kind: HeadKind
     room: Room
 
+    @property
+    def format(self) -> HeadFormat:
+        return _FORMATS[self.kind]
+
     def notes(self, window: int) -> tuple[str, ...]:
-        """A sentence if EAGLE heads were trained on texts shorter than `window`: nothing stops them
+        """A sentence if the heads were trained on texts shorter than `window`: nothing stops them
         there, for their positions go on as the target's do."""
-        if self.kind != "eagle":
+        key = self.format.window_key
+        if not key:
             return ()
-        trained = _config(self.folder).integer("max_position_embeddings", window)
+        trained = _config(self.folder).integer(key, window)
         if trained >= window:
             return ()
         return (f"the heads were trained on {trained} tokens; later drafts may be kept less often",)
@@ -128,7 +126,7 @@ def kind_of(folder: Path) -> DraftKind:
         _refuse_pickles(folder, heads=named is not None)
     if named is None and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         return _stored_kind(folder)
-    return named or "model"
+    return named or MODEL
 
 
 def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
@@ -157,7 +155,7 @@ def is_eagle3(config: JsonObject) -> bool:
 
 
 def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
-    if kind == "eagle" and is_eagle3(config):
+    if _FORMATS[kind].three_layers and is_eagle3(config):
         return 2, num_layers // 2, num_layers - 3
     return (num_layers,)
 
@@ -189,19 +187,25 @@ def _config(folder: Path) -> JsonObject:
 
 def _named_kind(config: JsonObject) -> HeadKind | None:
     """By what `config.json` says; None if it says nothing of heads."""
-    own = _TYPES.get(config.text("model_type", ""))
-    if own is not None:
-        return own
-    if config.has("medusa_num_heads"):
-        return "medusa"
+    own = config.text("model_type", "")
+    for kind, form in _FORMATS.items():
+        if own in form.model_types:
+            return kind
     named = " ".join(config.texts("architectures")).lower()
-    return "eagle" if "eagle" in named or config.has("draft_vocab_size") else None
+    for kind, form in _FORMATS.items():
+        if any(config.has(key) for key in form.keys) or (form.name and form.name in named):
+            return kind
+    return None
 
 
 def _stored_kind(folder: Path) -> DraftKind:
     with Weights(folder) as weights:
-        is_eagle = "fc.weight" in weights and "model.embed_tokens.weight" not in weights
-    return "eagle" if is_eagle else "model"
+        if _EMBEDDING in weights:
+            return MODEL
+        for kind, form in _FORMATS.items():
+            if form.tensors and all(name in weights for name in form.tensors):
+                return kind
+    return MODEL
 
 
 def _refuse_pickles(folder: Path, *, heads: bool) -> None:

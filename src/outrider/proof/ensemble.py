@@ -42,8 +42,8 @@ from outrider.core.protocols import JudgeRow
 from outrider.core.rng import KeyedNoise, Noise
 from outrider.core.sampling import Laws
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import Parts
 from outrider.kernels.reference.pointwise import argmax
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.algebra import DEFECTS
@@ -209,7 +209,7 @@ def engine_texts(
 ) -> Iterator[Text]:
     """One text a sample number, each written by the engine in a batch of others."""
     config = EngineConfig(drafter="model", k=2, sampler=sampler, batch_size=_BATCH)
-    parts = Parts(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)
+    parts = LoadedModels(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)
     engine = build_engine(config, parts, num_slots=TARGET.num_slots, sink=lambda _: None)
     params = SamplingParams(temperature=1.0, seed=seed, max_tokens=TEXT_LENGTH)
     for first in range(0, num_texts, _BATCH):

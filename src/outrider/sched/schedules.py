@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.sched.jobs import (
     DECODE,
     PREFILL,
@@ -163,8 +164,8 @@ class SingleLane:
         return job_of([*rounds(decoding), *reads])
 
 
-def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
-    """The schedule that `config` means.
+def resolve_schedule(config: EngineConfig, drafter: str) -> str:
+    """The schedule that `config` means with this drafter.
 
     Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto` keeps
     one lane. Drafting ahead pays where the draft model has a memory or cores of its own.
@@ -174,8 +175,7 @@ def resolve_schedule(config: EngineConfig, *, has_draft: bool) -> str:
     elsewhere = "auto" not in (config.device, config.drafter_device)
     elsewhere = elsewhere and config.device != config.drafter_device
     apart = config.drafter_home == "process" or elsewhere
-    drafts = has_draft and config.k > 0 and config.drafter in ("auto", "model")
-    return "ssd" if apart and drafts else "single"
+    return "ssd" if apart and KINDS[drafter].drafts_ahead else "single"
 
 
 def schedule_for(config: EngineConfig) -> Schedule:

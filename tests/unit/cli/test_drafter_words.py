@@ -13,7 +13,10 @@ from outrider.bench.drafters.table import KNOWN
 from outrider.cli.main import run
 from outrider.cli.session import MODELLESS, WITH_FOLDER
 from outrider.core.config import DRAFTERS, EngineConfig
-from outrider.engine.drafters import CHAINS_ONLY
+from outrider.core.drafter_kinds import KINDS
+
+# Whatever the nodes of a draft may be, these draft chains.
+CHAINS_ONLY = [kind.name for kind in KINDS.values() if kind.drafts and not kind.branches]
 
 PROMPT = "def add(a, b):"
 

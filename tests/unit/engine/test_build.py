@@ -15,12 +15,12 @@ from outrider.control.heuristics import BandController, FixedController
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import (
     DRAFT_CONTEXT,
     build_engine,
     resolve_window,
 )
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
@@ -34,7 +34,7 @@ def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, lis
     traces: list[RoundTrace] = []
     target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
     draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
-    parts = Parts(target, draft, first_maximum)
+    parts = LoadedModels(target, draft, first_maximum)
     return build_engine(config, parts, num_slots=256, sink=traces.append), traces
 
 

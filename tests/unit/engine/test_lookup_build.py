@@ -18,19 +18,19 @@ from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.catalog import LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import Parts
 from outrider.engine.drafters import build_drafter, resolve_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 
 
-def parts_for(config: EngineConfig, *, with_draft: bool) -> Parts:
+def parts_for(config: EngineConfig, *, with_draft: bool) -> LoadedModels:
     target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
     draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
-    return Parts(target, draft, first_maximum, corpus=((1, 2, 3, 4),))
+    return LoadedModels(target, draft, first_maximum, corpus=((1, 2, 3, 4),))
 
 
 def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:

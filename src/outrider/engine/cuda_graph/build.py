@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
@@ -51,7 +52,7 @@ def captured_round(
     refused = _policy_refusal(config, stages.drafter.name)
     if target is None:
         refused = refused or "the target's layers are not ours to run one by one"
-    elif stages.drafter.name == "model" and drafting is None:
+    elif KINDS[stages.drafter.name].drafts and drafting is None:
         refused = refused or "the draft model's layers are not ours to run one by one"
     elif launcher is None:
         refused = refused or _device_refusal(target, drafting)
@@ -81,7 +82,7 @@ def captured_round(
 
 
 def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
-    if drafter not in ("model", "none"):
+    if not KINDS[drafter].is_captured:
         return f"drafter {drafter!r} proposes on the host"
     if config.sampler in LOSSY_SAMPLERS:
         return f"sampler {config.sampler!r} is lossy"

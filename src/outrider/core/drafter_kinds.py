@@ -1,0 +1,213 @@
+"""The drafters, a line each: what the rest of the program may know of a drafter by its name.
+
+A drafter is added by a file with its class and a function that builds it, and by a line of KINDS;
+`builder` names that function, as "module:function". Nothing else compares a drafter's name. The
+table imports no PyTorch, since the command line shows the names, and no drafter: the module of one
+is imported when an engine is built with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+# What drafts are made from: the text and tables alone, a draft model, heads of the drafter's own
+# kind, a copy of the target, or whatever --draft names, if it names anything.
+Source = Literal["text", "model", "heads", "copy", "draft"]
+# What a drafter reads besides the text: the texts of a corpus, the request's prediction, a
+# translator between two vocabularies, the states of the target's last layer.
+Reads = Literal["corpus", "prediction", "translator", "last layer"]
+
+AUTO = "auto"
+OFF = "none"
+# What --draft names if it names no heads, and the drafter that reads it.
+MODEL = "model"
+# What auto is where --draft names nothing.
+WITHOUT_DRAFT = "ngram"
+_BUILDERS = "outrider.engine.drafter_builders"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFormat:
+    """How a folder of heads is known: by the `model_types` of its config.json, one of its `keys`,
+    or a `name` within its architectures; `tensors` are those of a checkpoint that says nothing
+    else. `window_key` says how long the texts were that the heads were trained on. Some may read
+    `three_layers`. Heads without an `arena` keep no keys and values."""
+
+    model_types: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    name: str = ""
+    tensors: tuple[str, ...] = ()
+    window_key: str = ""
+    three_layers: bool = False
+    arena: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterKind:
+    """A drafter as --drafter names it.
+
+    With `branches` it can draft trees. `must_have` are those of `reads` without which it cannot
+    draft. `settings` are the engine's settings that have an effect on this drafter and on no
+    other that leaves them out. One that `drafts_ahead` can do so before a verdict. `needs_words`
+    say what its source is, `not_in_process` what cannot live in a process of its own.
+    `without_draft` is the drafter that it is where --draft names nothing; with `in_target` the
+    target's own files may have its heads. One that `is_captured` runs within a CUDA graph. A copy
+    of the target has `fewer_bits`, or fewer layers.
+    """
+
+    name: str
+    builder: str
+    source: Source = "text"
+    branches: bool = False
+    reads: tuple[Reads, ...] = ()
+    must_have: tuple[Reads, ...] = ()
+    settings: tuple[str, ...] = ()
+    drafts: bool = True
+    drafts_ahead: bool = False
+    needs_words: str = ""
+    not_in_process: str = ""
+    without_draft: str = ""
+    in_target: bool = False
+    is_captured: bool = False
+    fewer_bits: bool = False
+    format: HeadFormat | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """What a folder must hold for this drafter: a model, or heads of its kind."""
+        return {"model": MODEL, "heads": self.name}.get(self.source)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether it may live in a process of its own."""
+        return "drafter_home" in self.settings
+
+    def build(self, context: Any) -> Any:
+        """The drafter, built by its own function from a BuildContext (drafters/catalog.py)."""
+        module, _, function = self.builder.partition(":")
+        return getattr(import_module(module), function)(context)
+
+
+def _table(*kinds: DrafterKind) -> dict[str, DrafterKind]:
+    return {kind.name: kind for kind in kinds}
+
+
+_EAGLE = HeadFormat(
+    model_types=("eagle", "eagle3"),
+    keys=("draft_vocab_size",),
+    name="eagle",
+    tensors=("fc.weight",),
+    window_key="max_position_embeddings",
+    three_layers=True,
+)
+_MEDUSA = HeadFormat(
+    model_types=("outrider_medusa", "medusa"), keys=("medusa_num_heads",), arena=False
+)
+
+# In the order in which they are listed.
+KINDS: Mapping[str, DrafterKind] = _table(
+    DrafterKind(name=OFF, builder=f"{_BUILDERS}:build_none", drafts=False, is_captured=True),
+    DrafterKind(
+        name=MODEL,
+        builder=f"{_BUILDERS}:build_with_model",
+        source="model",
+        branches=True,
+        settings=("drafter_home",),
+        drafts_ahead=True,
+        needs_words="a draft model",
+        is_captured=True,
+    ),
+    DrafterKind(
+        name="bridge",
+        builder=f"{_BUILDERS}:build_bridge",
+        source="model",
+        reads=("translator",),
+        must_have=("translator",),
+        needs_words="a draft model",
+        not_in_process="a draft model with another vocabulary",
+    ),
+    DrafterKind(name=WITHOUT_DRAFT, builder=f"{_BUILDERS}:build_ngram"),
+    DrafterKind(
+        name="prediction",
+        builder=f"{_BUILDERS}:build_prediction",
+        reads=("prediction",),
+        must_have=("prediction",),
+    ),
+    DrafterKind(
+        name="suffix", builder=f"{_BUILDERS}:build_suffix", branches=True, reads=("corpus",)
+    ),
+    DrafterKind(name="recycling", builder=f"{_BUILDERS}:build_recycling", branches=True),
+    DrafterKind(
+        name="lookup",
+        builder=f"{_BUILDERS}:build_lookup",
+        branches=True,
+        reads=("corpus", "prediction"),
+    ),
+    DrafterKind(
+        name="portfolio",
+        builder=f"{_BUILDERS}:build_portfolio",
+        source="draft",
+        branches=True,
+        reads=("corpus", "prediction"),
+        not_in_process="the draft model of a portfolio",
+        without_draft="lookup",
+    ),
+    DrafterKind(
+        name="eagle",
+        builder=f"{_BUILDERS}:build_eagle",
+        source="heads",
+        branches=True,
+        needs_words="eagle heads",
+        format=_EAGLE,
+    ),
+    DrafterKind(
+        name="eagle-lite", builder=f"{_BUILDERS}:build_eagle_lite", reads=("last layer",)
+    ),
+    DrafterKind(
+        name="medusa",
+        builder=f"{_BUILDERS}:build_medusa",
+        source="heads",
+        branches=True,
+        needs_words="medusa heads",
+        format=_MEDUSA,
+    ),
+    DrafterKind(
+        name="medusa-lite",
+        builder=f"{_BUILDERS}:build_medusa_lite",
+        branches=True,
+        reads=("last layer",),
+    ),
+    DrafterKind(
+        name="block",
+        builder=f"{_BUILDERS}:build_block",
+        source="heads",
+        branches=True,
+        needs_words="block heads",
+        format=HeadFormat(model_types=("outrider_block",)),
+    ),
+    DrafterKind(
+        name="mtp",
+        builder=f"{_BUILDERS}:build_mtp",
+        source="heads",
+        branches=True,
+        needs_words="an MTP block",
+        in_target=True,
+        format=HeadFormat(model_types=("outrider_mtp",)),
+    ),
+    DrafterKind(
+        name="quantised-self",
+        builder=f"{_BUILDERS}:build_own",
+        source="copy",
+        settings=("skip_layers",),
+        fewer_bits=True,
+    ),
+    DrafterKind(
+        name="layer-skip",
+        builder=f"{_BUILDERS}:build_own",
+        source="copy",
+        settings=("skip_layers",),
+    ),
+)  # fmt: skip

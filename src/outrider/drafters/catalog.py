@@ -1,0 +1,117 @@
+"""What a drafter is built from. The drafters themselves are lines of core/drafter_kinds.py.
+
+A drafter's file has a function `build(context)` that its line names, and takes from the context
+what it needs: the settings, the loaded models and their operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS
+from outrider.core.errors import ContractError
+from outrider.core.protocols import CausalLM, Drafter
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.drafters.bridge import Translator
+from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.self_draft import Cheaper
+from outrider.models.heads import Heads
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTarget:
+    """The target with buffers of its own, and its operators."""
+
+    target: CausalLM
+    argmax: Callable[[Tensor], list[int]]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What lanes may use. `twin` makes a target for one more lane, None where there can be none;
+    `join_lane(number, threads)` gives the calling thread native threads of its own."""
+
+    device: torch.device
+    twin: Callable[[], LaneTarget | None]
+    join_lane: Callable[[int, int], None] | None = None
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Models and their operators. `argmax` is the greedy choice: the first maximum wins.
+    `translator` is for a draft model with a vocabulary of its own. `sampling` makes distributions
+    and judges by them; what draws from them comes with each sequence. Without a `machine` lanes
+    take turns. With `child` a process of its own loads the draft model. `heads` are loaded when the
+    drafter is built, for they share tables with the target; so is `own`, with which the target
+    drafts for itself. `corpus` has texts, as tokens, for the suffix drafter. `exact` says that a
+    row of the target's logits does not depend on the rows that are computed with it."""
+
+    target: CausalLM
+    draft: CausalLM | None
+    argmax: Callable[[Tensor], list[int]]
+    translator: Translator | None = None
+    sampling: Sampling = PLAIN
+    machine: Machine | None = None
+    child: ChildOptions | None = None
+    heads: Heads | None = None
+    own: Cheaper | None = None
+    corpus: Sequence[Sequence[int]] = ()
+    exact: bool = True
+
+    @property
+    def has_draft(self) -> bool:
+        return self.draft is not None or self.child is not None
+
+    @property
+    def draft_window(self) -> int | None:
+        """Positions that the draft model has; None if there is none, or if it counts tokens of a
+        vocabulary of its own."""
+        if self.translator is not None:
+            return None
+        if self.draft is not None:
+            return self.draft.spec.max_tokens
+        return None if self.child is None else self.child.max_tokens
+
+    @property
+    def device(self) -> str:
+        """Where the target's distributions are."""
+        return "cpu" if self.machine is None else str(self.machine.device)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """`drafter` is the name that the settings mean. With `ahead` a draft model prepares for
+    verdicts."""
+
+    config: EngineConfig
+    models: LoadedModels
+    drafter: str
+    ahead: bool = False
+
+    @property
+    def draft(self) -> CausalLM:
+        if self.models.draft is None:
+            raise ContractError("there is no draft")
+        return self.models.draft
+
+    @property
+    def heads(self) -> Heads:
+        if self.models.heads is None:
+            raise ContractError("the target comes without heads")
+        return self.models.heads
+
+    def build(self) -> Drafter:
+        drafter: Drafter = KINDS[self.drafter].build(self)
+        return drafter
+
+    def for_member(self, drafter: str) -> BuildContext:
+        """That of `drafter` as a part of another drafter."""
+        config = replace(self.config, drafter=AUTO)
+        return replace(self, config=config, drafter=drafter, ahead=False)
