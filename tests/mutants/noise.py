@@ -15,7 +15,7 @@ from checks.runs import engine_law
 from mutants.planting import Mutant
 
 NOISE = "outrider.core.rng"
-PHILOX = "outrider.core.rng"
+PHILOX = "outrider.core.philox"
 SEQUENCE = "outrider.core.sequence"
 
 MUTANTS = (
