@@ -155,7 +155,7 @@ def test_whole_rounds_stop_where_keys_were_dropped_and_only_there(
 def test_a_copy_shares_all_but_its_matrices() -> None:
     llm = LLM(config=EngineConfig(drafter="quantised-self", self_quantise="int4"))
     target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
-    own = llm._pair.own  # pyright: ignore[reportPrivateUsage]
+    own = llm._pair.models.own  # pyright: ignore[reportPrivateUsage]
     assert isinstance(target, LlamaModel)
     assert own is not None
     copy = own.of(target)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from outrider.api.loading import LoadedPair, load_pair, machine_of
+from outrider.api.loading import LoadedPair, load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import Desk, Reader
 from outrider.api.profile import HasKernels
@@ -32,7 +32,6 @@ from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
-from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
 from outrider.kernels.registry import Kernels
@@ -121,23 +120,9 @@ class LLM:
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
         self._memory.end_load()
         self._desk = Desk(self._memory)
-        pair, kernels = self._pair, self.kernels
-        models = LoadedModels(
-            pair.target,
-            pair.draft,
-            kernels.argmax,
-            translator=pair.translator,
-            sampling=kernels.sampling,
-            machine=machine_of(pair.target, self.device),
-            child=pair.child,
-            heads=pair.heads,
-            own=pair.own,
-            corpus=pair.corpus,
-            exact=kernels.exact,
-        )
         self._engine = build_engine(
             self.config,
-            models,
+            self._pair.models,
             num_slots=self._pair.num_slots,
             sink=self._desk.record,
             jobs=on_job,

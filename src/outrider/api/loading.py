@@ -12,19 +12,17 @@ from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import PairPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.translate import TextTranslator
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.files import open_regular
-from outrider.drafters.catalog import LaneTarget, Machine
+from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.self_draft import Cheaper
 from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafters import ahead_choices
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
-from outrider.models.loading import LoadOptions, load_model, prepare_torch
+from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
 from outrider.sched.schedules import resolve_schedule
 from outrider.verify.rules import rule_for
 
@@ -85,15 +83,14 @@ class LoadedPair:
     """Models in memory and the limits found while loading them.
 
     `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
-    drafted; `num_slots` is the arena's size in tokens. `translator` is there when the draft has a
-    vocabulary of its own, `child` when a process of its own loads the draft model, `end` when other
-    processes have a share of the target: it ends them, for good. `heads`, and `own`, a cheaper
-    copy of the target, are loaded with the drafter. `corpus` has texts for the suffix drafter.
-    `memory` is what was planned before.
+    drafted; `num_slots` is the arena's size in tokens. `models` has target and draft too, as the
+    engine takes them. `end` is there when other processes have a share of the target: it ends them,
+    for good. `memory` is what was planned before.
     """
 
     target: Decoder
     draft: Decoder | None
+    models: LoadedModels
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     window: int
@@ -101,12 +98,7 @@ class LoadedPair:
     k: int
     num_slots: int
     notes: tuple[str, ...]
-    translator: TextTranslator | None = None
-    child: ChildOptions | None = None
     end: Callable[[], object] | None = None
-    heads: Heads | None = None
-    own: Cheaper | None = None
-    corpus: Texts = ()
     memory: tuple[Part, ...] = ()
 
 
@@ -121,9 +113,23 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, config, name=model)
         draft_model, child = _load_draft(plan, config)
+    models = LoadedModels(
+        target,
+        draft_model,
+        target.kernels.argmax,
+        translator=plan.translator,
+        sampling=target.kernels.sampling,
+        machine=_machine_of(target, pick_device(config.device)),
+        child=child,
+        heads=heads,
+        own=plan.own,
+        corpus=_corpus(plan, config),
+        exact=target.kernels.exact,
+    )
     return LoadedPair(
         target=target,
         draft=draft_model,
+        models=models,
         tokenizer=plan.tokenizer,
         stop_ids=_stop_ids(plan, target),
         window=plan.window,
@@ -131,12 +137,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         k=plan.k,
         num_slots=plan.num_slots,
         notes=_notes(plan, target, heads, config),
-        translator=plan.translator,
-        child=child,
         end=end,
-        heads=heads,
-        own=plan.own,
-        corpus=_corpus(plan, config),
         memory=parts,
     )
 
@@ -258,7 +259,7 @@ def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:
         yield from (f"kernels: {reason}" for reason in refused[:1])
 
 
-def machine_of(target: Decoder, device: torch.device) -> Machine:
+def _machine_of(target: Decoder, device: torch.device) -> Machine:
     """What lanes of `target` may use on this machine."""
 
     def twin() -> LaneTarget | None:

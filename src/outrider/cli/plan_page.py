@@ -21,13 +21,14 @@ from outrider.cli.output import prose, screen_table, size
 from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.cli.verb import setting_flags
 from outrider.core.config import DEVICES, EngineConfig
+from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.core.settings import SETTINGS, ProgramConfig
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.cost import Curve
 from outrider.pairs.catalog import draft_of
-from outrider.planner.advise import MODEL, Plan
+from outrider.planner.advise import Plan
 from outrider.planner.candidates import Engines, Job, Option
 from outrider.planner.devices import DeviceSheet, device_sheet
 from outrider.planner.energy import Energy, Limits, limits_of

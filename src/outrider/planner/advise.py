@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from outrider.core.drafter_kinds import KINDS, MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import PLAIN, RoundLaw
@@ -88,8 +89,6 @@ def _gb(num_bytes: int) -> str:
 
 # Chains that are tried where nobody names candidates.
 USUAL_K = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-# The drafter that runs a draft model.
-MODEL = "model"
 MOST_BATCH = 256
 MOST_CONTEXT = 131_072
 # Speed-ups are equal that do not differ in these.
@@ -268,7 +267,8 @@ def _of(known: _Known, way: Candidate) -> list[Option]:
     energy = question.energy
     if energy is None:
         return made
-    if way.drafter != MODEL:
+    kind = KINDS.get(way.drafter)
+    if kind is None or kind.source != MODEL:
         energy = replace(energy, draft=None)
     law, job = known.law(way), question.job
 
