@@ -1,18 +1,15 @@
-"""Main program of a drafter's process: python -m outrider.drafters.process.child OPTIONS LINE LAWS.
+"""What a drafter's process does; `__main__.py` starts it.
 
-OPTIONS is the JSON of a `ChildOptions`; LINE and LAWS are descriptors that the engine opened: its
-socket, and the shared memory for distributions. The process ends when LINE closes, so it never
-outlives the engine, and has a process group of its own, because Ctrl-C is meant for the engine.
-`Server` keeps each sequence's text, terms and newest draft, and gives its drafter the rows that a
-drafter inside the engine would get. User errors are answered, for the engine to raise; any other
-error ends the process, which is then started anew.
+The process ends when its line to the engine closes, so it never outlives the engine, and has a
+process group of its own, because Ctrl-C is meant for the engine. `Server` keeps each sequence's
+text, terms and newest draft, and gives its drafter the rows that a drafter inside the engine would
+get. User errors are answered, for the engine to raise; any other error ends the process, which is
+then started anew.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,21 +39,6 @@ from outrider.drafters.process.messages import (
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, prepare_torch
-
-
-def main() -> None:
-    options = ChildOptions.from_json(sys.argv[1])
-    if options.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, options.cores)
-    # Imported here: PyTorch counts the hardware threads that it may use when it is loaded.
-
-    serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]), options)
-    # At once: there is nothing to save, and PyTorch takes a while to be taken down.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from outrider.drafters.process.messages import Hello, read_failure
 from outrider.drafters.process.options import ChildOptions
 
 # -P: the folder in which the user works is no place to import from.
-CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process.child")
+CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process")
 # How long a process that was asked to end may take before it is killed.
 GRACE_SECONDS = 2.0
 _TAIL_BYTES = 4096
