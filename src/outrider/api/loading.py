@@ -23,7 +23,6 @@ from outrider.engine.drafters import ahead_choices
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
-from outrider.sched.schedules import resolve_schedule
 from outrider.verify.rules import rule_for
 
 # Bytes of text for a token at the most; what is beyond is not even read.
@@ -200,7 +199,6 @@ def _draft_options(plan: PairPlan, config: EngineConfig) -> LoadOptions:
 def _child(
     plan: PairPlan, folder: Path, config: EngineConfig, options: LoadOptions
 ) -> ChildOptions:
-    ahead = resolve_schedule(config, plan.source.drafter) == "ssd"
     return ChildOptions(
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
@@ -219,7 +217,7 @@ def _child(
         force_reference=config.force_reference,
         deterministic=config.deterministic,
         threads=config.lane_threads or 1,
-        ahead=ahead_choices(config) if ahead else None,
+        ahead=ahead_choices(config) if plan.schedule == "ssd" else None,
     )
 
 

@@ -21,7 +21,6 @@ from outrider.models.heads import Heads
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device
 from outrider.models.weights import Stored, stored_in
-from outrider.sched.schedules import resolve_schedule
 
 # What Python holds of one page, and of tokens in it once a text is remembered.
 _PAGE_BYTES = 256
@@ -93,7 +92,7 @@ def target_room(plan: PairPlan, config: EngineConfig, heads: Heads | None) -> Ro
 
 def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
     """With room for the foreseen verdicts of a draft model that drafts ahead."""
-    more = ahead_room(config, ahead=resolve_schedule(config, plan.source.drafter) == "ssd")
+    more = ahead_room(config, ahead=plan.schedule == "ssd")
     room = room_of(
         config,
         plan.num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
@@ -109,7 +108,7 @@ def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
 def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Part, ...]:
     """What the pair takes with `plan.num_slots` positions; nothing is read or allocated."""
     device = pick_device(config.device).type
-    lanes = {"single": 1, "pd": 2}.get(resolve_schedule(config, plan.source.drafter), 3)
+    lanes = {"single": 1, "pd": 2}.get(plan.schedule, 3)
     heads = files.heads_read
     if heads is not None:
         more = heads.room.num_slots + plan.num_slots

@@ -173,8 +173,8 @@ def _num_layers(target: DecoderConfig) -> int:
 class PairPlan:
     """`folder` and `target` are the target's, `source` is what drafts, called `draft_name`.
     `translator` is there when the draft has a vocabulary of its own, `own` when the target drafts
-    for itself. `k`, `window` and `num_slots` are those of the loaded pair, `notes` say where memory
-    made them smaller."""
+    for itself. `schedule` is resolved. `k`, `window` and `num_slots` are those of the loaded pair,
+    `notes` say where memory made them smaller."""
 
     folder: Path
     target: DecoderConfig
@@ -183,6 +183,7 @@ class PairPlan:
     draft_name: str
     translator: TextTranslator | None
     own: Cheaper | None
+    schedule: str
     k: int
     window: int
     window_reason: str
@@ -216,6 +217,7 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
         draft_name=draft or "",
         translator=translator,
         own=own,
+        schedule=resolve_schedule(config, source.drafter),
         k=k,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
