@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, did_you_mean
 
 EMBEDDED_TARGET = "outrider/embedded"
@@ -253,6 +254,7 @@ def partner_of(target: str) -> ModelPair | None:
 def draft_of(target: str, drafter: str = "auto") -> str | None:
     """What comes with `target` without asking, for this drafter: the embedded one's draft model,
     and its heads, of those kinds that ship."""
-    if target != EMBEDDED_TARGET or drafter == "block":
+    if target != EMBEDDED_TARGET:
         return None
-    return EMBEDDED_HEADS.get(drafter, EMBEDDED_DRAFT)
+    reads_heads = drafter in KINDS and KINDS[drafter].source == "heads"
+    return EMBEDDED_HEADS.get(drafter, None if reads_heads else EMBEDDED_DRAFT)

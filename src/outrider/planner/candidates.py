@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import RoundLaw
@@ -258,7 +259,7 @@ class Engines:
 
     names: tuple[str, ...] = ENGINES
     ways: AheadWays = field(default_factory=AheadWays)
-    ahead: tuple[str, ...] = ("model",)
+    ahead: tuple[str, ...] = tuple(kind.name for kind in KINDS.values() if kind.drafts_ahead)
 
     def __post_init__(self) -> None:
         for name in self.names:
