@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider import SamplingParams
 from outrider.core.draft import Draft
-from outrider.core.rng import KeyedNoise, pick_node
+from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
@@ -121,7 +121,7 @@ def drawn_chain(vocab_size: int, k: int, seed: int) -> Chain:
     near_KV = logits_WV[:k] + 0.5 * torch.randn(k, vocab_size, generator=generator)
     params = SamplingParams(temperature=TEMPERATURE, seed=seed)
     q_KV = processed_probs(near_KV, params)
-    noise = KeyedNoise(seed, 0, len(PROMPT))
+    noise = KeyedRng(seed, 0, len(PROMPT))
     tokens = [pick_node(q_KV[node], noise, node) for node in range(k)]
     return Chain(Draft.chain(tokens, q_KV), logits_WV, params)
 
@@ -148,7 +148,7 @@ def accept_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> tuple[floa
 
 def draft_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> float:
     """One law, where it is to be reported, and one draw from it."""
-    noise = KeyedNoise(chain.params.seed, 0, len(PROMPT), side.pick)
+    noise = KeyedRng(chain.params.seed, 0, len(PROMPT), side.pick)
     logits_1V = chain.logits_WV[:1].clone()
     law_1V = empty_laws(1, logits_1V[0]).zero_()
     settle(kernels, logits_1V)

@@ -33,7 +33,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.bench.workloads import load_prompts
 from outrider.core.budget import Budget
 from outrider.core.protocols import Drafter, DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.models.decoder import Room
@@ -126,7 +126,7 @@ class Growing:
             last=None,
             budget=Budget(self._k),
             params=SamplingParams(),
-            noise=KeyedNoise(0, 0, len(self._tokens)),
+            noise=KeyedRng(0, 0, len(self._tokens)),
         )
         started = perf_counter()
         (draft,) = self._drafter.propose([row])

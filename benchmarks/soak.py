@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.bench.monitor import resident_bytes
 from outrider.bench.provenance import provenance, write_json
 from outrider.bench.workloads import WORKLOADS, load_prompts
@@ -52,7 +52,7 @@ class Soak:
     num_requests: int
     max_tokens: int
     parts: list[Part] = field(default_factory=lambda: [Part() for _ in range(PARTS)])
-    running: dict[int, Ticket] = field(default_factory=dict[int, Ticket])
+    running: dict[int, RequestHandle] = field(default_factory=dict[int, RequestHandle])
 
     def run(self) -> None:
         per_part = self.num_requests // PARTS

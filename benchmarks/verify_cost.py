@@ -42,7 +42,7 @@ from hybrids import QUICK, SIZE, random_hybrid
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.bandwidth import Reader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
@@ -138,7 +138,9 @@ def measure_hybrid(options: argparse.Namespace, report: dict[str, Any]) -> None:
     report |= {"target": "random hybrid", "quantise": options.quantise, "cells": []}
     report["kernels"] = kernel_names(kernels)
     for rollback in ("replay", "ring"):
-        states = StateRoom(rollback=rollback, history=max(ROWS), num_sequences=1, num_checkpoints=0)
+        states = RecurrentCapacity(
+            rollback=rollback, history=max(ROWS), num_sequences=1, num_checkpoints=0
+        )
         room = Room(num_slots=sum(contexts) + 2048, max_logits=max(ROWS), states=states)
         place = Placement("random hybrid", dtype, device, options.quantise)
         model, weights = random_hybrid(size, kernels, place, room)

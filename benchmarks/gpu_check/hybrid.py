@@ -22,7 +22,7 @@ from hybrids import QUICK, SIZE, config_of, random_hybrid
 
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape, torch_delta
@@ -154,7 +154,7 @@ def _model(setting: Setting, rollback: str) -> QwenHybridModel:
     kernels = choose(
         device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
     )
-    states = StateRoom(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
+    states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
     room = Room(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
     return random_hybrid(QUICK if setting.quick else SIZE, kernels, place, room)[0]
 

@@ -19,7 +19,7 @@ from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.memory import PageTables, StaticPass
 from outrider.engine.cuda_graph.program import EagerLauncher, MakeLaws, launcher_for
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
@@ -65,13 +65,13 @@ class Bench:
         engine.executor.exchange(self._captured(config, stages))
         return engine
 
-    def _captured(self, config: EngineConfig, stages: Stages) -> CapturedRound:
+    def _captured(self, config: EngineConfig, stages: Stages) -> GraphRound:
         window = min(self.target.spec.max_tokens, self.target.state.num_free_tokens // self.batch)
         launcher = None if self.setting.on_cuda else EagerLauncher()
         made = captured_round(
             config, stages, draft=self.draft, window=lambda: window, launcher=launcher
         )
-        assert isinstance(made, CapturedRound), f"rounds cannot be captured: {made}"
+        assert isinstance(made, GraphRound), f"rounds cannot be captured: {made}"
         if self.make_laws is not None:
             made.table.make_laws = self.make_laws
         return made
@@ -87,7 +87,7 @@ class Bench:
         engine = self.engine()
         assert isinstance(engine.executor, InlineLanes)
         made = engine.executor.round
-        assert isinstance(made, CapturedRound)
+        assert isinstance(made, GraphRound)
         seqs: list[LiveSequence] = []
         for seq_id, prompt in enumerate(prompts):
             read(self.target, seq_id, prompt[:-1])
@@ -103,7 +103,7 @@ class Launches:
     """Rounds that nobody reads. Close it before its sequence ids are used again."""
 
     engine: Engine
-    made: CapturedRound
+    made: GraphRound
     seqs: Sequence[LiveSequence]
 
     def launch(self) -> None:

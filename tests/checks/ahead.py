@@ -17,7 +17,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
 from outrider.drafters.ahead.forecast import Saguaro
-from outrider.drafters.ahead.table import Foreseen, OutcomeTable
+from outrider.drafters.ahead.table import PreparedRound, SpeculationCache
 from outrider.drafters.growth import ChangeLaws
 from outrider.drafters.model import ModelDrafter
 from outrider.verify.exact import TokenRule
@@ -119,11 +119,11 @@ def check_left_over_is_not_found() -> None:
     """What was prepared for a round is of no use for a later one, though the verdict reads the
     same: here both rounds verified nothing, and the one between asked for no draft."""
     branch = Draft.chain((1, 2))
-    table = OutcomeTable()
-    table.put(0, Foreseen(4, (), {(0, 9): branch}, [[9]]))
+    table = SpeculationCache()
+    table.put(0, PreparedRound(4, (), {(0, 9): branch}, [[9]]))
     later = Outcome(0, Draft.empty(), Verdict((), 9))
     assert table.take(row(0, [0] * 6 + [9], depth=3, last=later)) is None
-    table.put(0, Foreseen(6, (), {(0, 9): branch}, [[9]]))
+    table.put(0, PreparedRound(6, (), {(0, 9): branch}, [[9]]))
     assert table.take(row(0, [0] * 6 + [9], depth=3, last=later)) is not None
 
 

@@ -15,8 +15,8 @@ from checks.law import Weights, walked
 from doubles.every_branch import Tokens
 from outrider.core.draft import Draft, Outcome
 from outrider.core.philox import Words
-from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import KeyedNoise, Noise, Role
+from outrider.core.protocols import AcceptanceRule, VerifyRow
+from outrider.core.rng import KeyedRng, Rng, Role
 from outrider.core.sampling import Laws
 from outrider.verify.batched import (
     ChainNumbers,
@@ -93,7 +93,7 @@ def check_batched_block() -> None:
 
 def _check_drafts(tokens_BK: Tensor, q_BKV: Tensor) -> None:
     for sample, (tokens_K, q_KV) in enumerate(zip(tokens_BK, q_BKV, strict=True)):
-        noise = KeyedNoise(5, sample, START)
+        noise = KeyedRng(5, sample, START)
         for node, (token, q_V) in enumerate(zip(tokens_K, q_KV, strict=True)):
             assert int(token) == noise.pick(q_V, node, Role.DRAFT)
 
@@ -109,7 +109,7 @@ def _check_same(
     for sample, tokens_K in enumerate(tokens_BK):
         tokens = [int(token) for token in tokens_K]
         draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[sample])
-        row = JudgeRow(draft, Laws(probs_NV=p_BWV[sample]), KeyedNoise(5, sample, START))
+        row = VerifyRow(draft, Laws(probs_NV=p_BWV[sample]), KeyedRng(5, sample, START))
         wanted = rule([row])[0]
         counts[len(wanted.path)] += 1
         assert len(wanted.path) == int(verdicts.num_accepted_B[sample])
@@ -124,10 +124,10 @@ def outcome_law(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tensor:
     """The law of what a round emits of a chain of two places that are alike, as `_cells` counts."""
     q_KV, laws = q_V.repeat(2, 1), Laws(probs_NV=p_V.repeat(3, 1))
 
-    def emitted(noise: Noise) -> Tokens:
+    def emitted(noise: Rng) -> Tokens:
         tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
         draft = Draft.chain(tokens, q_KV)
-        return Outcome(0, draft, rule([JudgeRow(draft, laws, noise)])[0]).tokens
+        return Outcome(0, draft, rule([VerifyRow(draft, laws, noise)])[0]).tokens
 
     law_C = torch.zeros(VOCAB + VOCAB**2 + VOCAB**3, dtype=torch.float64)
     for text, share in walked(emitted).items():

@@ -12,7 +12,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.ngram import NgramDrafter
 
 VOCAB = 5
@@ -29,7 +29,7 @@ def row(
     params: SamplingParams = GREEDY,
     last: Outcome | None = None,
 ) -> DraftRow:
-    noise = KeyedNoise(params.seed, 0, len(text))
+    noise = KeyedRng(params.seed, 0, len(text))
     return DraftRow(seq_id, list(text), last, Budget(depth), params, noise)
 
 

@@ -22,10 +22,10 @@ from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
-from outrider.core.rng import KeyedNoise, race_node
+from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.proof.laws import filtered
 
@@ -91,7 +91,7 @@ def check_penalised_engine_law() -> None:
         return torch.tensor(shares, dtype=torch.float64)
 
     def generation(noise: EveryBranch) -> Tokens:
-        request = Request(PROMPT, params, shaper=Shaper(params, len(PROMPT)))
+        request = Request(PROMPT, params, shaper=LogitsProcessor(params, len(PROMPT)))
         with walking(noise):
             return tuple(rig.run([request])[0])
 
@@ -147,7 +147,7 @@ def check_drafting_law(params: SamplingParams) -> None:
     """The law a model drafter reports is its own model's, processed as the target's would be."""
     drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
     drafter.open(0, PROMPT)
-    noise = KeyedNoise(0, 0, len(PROMPT))
+    noise = KeyedRng(0, 0, len(PROMPT))
     draft = drafter.propose([DraftRow(0, PROMPT, None, Budget(2), params, noise)])[0]
     assert draft.probs_NV is not None
     for node, law_V in enumerate(draft.probs_NV):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
 from outrider.models.llama import LlamaModel
@@ -110,7 +110,7 @@ def planted(llm: LLM, fault: Fault) -> Generator[None]:
         yield
 
 
-def sequence(ticket: Ticket) -> LiveSequence:
+def sequence(ticket: RequestHandle) -> LiveSequence:
     return ticket.reader.seq
 
 

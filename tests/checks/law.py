@@ -15,8 +15,8 @@ from checks.laws import floats
 from doubles.every_branch import EveryBranch, Law, Tokens, law
 from doubles.racing import Racing
 from outrider.core.draft import Draft, Outcome
-from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import ROOT, Noise, Role
+from outrider.core.protocols import AcceptanceRule, VerifyRow
+from outrider.core.rng import ROOT, Rng, Role
 from outrider.core.sampling import Laws
 
 TOLERANCE = 1e-9
@@ -111,7 +111,7 @@ class TreeCase:
         left_V[[tokens[n] for n in earlier]] = 0
         return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
 
-    def drawn(self, noise: Noise, known: dict[Tokens, Tensor]) -> Draft:
+    def drawn(self, noise: Rng, known: dict[Tokens, Tensor]) -> Draft:
         """`known` keeps the law after each beginning, for there are few."""
         tokens: list[int] = []
         laws: list[Tensor] = []
@@ -138,12 +138,12 @@ def _turned(weights: Weights, text: Tokens) -> Weights:
     return weights[by:] + weights[:by]
 
 
-def _drawer(case: TreeCase) -> Callable[[Noise], tuple[Draft, Laws]]:
+def _drawer(case: TreeCase) -> Callable[[Rng], tuple[Draft, Laws]]:
     """Drafts of `case` and the target's laws for them, which are made once for equal drafts."""
     known: dict[Tokens, Tensor] = {}
     laws: dict[Tokens, Laws] = {}
 
-    def drawn(noise: Noise) -> tuple[Draft, Laws]:
+    def drawn(noise: Rng) -> tuple[Draft, Laws]:
         draft = case.drawn(noise, known)
         if draft.tokens not in laws:
             laws[draft.tokens] = case.laws(draft)
@@ -157,16 +157,16 @@ def check_tree_law(rule: AcceptanceRule, case: TreeCase, tolerance: float = TOLE
 
     drawn = _drawer(case)
 
-    def one_round(noise: Noise) -> Tokens:
+    def one_round(noise: Rng) -> Tokens:
         draft, laws = drawn(noise)
-        verdict = rule([JudgeRow(draft, laws, noise)])[0]
+        verdict = rule([VerifyRow(draft, laws, noise)])[0]
         return Outcome(0, draft, verdict).tokens
 
     found = completed(walked(one_round), case.conditional, case.length)
     assert_same_law(found, joint_law(case.conditional, case.length), tolerance)
 
 
-def walked(experiment: Callable[[Noise], Tokens]) -> Law:
+def walked(experiment: Callable[[Rng], Tokens]) -> Law:
     """The exact law of what `experiment` returns, races among its choices."""
     return law(lambda noise: experiment(Racing(noise)))
 
@@ -175,9 +175,9 @@ def accepted_law(rule: AcceptanceRule, case: TreeCase) -> list[float]:
     """The probabilities of 0, 1, 2... accepted tokens."""
     drawn = _drawer(case)
 
-    def num_accepted(noise: Noise) -> Tokens:
+    def num_accepted(noise: Rng) -> Tokens:
         draft, laws = drawn(noise)
-        return (len(rule([JudgeRow(draft, laws, noise)])[0].path),)
+        return (len(rule([VerifyRow(draft, laws, noise)])[0].path),)
 
     found = walked(num_accepted)
     return [found.get((count,), 0.0) for count in range(case.length)]
@@ -254,8 +254,8 @@ def check_greedy_walk(rule: AcceptanceRule) -> None:
     draft = Draft((2, 1, 0, 1, 2), (-1, -1, 1, 1, 3), torch.full((5, 3), 1 / 3))
     best = Laws(tokens=(1, 0, 1, 2, 2, 0))
     for probs_NV in (None, draft.probs_NV):
-        row = JudgeRow(Draft(draft.tokens, draft.parents, probs_NV), best, EveryBranch())
+        row = VerifyRow(Draft(draft.tokens, draft.parents, probs_NV), best, EveryBranch())
         verdict = rule([row])[0]
         assert (verdict.path, verdict.next_token) == ((1, 3, 4), 0)
-    refused = rule([JudgeRow(draft, Laws(tokens=(0, 0, 1, 2, 2, 0)), EveryBranch())])[0]
+    refused = rule([VerifyRow(draft, Laws(tokens=(0, 0, 1, 2, 2, 0)), EveryBranch())])[0]
     assert (refused.path, refused.next_token) == ((), 0)

@@ -12,8 +12,8 @@ from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.ngram import Gate
-from outrider.drafters.portfolio import Shadowed
+from outrider.drafters.ngram import CopyAcceptance
+from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton, Writer
 from outrider.drafters.suffix.drafter import SharedTrust, SuffixDrafter, Trust, bucket
@@ -96,7 +96,7 @@ def check_recycling() -> None:
 
 def check_gate() -> None:
     """Look-ups that were wrong are no longer drafted, and right ones go on."""
-    wrong, right = Gate(), Gate()
+    wrong, right = CopyAcceptance(), CopyAcceptance()
     for _ in range(20):
         wrong.learn(2, right=False)
         right.learn(2, right=True)
@@ -127,7 +127,7 @@ def check_shadow() -> None:
 
         def close(self, seq_id: int) -> None: ...
 
-    shadowed = Shadowed(Counting())
+    shadowed = ReplayScored(Counting())
     text = list(range(1, 500))
     for end in range(1, 40):
         shadowed.offers([row(0, text[:end], depth=2)])

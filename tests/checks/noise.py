@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf
+from outrider.core.rng import ROOT, KeyedRng, Role, inverse_cdf
 
 FULL = 0xFFFFFFFF
 # Known answers of Random123 for Philox4x32-10: key, counter, first two words of the block.
@@ -38,7 +38,7 @@ def number(coin: Callable[[float], bool]) -> float:
     return low
 
 
-def _position(noise: KeyedNoise, depth: int) -> float:
+def _position(noise: KeyedRng, depth: int) -> float:
     return number(lambda p: noise.pick_at(torch.tensor([p, 1 - p]).double(), depth) == 0)
 
 
@@ -46,18 +46,18 @@ def check_keys_do_not_meet() -> None:
     """Every part of the key changes the number: seed, sample, start, node and role."""
     seen: dict[float, tuple[int, ...]] = {}
     for seed, sample, start in itertools.product((0, 1, 2**32, 2**62), (0, 1, 5), (0, 1, 2, 900)):
-        noise = KeyedNoise(seed, sample, start)
+        noise = KeyedRng(seed, sample, start)
         for node, role in itertools.product((ROOT, 0, 1, 7), (Role.DRAFT, Role.ACCEPT, Role.NEXT)):
             key = (seed, sample, start, node, role)
             found = number(lambda p: noise.coin(p, node, role))  # noqa: B023
             assert seen.setdefault(found, key) == key
-    positions = [_position(KeyedNoise(seed, sample, 7), 4) for seed in (0, 1) for sample in (0, 1)]
+    positions = [_position(KeyedRng(seed, sample, 7), 4) for seed in (0, 1) for sample in (0, 1)]
     assert len({*positions, *seen}) == len(positions) + len(seen)
 
 
 def check_picks_and_coins_share_numbers() -> None:
     """A pick is the inverse CDF of the very number that a coin of the same key would compare."""
-    noise = KeyedNoise(3, 1, 4)
+    noise = KeyedRng(3, 1, 4)
     coin = number(lambda p: noise.coin(p, 2, Role.NEXT))
     pick = number(lambda p: noise.pick(torch.tensor([p, 1 - p]).double(), 2, Role.NEXT) == 0)
     assert abs(coin - pick) < 1e-9
@@ -65,8 +65,8 @@ def check_picks_and_coins_share_numbers() -> None:
 
 def check_positions_are_absolute() -> None:
     """The number of a place is the same whichever round reaches it, and of no other place."""
-    assert len({_position(KeyedNoise(9, 2, start), 9 - start) for start in range(10)}) == 1
-    assert len({_position(KeyedNoise(9, 2, 30), depth) for depth in range(20)}) == 20
+    assert len({_position(KeyedRng(9, 2, start), 9 - start) for start in range(10)}) == 1
+    assert len({_position(KeyedRng(9, 2, 30), depth) for depth in range(20)}) == 20
 
 
 def check_inverse_cdf_edges() -> None:

@@ -16,7 +16,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.philox import Counter, Floats, Word, philox_exponentials, philox_uniform
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.core.rng import KeyedNoise, race_node
+from outrider.core.rng import KeyedRng, race_node
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -81,12 +81,12 @@ def check_each_emitted_token_has_its_own_race() -> None:
 def raced_places() -> Generator[list[int]]:
     """The absolute places of all races, in order."""
     places: list[int] = []
-    race_at = KeyedNoise.race_at
+    race_at = KeyedRng.race_at
 
-    def recorded(noise: KeyedNoise, weights_V: Tensor, depth: int) -> int:
+    def recorded(noise: KeyedRng, weights_V: Tensor, depth: int) -> int:
         places.append(noise.start + depth)
         return race_at(noise, weights_V, depth)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeyedNoise, "race_at", recorded)
+        patch.setattr(KeyedRng, "race_at", recorded)
         yield places

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.philox import minus_log, philox_exponentials, philox_uniform, philox_uniforms
-from outrider.core.rng import KeyedNoise, Role
+from outrider.core.rng import KeyedRng, Role
 
 # Of ids 0 to 3 at position 7 of sample 1 under seed 5: to the last bit, on any machine.
 EXPONENTIALS = (0.7075243712960407, 1.6859455679421274, 0.06816489257713525, 1.1269920959189805)
@@ -44,17 +44,15 @@ def check_races() -> None:
     Whoever races at a place has the same ones, whatever round it is in; no weight, no win.
     """
     flat_V = torch.ones(64)
-    seen = [
-        KeyedNoise(s, m, 3).race_at(flat_V, d) for s in (0, 1) for m in (0, 1) for d in range(9)
-    ]
+    seen = [KeyedRng(s, m, 3).race_at(flat_V, d) for s in (0, 1) for m in (0, 1) for d in range(9)]
     assert len(set(seen)) > 15
     for depth in range(9):
-        assert KeyedNoise(1, 1, 3).race_at(flat_V, depth) == seen[27 + depth]
-        assert KeyedNoise(1, 1, 3 + depth).race_at(flat_V, 0) == seen[27 + depth]
+        assert KeyedRng(1, 1, 3).race_at(flat_V, depth) == seen[27 + depth]
+        assert KeyedRng(1, 1, 3 + depth).race_at(flat_V, 0) == seen[27 + depth]
     some_V = flat_V.clone()
     some_V[seen[0]] = 0
-    assert KeyedNoise(0, 0, 3).race_at(some_V, 0) != seen[0]
-    assert KeyedNoise(0, 0, 3).race_at(torch.eye(64)[5], 0) == 5
+    assert KeyedRng(0, 0, 3).race_at(some_V, 0) != seen[0]
+    assert KeyedRng(0, 0, 3).race_at(torch.eye(64)[5], 0) == 5
 
 
 def check_race_frequencies() -> None:
@@ -62,7 +60,7 @@ def check_race_frequencies() -> None:
     p_V, q_V = torch.tensor([0.5, 0.0, 0.3, 0.2]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     one_by_one_VV = torch.zeros(4, 4, dtype=torch.int64)
     for position in range(300):
-        noise = KeyedNoise(9, 0, position)
+        noise = KeyedRng(9, 0, position)
         one_by_one_VV[noise.race_at(p_V, 0), noise.race_at(q_V, 0)] += 1
     assert torch.equal(race_counts(p_V, q_V, seed=9, num_races=300), one_by_one_VV)
     counts_VV = race_counts(p_V, q_V, seed=9, num_races=4000)

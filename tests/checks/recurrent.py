@@ -12,7 +12,7 @@ from checks.state import NEEDS, PROBE, path_to
 from doubles.tiny_hybrids import tiny_hybrid
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 
@@ -42,7 +42,7 @@ def wanted(text: Sequence[int], reference: bool) -> Tensor:
 
 
 def model_with(rollback: str, reference: bool, *, page_size: int = 4) -> QwenHybridModel:
-    states = StateRoom(rollback=rollback, history=5, num_sequences=4, num_checkpoints=4)
+    states = RecurrentCapacity(rollback=rollback, history=5, num_sequences=4, num_checkpoints=4)
     room = Room(num_slots=256, page_size=page_size, max_rows=16, states=states)
     return tiny_hybrid(room=room, force_reference=reference)
 

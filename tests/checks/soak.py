@@ -26,7 +26,7 @@ from time import perf_counter, sleep
 from types import FrameType
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.bench.provenance import provenance, write_json
 from outrider.core.errors import OutriderError
 
@@ -188,7 +188,7 @@ class Caller:
 
     def _tickets(self) -> None:
         kinds = self._some(self.rng.randint(1, 4))
-        tickets: list[Ticket] = []
+        tickets: list[RequestHandle] = []
         try:
             for p, q in kinds:
                 tickets.append(self.llm.submit(PROMPTS[p], PARAMS[q], allowed=self._mask()))
@@ -203,7 +203,7 @@ class Caller:
         for kind, ticket in zip(kinds, tickets, strict=True):
             self._told(kind, ticket)
 
-    def _told(self, kind: tuple[int, int], ticket: Ticket) -> None:
+    def _told(self, kind: tuple[int, int], ticket: RequestHandle) -> None:
         if ticket.reader.was_cancelled:
             self.soak.cancelled += 1
             return

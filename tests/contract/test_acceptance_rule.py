@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
-from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import ROOT, KeyedNoise, Noise
+from outrider.core.protocols import AcceptanceRule, VerifyRow
+from outrider.core.rng import ROOT, KeyedRng, Rng
 from outrider.core.sampling import Laws
 from outrider.verify.rules import EXACT, LOSSY, rule_for
 
@@ -41,11 +41,11 @@ def _soft(rows: int, seed: int) -> torch.Tensor:
     return logits_NV.softmax(-1)
 
 
-def _row(draft: Draft, laws_NV: torch.Tensor, noise: Noise, *, greedy: bool = False) -> JudgeRow:
+def _row(draft: Draft, laws_NV: torch.Tensor, noise: Rng, *, greedy: bool = False) -> VerifyRow:
     """A row as the engine makes it for any rule."""
     best = tuple(int(token) for token in laws_NV.argmax(-1))
     laws = Laws(tokens=best) if greedy else Laws(probs_NV=laws_NV)
-    return JudgeRow(draft, laws, noise, laws_NV)
+    return VerifyRow(draft, laws, noise, laws_NV)
 
 
 @every_rule
@@ -54,7 +54,7 @@ def test_a_path_leads_down_from_the_root(
     rule: AcceptanceRule, draft: Draft, seed: int, greedy: bool
 ) -> None:
     laws_NV = _soft(len(draft) + 1, seed)
-    row = _row(draft, laws_NV, KeyedNoise(seed, 0, 3), greedy=greedy)
+    row = _row(draft, laws_NV, KeyedRng(seed, 0, 3), greedy=greedy)
     verdict = rule([row])[0]
     assert [draft.parents[node] for node in verdict.path] == [ROOT, *verdict.path][:-1]
     assert 0 <= verdict.next_token < VOCAB
@@ -67,7 +67,7 @@ def test_a_path_leads_down_from_the_root(
 @given(draft=trees(), seed=st.integers(0, 99))
 def test_an_exact_rule_follows_greedy_laws(rule: AcceptanceRule, draft: Draft, seed: int) -> None:
     laws_NV = _soft(len(draft) + 1, seed)
-    row = _row(draft, laws_NV, KeyedNoise(seed, 0, 3), greedy=True)
+    row = _row(draft, laws_NV, KeyedRng(seed, 0, 3), greedy=True)
     best = [int(token) for token in laws_NV.argmax(-1)]
     assert Outcome(0, draft, rule([row])[0]).tokens == _argmax_walk(draft, best)
 
@@ -101,7 +101,7 @@ def test_a_draft_that_the_target_is_sure_of_is_accepted_whole(
     sure_NV = torch.eye(VOCAB)[[2, 0, 3]]
     for probs_NV in (None, sure_NV[:2], torch.full((2, VOCAB), 0.25)):
         draft = Draft.chain([2, 0], probs_NV)
-        verdict = rule([_row(draft, sure_NV, KeyedNoise(1, 0, 9), greedy=greedy)])[0]
+        verdict = rule([_row(draft, sure_NV, KeyedRng(1, 0, 9), greedy=greedy)])[0]
         assert (verdict.path, verdict.next_token) == ((0, 1), 3)
 
 
@@ -113,7 +113,7 @@ def test_a_draft_that_the_target_rules_out_is_refused_whole(
     sure_NV = torch.eye(VOCAB)[[1, 0, 3]]
     for probs_NV in (None, torch.full((2, VOCAB), 0.25)):
         draft = Draft.chain([2, 0], probs_NV)
-        verdict = rule([_row(draft, sure_NV, KeyedNoise(1, 0, 9), greedy=greedy)])[0]
+        verdict = rule([_row(draft, sure_NV, KeyedRng(1, 0, 9), greedy=greedy)])[0]
         assert (verdict.path, verdict.next_token) == ((), 1)
 
 
@@ -124,7 +124,7 @@ def test_rows_are_judged_alone_and_purely(
     rule: AcceptanceRule, drafts: list[Draft], seed: int
 ) -> None:
     rows = [
-        _row(draft, _soft(len(draft) + 1, seed + i), KeyedNoise(seed, i, 5))
+        _row(draft, _soft(len(draft) + 1, seed + i), KeyedRng(seed, i, 5))
         for i, draft in enumerate(drafts)
     ]
     together = rule(rows)
@@ -138,7 +138,7 @@ def test_laws_are_read_and_not_written(rule: AcceptanceRule, draft: Draft, seed:
     laws_NV = _soft(len(draft) + 1, seed)
     before_NV = laws_NV.clone()
     proposed_NV = None if draft.probs_NV is None else draft.probs_NV.clone()
-    rule([_row(draft, laws_NV, KeyedNoise(seed, 0, 5))])
+    rule([_row(draft, laws_NV, KeyedRng(seed, 0, 5))])
     assert torch.equal(laws_NV, before_NV)
     assert proposed_NV is None or torch.equal(proposed_NV, cast(torch.Tensor, draft.probs_NV))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 
 
@@ -22,7 +22,7 @@ class CountingLM:
         return self.model.spec
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self.model.state
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

@@ -21,7 +21,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.program import EagerLauncher, Launcher
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
@@ -67,12 +67,12 @@ class GraphRig:
             exchange_round(engine, self.captured(stages))
         return engine
 
-    def captured(self, stages: Stages) -> CapturedRound:
+    def captured(self, stages: Stages) -> GraphRound:
         config = replace(self.config, page_size=PAGE)
         made = captured_round(
             config, stages, draft=self.draft, window=lambda: WINDOW, launcher=self.launcher
         )
-        assert isinstance(made, CapturedRound), made
+        assert isinstance(made, GraphRound), made
         return made
 
     def run(

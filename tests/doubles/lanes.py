@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from outrider.core.budget import JobTrace
-from outrider.sched.jobs import Job, JobObserver, Pool, Schedule, Stage
+from outrider.sched.jobs import Job, JobObserver, ReadyQueues, Schedule, Stage
 from outrider.sched.ledger import Ledger
 
 MANY = 20_000
@@ -36,7 +36,7 @@ class Ran:
     job: Job
     began: float
     ended: float
-    pool: Pool
+    pool: ReadyQueues
     failed: bool
 
 
@@ -133,7 +133,7 @@ class Lanes:
         self._at(self._now + self.cost(lane, job), lambda: self._end(lane, job, began, pool))
         return True
 
-    def _end(self, lane: str, job: Job, began: float, pool: Pool) -> None:
+    def _end(self, lane: str, job: Job, began: float, pool: ReadyQueues) -> None:
         del self._busy[lane]
         given_up = self.fault(job)
         self.ran.append(Ran(lane, job, began, self._now, pool, given_up is not None))
@@ -170,7 +170,7 @@ class Lanes:
                 self.ended[work.seq_id] = self._now
         self._ledger.finish(job, lambda seq_id: self._rounds_left[seq_id] == 0)
 
-    def _check(self, job: Job, pool: Pool) -> None:
+    def _check(self, job: Job, pool: ReadyQueues) -> None:
         """The job may start: its works wait for it, whole, and nobody else works on them."""
         assert job.works
         pairs = [(work.seq_id, work.stage) for work in job.works]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from doubles.rig import first_maximum
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
-from outrider.core.protocols import DraftNeeds, DraftRow, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.rng import DrawNode, pick_node
 from outrider.core.spec import ModelSpec
 from outrider.drafters.self_draft import SelfDrafter
@@ -60,7 +60,7 @@ class Breaking:
         return self.model.spec
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self.model.state
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

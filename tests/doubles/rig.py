@@ -14,18 +14,18 @@ from doubles.drafters import RowDrafter
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
-from outrider.core.rng import DrawNode, Noise, Pick, pick_node
+from outrider.core.rng import DrawNode, Pick, Rng, pick_node
 from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Residents
+from outrider.engine.requests import RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.sched.jobs import Limits
@@ -51,7 +51,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     match: StopMatch | None = None
     sample: int = 0
-    shaper: Shaper | None = None
+    shaper: LogitsProcessor | None = None
 
 
 def live(seq_id: int, request: Request) -> LiveSequence:
@@ -180,7 +180,9 @@ def engine_of(
     limits: Limits,
 ) -> Engine:
     """An engine with one lane."""
-    residents = Residents(target, Drafting(drafter), Ledger(), limits, compaction=stages.compaction)
+    residents = RequestTable(
+        target, DrafterHandle(drafter), Ledger(), limits, compaction=stages.compaction
+    )
     return Engine(
         residents=residents,
         executor=InlineLanes({"main": LaneRunner(a_round, stages)}),
@@ -203,17 +205,17 @@ def exchange_round(engine: Engine, other: Round) -> None:
 class Rounds(Protocol):
     """Random numbers of many rounds; `at` says where the next one starts."""
 
-    def at(self, start: int) -> Noise: ...
+    def at(self, start: int) -> Rng: ...
 
 
 @contextmanager
 def walking(noise: Rounds) -> Generator[None]:
     """Sequences draw from `noise`, under the keys that they choose themselves."""
 
-    def keyed(seed: int, sample: int, start: int, choose: Pick) -> Noise:
+    def keyed(seed: int, sample: int, start: int, choose: Pick) -> Rng:
         del seed, sample, choose
         return noise.at(start)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.core.sequence.KeyedNoise", keyed)
+        patch.setattr("outrider.core.sequence.KeyedRng", keyed)
         yield

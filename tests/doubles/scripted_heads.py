@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_attention import toy_spec
-from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NetOutput
@@ -85,7 +85,7 @@ class ScriptedBlock:
     def __init__(
         self, text: Sequence[int], errs: Callable[[int], bool] = lambda position: False
     ) -> None:
-        self.state: StateStore = TokenMemory(1 << 12)
+        self.state: CacheStore = TokenMemory(1 << 12)
         self.passes: list[tuple[Reading, ...]] = []
         self._text, self._errs = tuple(text), errs
 

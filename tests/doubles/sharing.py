@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from doubles.every_branch import EveryBranch
-from outrider.core.rng import Noise, Role
+from outrider.core.rng import Rng, Role
 
 # Pieces shorter than this are rounding.
 _TINY = 1e-13
@@ -31,7 +31,7 @@ class SharedNumbers:
         default_factory=dict[tuple[int, int], tuple[int, float, float]]
     )
 
-    def at(self, start: int) -> Noise:
+    def at(self, start: int) -> Rng:
         return _RoundNoise(self, start)
 
     def draft(self, weights_V: Tensor, start: int, node: int) -> int:

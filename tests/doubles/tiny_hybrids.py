@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -124,7 +124,9 @@ def hybrid_kind(name: str, rollback: str) -> Callable[..., QwenHybridModel]:
         *, vocab_size: int = 96, seed: int = 0, num_slots: int = 256, page_size: int = 4
     ) -> QwenHybridModel:
         assert vocab_size <= 96
-        states = StateRoom(rollback=rollback, history=24, num_sequences=4, num_checkpoints=4)
+        states = RecurrentCapacity(
+            rollback=rollback, history=24, num_sequences=4, num_checkpoints=4
+        )
         room = Room(num_slots=num_slots, page_size=page_size, max_rows=64, states=states)
         return tiny_hybrid(name, seed=seed, room=room)
 

@@ -13,11 +13,11 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft
 from outrider.core.protocols import (
     AheadRow,
+    CacheStore,
     CausalLM,
     Drafter,
     DraftNeeds,
     DraftRow,
-    StateStore,
     StepOutput,
     StepRow,
 )
@@ -41,7 +41,7 @@ class Single:
         return self.inner.spec
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self.inner.state
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from doubles.tiny_attention import WIDTH
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NetOutput
 
@@ -40,7 +40,7 @@ def states_of(text: Sequence[int], start: int, stop: int) -> Tensor:
 class HiddenOver:
     """HiddenStore over another store: it remembers the tokens and makes their states up."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: CacheStore) -> None:
         self._store = store
         self._kept: dict[int, list[int]] = {}
         self._staged: dict[int, list[int]] = {}
@@ -115,7 +115,7 @@ class ToyNet:
         self._back_VD = torch.randn(vocab_size, WIDTH, generator=rng, dtype=torch.float64)
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self._block.state
 
     def fuse(self, hidden_PKD: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, HiddenStates
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.block import Context, Guess
 
 
@@ -61,7 +61,7 @@ def state_row(
 ) -> DraftRow:
     """A row whose states the target has made of all but the pending token."""
     hidden = HiddenStates(len(text) - 1, partial(states_of, tuple(text)))
-    noise = KeyedNoise(params.seed, 0, len(text))
+    noise = KeyedRng(params.seed, 0, len(text))
     return DraftRow(seq_id, list(text), None, budget, params, noise, hidden=hidden)
 
 

@@ -31,7 +31,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.ahead.drafter import AheadDrafter
@@ -204,12 +204,12 @@ def test_memory_is_given_back() -> None:
 
 def test_requests_whose_logits_are_shaped_are_drafted_for_in_turns() -> None:
     params = SamplingParams(max_tokens=20, repetition_penalty=1.5)
-    wanted = [Request((1, 2, 3), params, shaper=Shaper(params, 3))]
+    wanted = [Request((1, 2, 3), params, shaper=LogitsProcessor(params, 3))]
     rig = rig_ahead(ToyHybrid, BlockRule(), Ways())
     text = rig.run(wanted)
     assert set(rig.hits) == {None}
     assert ahead_of(rig).stats().num_prepared == 0
-    again = [replace(wanted[0], shaper=Shaper(params, 3))]
+    again = [replace(wanted[0], shaper=LogitsProcessor(params, 3))]
     assert text == text_in_turns(ToyHybrid, BlockRule(), again, 4)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError, NumericsError
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 
@@ -123,7 +123,7 @@ def test_a_draft_model_without_numbers_is_named_and_does_without(nan_folder: Pat
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0]])
 def test_no_law_draws_nothing(weights: list[float]) -> None:
-    noise = KeyedNoise(0, 0, 0)
+    noise = KeyedRng(0, 0, 0)
     for draw in (noise.pick_at, noise.race_at):
         with pytest.raises(NumericsError):
             draw(torch.tensor(weights), 0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.output import Reader
+from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult
 from outrider.api.turns import Turns
 from outrider.core.errors import ConfigError, MachineError
@@ -80,7 +80,7 @@ def test_an_interrupt_while_a_finished_stream_is_let_go_comes_with_the_next_call
     next(stream)
     result = llm._result  # pyright: ignore[reportPrivateUsage]
 
-    def interrupted(reader: Reader) -> GenerationResult:
+    def interrupted(reader: OutputStream) -> GenerationResult:
         signal.raise_signal(signal.SIGINT)
         return result(reader)
 

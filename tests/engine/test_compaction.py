@@ -27,10 +27,10 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Residents
+from outrider.engine.requests import RequestTable
 from outrider.engine.stepwise import StepwiseLM
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
@@ -172,7 +172,9 @@ def engine_over(target: Family, name: str, chunk: int, num_tokens: int, reserve:
     runner = LaneRunner(rig.stages(), rig.stages())
     limits = Limits(6, num_tokens, page_size=4, spare=4, reserve=reserve)
     return Engine(
-        residents=Residents(target, Drafting(rig.drafter), Ledger(), limits, compaction=KEEP),
+        residents=RequestTable(
+            target, DrafterHandle(rig.drafter), Ledger(), limits, compaction=KEEP
+        ),
         executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
         schedule=schedule,
     )

@@ -22,7 +22,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.worker import Pace
@@ -156,7 +156,7 @@ def test_drafting_ahead_is_told_everything_and_not_waited_for(toy: ProcessDrafte
                 draft=draft,
                 budget=Budget(2),
                 params=params,
-                noise_after=lambda count: KeyedNoise(3, 0, 3 + count),
+                noise_after=lambda count: KeyedRng(3, 0, 3 + count),
             )
         ]
     )

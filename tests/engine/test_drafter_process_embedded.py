@@ -18,10 +18,10 @@ from checks.processes import pid_of
 from outrider import LLM, EngineConfig
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
-from outrider.core.rng import KeyedNoise, Pick
+from outrider.core.rng import KeyedRng, Pick
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
@@ -75,7 +75,7 @@ class Request:
     text: list[int]
     params: SamplingParams
     pick: Pick
-    shaper: Shaper | None = None
+    shaper: LogitsProcessor | None = None
     last: Outcome | None = None
 
     def row(self, depth: int) -> DraftRow:
@@ -85,8 +85,8 @@ class Request:
             self.seq_id, list(self.text), self.last, budget, self.params, noise, (), self.shaper
         )
 
-    def noise_after(self, count: int) -> KeyedNoise:
-        return KeyedNoise(self.params.seed, 1, len(self.text) + count, self.pick)
+    def noise_after(self, count: int) -> KeyedRng:
+        return KeyedRng(self.params.seed, 1, len(self.text) + count, self.pick)
 
     def go_on(self, draft: Draft, num_accepted: int, token: int) -> None:
         self.last = Outcome(self.seq_id, draft, Verdict(tuple(range(num_accepted)), token))
@@ -100,7 +100,7 @@ def requests(pick: Pick) -> list[Request]:
     return [
         Request(0, [*prompt], SamplingParams(), pick),
         Request(1, [*prompt, 4], SamplingParams(temperature=0.8, top_p=0.95, seed=2**40), pick),
-        Request(2, [*prompt], shaped, pick, Shaper(shaped, len(prompt))),
+        Request(2, [*prompt], shaped, pick, LogitsProcessor(shaped, len(prompt))),
     ]
 
 

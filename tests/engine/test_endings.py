@@ -9,7 +9,7 @@ import pytest
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError
 from outrider.engine import lane_threads as threads
-from outrider.engine.lanes import Done, Task
+from outrider.engine.lanes import LaneResult, LaneTask
 
 PARAMS = SamplingParams(max_tokens=12)
 PROMPT = "def f(x):"
@@ -23,7 +23,7 @@ def test_a_lane_that_is_slow_to_report_cuts_no_text(
     """The text has ended in the lane's thread some time before the caller hears of it."""
     run = threads._Lane._run  # pyright: ignore[reportPrivateUsage]
 
-    def slowly(lane: threads._Lane, task: Task) -> Done:  # pyright: ignore[reportPrivateUsage]
+    def slowly(lane: threads._Lane, task: LaneTask) -> LaneResult:  # pyright: ignore[reportPrivateUsage]
         done = run(lane, task)
         time.sleep(0.002)
         return done

@@ -13,7 +13,7 @@ import torch
 from checks import faults
 from checks.faults import finish
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.budget import Budget, JobTrace, RoundTrace
@@ -102,8 +102,8 @@ def raising(kind: type[BaseException], after: int = 0) -> Callable[..., Any]:
 
 
 def run(
-    llm: LLM, change: Callable[[Ticket], object] = lambda _: None, **named: Any
-) -> list[Ticket]:
+    llm: LLM, change: Callable[[RequestHandle], object] = lambda _: None, **named: Any
+) -> list[RequestHandle]:
     """All requests at once; `change` is told of the culprit, whose mask may be given."""
     free = llm.free_tokens
     tickets = [
@@ -118,7 +118,7 @@ def run(
 
 
 def check_one_failed(
-    tickets: Sequence[Ticket], wanted: Sequence[tuple[int, ...]], kind: type[BaseException]
+    tickets: Sequence[RequestHandle], wanted: Sequence[tuple[int, ...]], kind: type[BaseException]
 ) -> None:
     for index, ticket in enumerate(tickets):
         if index != CULPRIT:
@@ -175,7 +175,7 @@ def test_what_a_stage_raises_ends_one_request_or_its_drafts(
 def test_what_a_tokenizer_raises_ends_its_request(
     llm: LLM, wanted: list[tuple[int, ...]], place: str, kind: type[BaseException]
 ) -> None:
-    def change(ticket: Ticket) -> None:
+    def change(ticket: RequestHandle) -> None:
         text: Any = ticket.reader.text
         setattr(text, place, raising(kind, 1 if place == "push" else 0))
 

@@ -18,10 +18,10 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
-from outrider.engine.lanes import Done, InlineLanes, LaneRunner, Task
-from outrider.engine.requests import Residents
+from outrider.engine.lanes import InlineLanes, LaneResult, LaneRunner, LaneTask
+from outrider.engine.requests import RequestTable
 from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.schedules import PrefillDecode
@@ -192,16 +192,16 @@ class Slow(InlineLanes):
 
     def __init__(self, runners: Mapping[str, LaneRunner]) -> None:
         super().__init__(runners)
-        self.tasks: deque[tuple[str, Task]] = deque()
+        self.tasks: deque[tuple[str, LaneTask]] = deque()
 
     @property
     def busy(self) -> Mapping[str, float]:
         return dict.fromkeys((lane for lane, _ in self.tasks), 0.0)
 
-    def start(self, lane: str, task: Task) -> None:
+    def start(self, lane: str, task: LaneTask) -> None:
         self.tasks.append((lane, task))
 
-    def wait(self, seconds: float | None = None) -> list[Done]:
+    def wait(self, seconds: float | None = None) -> list[LaneResult]:
         super().start(*self.tasks.pop())
         return super().wait(seconds)
 
@@ -214,7 +214,7 @@ def test_a_request_may_be_cancelled_whose_job_then_fails(monkeypatch: pytest.Mon
     limits = Limits(4, target.state.num_free_tokens)
     executor = Slow({"decode": runner, "prefill": runner})
     engine = Engine(
-        residents=Residents(target, Drafting(rig.drafter), Ledger(), limits),
+        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
         executor=executor,
         schedule=PrefillDecode(4),
     )

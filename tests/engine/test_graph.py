@@ -16,12 +16,12 @@ from doubles.graphs import PAGE, WINDOW, GraphRig, requests, rig, tiny
 from doubles.rig import Request, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.errors import NumericsError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
 
@@ -106,7 +106,9 @@ def test_a_seed_has_one_text_however_rounds_are_run() -> None:
     def mixed() -> list[Request]:
         plain, shaped, last = requests((0.9, 0.9, 0.9))
         params = replace(shaped.params, repetition_penalty=1.3, max_tokens=6)
-        shaper = Shaper(params, len(shaped.prompt))  # counts its text, so each run has its own
+        shaper = LogitsProcessor(
+            params, len(shaped.prompt)
+        )  # counts its text, so each run has its own
         return [plain, replace(shaped, params=params, shaper=shaper), last]
 
     by_stages = rigged.run(mixed(), captured=False)
@@ -217,7 +219,7 @@ def test_an_engine_on_a_cpu_captures_nothing() -> None:
     parts = LoadedModels(model, None, model.kernels.argmax)
     config = EngineConfig(page_size=PAGE, drafter="none")
     engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
-    assert not isinstance(round_of(engine), CapturedRound)
+    assert not isinstance(round_of(engine), GraphRound)
 
 
 def test_controllers_may_change_the_draft_from_round_to_round() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 
@@ -25,7 +25,7 @@ def engine_of(llm: LLM) -> Engine:
 def texts(config: EngineConfig, params: SamplingParams, *, captured: bool) -> list[str]:
     llm = LLM(config=config)
     made = round_of(engine_of(llm))
-    assert isinstance(made, CapturedRound)
+    assert isinstance(made, GraphRound)
     if not captured:
         exchange_round(engine_of(llm), made.stages)
     return [result.text for result in llm.generate(PROMPTS, params)]

@@ -9,7 +9,7 @@ from doubles.graphs import GraphRig, requests, rig, tiny
 from doubles.rig import live, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -49,7 +49,7 @@ def test_a_full_arena_loses_no_text() -> None:
     wanted = requests((0, 0.8))
     expected = rigged.run(wanted, captured=False)
     engine = rigged.engine(captured=True)
-    assert isinstance(round_of(engine), CapturedRound)
+    assert isinstance(round_of(engine), GraphRound)
     first, second = (live(index, request) for index, request in enumerate(wanted))
     engine.submit(first)
     told: list[int] = []

@@ -22,8 +22,8 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.program import EagerLauncher, RoundTable, bucket_of
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, bucket_of
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
@@ -46,7 +46,7 @@ def model(family: str, seed: int) -> LlamaModel | GPT2Model:
     return made
 
 
-def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2") -> RoundTable:
+def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2") -> GraphCache:
     """The programs of an engine that has run three requests at once, each with its own length."""
     target, draft = model(family, 3), model(family, 4)
     config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
@@ -57,7 +57,7 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
     made = captured_round(
         config, stages, draft=draft, window=lambda: WINDOW, launcher=EagerLauncher()
     )
-    assert isinstance(made, CapturedRound)
+    assert isinstance(made, GraphRound)
     exchange_round(engine, made)
     for seq_id in range(3):
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=seq_id)

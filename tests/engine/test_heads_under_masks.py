@@ -11,7 +11,7 @@ from torch import Tensor
 
 from doubles.eagle_heads import EagleFolder
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 
 # Ids 1, 4, 7, ... are drafted; the end of text, 0, is not.
 HEADS = EagleFolder(256, 8192, ids=tuple(range(1, 8192, 3)), head_dim=64, ffn_size=64, scale=0.02)
@@ -40,7 +40,7 @@ def test_every_request_is_drafted_for(tmp_path: Path, tree_nodes: int, temperatu
     )
     llm = LLM(draft=HEADS.write(tmp_path), config=config)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature)
-    tickets: list[Ticket] = []
+    tickets: list[RequestHandle] = []
     for prompt, allowed in zip(PROMPTS, (narrow, None, None), strict=True):
         tickets.append(llm.submit(prompt, params, allowed=allowed))
     while llm.has_work:

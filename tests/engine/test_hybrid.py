@@ -14,7 +14,7 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.compaction import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM
@@ -34,7 +34,9 @@ both_ways = pytest.mark.parametrize("rollback", ROLLBACKS)
 def _target(
     rollback: str, *, history: int = 8, num_slots: int = 512, name: str = "qwen3_5"
 ) -> QwenHybridModel:
-    states = StateRoom(rollback=rollback, history=history, num_sequences=8, num_checkpoints=4)
+    states = RecurrentCapacity(
+        rollback=rollback, history=history, num_sequences=8, num_checkpoints=4
+    )
     return tiny_hybrid(
         name, room=Room(num_slots=num_slots, page_size=4, max_rows=128, states=states)
     )
@@ -105,7 +107,7 @@ def test_a_mixture_of_experts_writes_the_same() -> None:
 
 @both_ways
 def test_hidden_states_are_kept_and_returned_like_keys(rollback: str) -> None:
-    states = StateRoom(rollback=rollback, history=8, num_sequences=2)
+    states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=2)
     room = Room(num_slots=64, page_size=4, hidden_layers=(1, 4), states=states)
     model = tiny_hybrid(room=room)
     needs = DraftNeeds(hidden_layers=(1, 4))

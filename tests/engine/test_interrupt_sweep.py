@@ -22,8 +22,8 @@ import pytest
 
 import outrider
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api.output import Desk, Reader
-from outrider.api.request import Ticket
+from outrider.api.output import OutputStream, RequestRouter
+from outrider.api.request import RequestHandle
 from outrider.core import interrupts
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
@@ -87,7 +87,7 @@ def streaming(llm: LLM) -> None:
 
 
 def handing_in(llm: LLM) -> None:
-    tickets: list[Ticket] = []
+    tickets: list[RequestHandle] = []
     try:
         for prompt in PROMPTS:
             tickets.append(llm.submit(prompt, PARAMS))  # noqa: PERF401 - those before are kept
@@ -262,13 +262,13 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
     free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
     stream = llm.stream(PROMPTS[1], PARAMS)
     next(stream)
-    retire = Desk.retire
+    retire = RequestRouter.retire
 
-    def interrupted(desk: Desk, reader: Reader) -> None:
+    def interrupted(desk: RequestRouter, reader: OutputStream) -> None:
         signal.raise_signal(signal.SIGINT)
         retire(desk, reader)
 
-    monkeypatch.setattr(Desk, "retire", interrupted)
+    monkeypatch.setattr(RequestRouter, "retire", interrupted)
     del stream
     monkeypatch.undo()
     with pytest.raises(KeyboardInterrupt):

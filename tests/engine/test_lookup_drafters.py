@@ -28,13 +28,13 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, Shadowed
-from outrider.drafters.portfolio_model import Neural, Pace
+from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
+from outrider.drafters.portfolio_model import ModelMember, Pace
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.verify.exact import BlockRule, TokenRule
@@ -43,20 +43,22 @@ from outrider.verify.match import MatchRule
 CORPUS = ((0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 2), (1, 1, 1, 2, 0, 1))
 
 
-def members(vocab_size: int) -> list[ForcedDrafter | Shadowed | SuffixDrafter | RecyclingDrafter]:
+def members(
+    vocab_size: int,
+) -> list[ForcedDrafter | ReplayScored | SuffixDrafter | RecyclingDrafter]:
     return [
         ForcedDrafter(),
-        Shadowed(Guessing((0, 1, 1, 2, 0, 1, 2))),
+        ReplayScored(Guessing((0, 1, 1, 2, 0, 1, 2))),
         SuffixDrafter(corpus=CORPUS),
         RecyclingDrafter(vocab_size=vocab_size),
-        Shadowed(NgramDrafter(max_n=2, min_n=1)),
+        ReplayScored(NgramDrafter(max_n=2, min_n=1)),
     ]
 
 
 def portfolio(vocab_size: int) -> Drafter:
     clock = FakeClock()
     model = model_drafter(ToyHybrid(vocab_size=vocab_size, seed=7), chunk=2)
-    return PortfolioDrafter(members(vocab_size), Neural(model, Pace(clock=clock)))
+    return PortfolioDrafter(members(vocab_size), ModelMember(model, Pace(clock=clock)))
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {
@@ -148,7 +150,7 @@ def test_forced_tokens_take_no_rounds_of_their_own() -> None:
     def run(drafter: Drafter) -> tuple[list[int], int]:
         params = SamplingParams(max_tokens=25)
         one = Rig(ToyHybrid(vocab_size=VOCAB), drafter, k=6)
-        shaper = Shaper(params, len(PROMPT), allowed=allowed)
+        shaper = LogitsProcessor(params, len(PROMPT), allowed=allowed)
         text = one.run([Request(PROMPT, params, shaper=shaper)])[0]
         return text, len({trace.pass_index for trace in one.traces})
 

@@ -17,7 +17,7 @@ from doubles.rig import Rig, first_maximum
 from doubles.tiny_hybrids import hybrid_config, hybrid_kind
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
-from outrider.core.spec import ModelSpec, StateRoom
+from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp, mtp_drafter
@@ -32,7 +32,7 @@ TOKENS = (5, 1, 90, 7, 7, 30)
 
 
 def loaded(folder: Path, rollback: str = "replay") -> QwenHybridModel:
-    states = StateRoom(rollback=rollback, history=8, num_sequences=4, num_checkpoints=4)
+    states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=4)
     room = Room(num_slots=256, page_size=4, max_rows=64, hidden_layers=(4,), states=states)
     model = load_model(folder, LoadOptions(room=room, device="cpu"))
     assert isinstance(model, QwenHybridModel)

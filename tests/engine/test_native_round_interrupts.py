@@ -14,7 +14,7 @@ import pytest
 
 from doubles.rig import round_of
 from outrider import LLM
-from outrider.api.output import Reader
+from outrider.api.output import OutputStream
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler
@@ -23,7 +23,7 @@ from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.rounds import Feed, Lane, NativeRounds
+from outrider.kernels.native.rounds import CacheSpan, Lane, NativeRounds
 from outrider.models.llama import LlamaModel
 
 pytestmark = pytest.mark.weights
@@ -74,7 +74,7 @@ def _watched() -> frozenset[object]:
     return frozenset(function.__code__ for function in functions)
 
 
-def _readers(llm: LLM) -> list[Reader]:
+def _readers(llm: LLM) -> list[OutputStream]:
     asked = (
         ("for i in range(10):\n    print(i)\nfor i", SamplingParams(max_tokens=7)),
         ("x = [0, 1, 2, 3", SamplingParams(max_tokens=9, temperature=0.8, stop=("zzz",))),
@@ -131,16 +131,16 @@ def test_an_interrupted_page_table_is_written_again() -> None:
     described, interrupted, at = lane.memory.described, True, 0
     while interrupted:
         mine, others, at = [at, at + 1, at + 2], list(range(90, 120 + 40 * at)), at + 1
-        lane.read(1, Feed(0, [1], mine), 0)
+        lane.read(1, CacheSpan(0, [1], mine), 0)
         sys.settrace(_Interrupt(at))
         try:
-            lane.read(1, Feed(0, [1], others), 0)
+            lane.read(1, CacheSpan(0, [1], others), 0)
             interrupted = False
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(None)
-        lane.read(1, Feed(0, [1], mine), 0)
+        lane.read(1, CacheSpan(0, [1], mine), 0)
         columns, pages = described.num_page_columns, lane._pages  # pyright: ignore[reportPrivateUsage]
         assert described.pages == ctypes.addressof(pages)
         assert len(pages) == 2 * columns

@@ -10,7 +10,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core import env
 from outrider.core.tree_nodes import TreeLimits
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.rounds import Feed
+from outrider.kernels.native.rounds import CacheSpan
 from outrider.kernels.native.trees import Grown, NativeTreeDrafts
 
 
@@ -28,7 +28,7 @@ def test_small_trees_of_one_text_are_made_at_once(
     call = NativeTreeDrafts.__call__
 
     def counted(
-        self: NativeTreeDrafts, feeds: Sequence[Feed], limits: Sequence[TreeLimits]
+        self: NativeTreeDrafts, feeds: Sequence[CacheSpan], limits: Sequence[TreeLimits]
     ) -> list[Grown] | None:
         grown = call(self, feeds, limits)
         made.append(grown is not None)

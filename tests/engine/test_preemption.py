@@ -13,10 +13,10 @@ from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, live
 from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Residents
+from outrider.engine.requests import RequestTable
 from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
 
@@ -32,7 +32,7 @@ def engine_over(target: TinyAttentionLM, name: str, chunk: int, reserve: float) 
         6, target.state.num_free_tokens, page_size=PAGE_SIZE, spare=SPARE, reserve=reserve
     )
     return Engine(
-        residents=Residents(target, Drafting(rig.drafter), Ledger(), limits),
+        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
         executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
         schedule=schedule,
     )

@@ -26,10 +26,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRow, StepRow
 from outrider.core.rng import race_node
 from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import Residents
+from outrider.engine.requests import RequestTable
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import LaneSizes, Limits
 from outrider.sched.ledger import Ledger
@@ -168,7 +168,7 @@ def engine_over(target: TinyAttentionLM, name: str, chunk: int, reserve: float) 
     runner = LaneRunner(rig.stages(), rig.stages())
     limits = Limits(6, target.state.num_free_tokens, page_size=PAGE_SIZE, spare=4, reserve=reserve)
     return Engine(
-        residents=Residents(target, Drafting(rig.drafter), Ledger(), limits),
+        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
         executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
         schedule=schedule,
     )
@@ -242,9 +242,9 @@ def test_borrowed_memory_keeps_nothing() -> None:
 
 def test_a_drafter_in_the_targets_memory_never_counts_as_hung() -> None:
     """It could still write there when it was given up."""
-    drafting = Drafting(self_drafter(TinyAttentionLM()), timeout=math.inf)
+    drafting = DrafterHandle(self_drafter(TinyAttentionLM()), timeout=math.inf)
     assert SelfDrafter.needs.shares_memory
     deadline = drafting.allowance(5)
     assert drafting.patience({"decode": deadline}) is None
     assert not drafting.overdue({"decode": deadline})
-    assert Drafting(self_drafter(TinyAttentionLM())).patience({"decode": 1e9}) is not None
+    assert DrafterHandle(self_drafter(TinyAttentionLM())).patience({"decode": 1e9}) is not None

@@ -12,7 +12,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workloads import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
-from outrider.drafters.self_draft import Cheaper, skipped_layers
+from outrider.drafters.self_draft import SelfDraftSpec, skipped_layers
 from outrider.engine.drafter_builders import own_copy
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
@@ -197,6 +197,8 @@ def test_who_cannot_draft_for_itself_is_told_before_weights_are_read(tmp_path: P
     with pytest.raises(ConfigError, match="skip_layers"):
         own_copy(EngineConfig(skip_layers="2"), "quantised-self", folder, llama)
     assert own_copy(EngineConfig(), "ngram", folder, llama) is None
-    assert own_copy(EngineConfig(), "quantised-self", folder, llama) == Cheaper(folder, "int8")
+    assert own_copy(EngineConfig(), "quantised-self", folder, llama) == SelfDraftSpec(
+        folder, "int8"
+    )
     with pytest.raises(ConfigError, match="kv_window"):
         LLM(config=EngineConfig(kv_budget=8))

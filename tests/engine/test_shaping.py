@@ -21,7 +21,7 @@ from doubles.every_branch import EveryBranch, Law, Tokens, law
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
@@ -38,7 +38,7 @@ def mask_by_length(text: Sequence[int]) -> Tensor:
     return mask_V
 
 
-FEATURES: dict[str, tuple[SamplingParams, Callable[[SamplingParams, int], Shaper]]] = {
+FEATURES: dict[str, tuple[SamplingParams, Callable[[SamplingParams, int], LogitsProcessor]]] = {
     "penalties": (
         SamplingParams(
             temperature=1.1,
@@ -47,24 +47,24 @@ FEATURES: dict[str, tuple[SamplingParams, Callable[[SamplingParams, int], Shaper
             frequency_penalty=0.6,
             presence_penalty=-0.5,
         ),
-        Shaper,
+        LogitsProcessor,
     ),
     "bias and top-p": (
         SamplingParams(temperature=0.9, max_tokens=LENGTH, logit_bias={0: 0.7, 2: -1}, top_p=0.9),
-        Shaper,
+        LogitsProcessor,
     ),
     "bad words": (
         SamplingParams(temperature=1.5, max_tokens=LENGTH, bad_words=("x",)),
-        lambda params, length: Shaper(params, length, bad_words=WORDS),
+        lambda params, length: LogitsProcessor(params, length, bad_words=WORDS),
     ),
     "mask": (
         SamplingParams(temperature=1.0, max_tokens=LENGTH),
-        lambda params, length: Shaper(params, length, allowed=mask_by_length),
+        lambda params, length: LogitsProcessor(params, length, allowed=mask_by_length),
     ),
 }
 
 
-def wanted_law(params: SamplingParams, shaper: Shaper) -> Law:
+def wanted_law(params: SamplingParams, shaper: LogitsProcessor) -> Law:
     def conditional(text: Tokens) -> Tensor:
         logits = shaped(
             floats(fresh_logits(ToyHybrid, [*PROMPT, *text], VOCAB)),
@@ -131,7 +131,7 @@ def test_shaped_greedy_text_is_plain_decodings(
                     prompt,
                     params,
                     stop_ids=STOPS,
-                    shaper=Shaper(params, len(prompt), STOPS, bad_words=((3, 4), (1, 1))),
+                    shaper=LogitsProcessor(params, len(prompt), STOPS, bad_words=((3, 4), (1, 1))),
                 )
                 for prompt in prompts
             ]
@@ -152,5 +152,5 @@ def test_a_draft_shaped_like_its_target_is_always_accepted() -> None:
         )
         drafter = model_drafter(TinyAttentionLM(vocab_size=5), chunk=2)
         rig = Rig(TinyAttentionLM(vocab_size=5), drafter, k=3)
-        rig.run([Request((1, 2, 1), shaped_params, shaper=Shaper(shaped_params, 3))])
+        rig.run([Request((1, 2, 1), shaped_params, shaper=LogitsProcessor(shaped_params, 3))])
         assert [trace.num_accepted for trace in rig.traces] == [3] * 4

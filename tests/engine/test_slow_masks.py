@@ -15,7 +15,7 @@ from doubles.rig import Request, Rig
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import RoundTrace
-from outrider.core.logits import AllowedTokens, Shaper
+from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.metrics.profile import profile
 
 NUM = 12
@@ -35,7 +35,7 @@ def run(seconds: float, num_tokens: int = NUM) -> tuple[Rig, list[list[int]]]:
     clock = FakeClock()
     rig = Rig(ToyHybrid(vocab_size=VOCAB), REPEATS_LAST, k=2)
     params = greedy(num_tokens)
-    shaper = Shaper(params, len(PROMPT), allowed=slow(clock, seconds), clock=clock)
+    shaper = LogitsProcessor(params, len(PROMPT), allowed=slow(clock, seconds), clock=clock)
     requests = [Request(PROMPT, params), Request(PROMPT, params, shaper=shaper)]
     rig.sequences = [rig.live(i, one) for i, one in enumerate([*requests, requests[0]])]
     engine = rig.engine()

@@ -14,7 +14,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
-from outrider.sched.jobs import Job, LaneSizes, Pool
+from outrider.sched.jobs import Job, LaneSizes, ReadyQueues
 from outrider.sched.lane_order import FixedOrder
 from outrider.sched.schedules import PrefillDraftVerify
 
@@ -30,7 +30,7 @@ class Reluctant(PrefillDraftVerify):
         self.told: list[JobTrace] = []
         self.num_waits = 0
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         if lane != "prefill" and pool.patient and (pool.verifying or pool.drafting or pool.verify):
             self.num_waits += 1
             return None

@@ -24,8 +24,8 @@ from checks.batched import (
 from checks.law import normal
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.protocols import AcceptanceRule, VerifyRow
+from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Laws
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.proof.chisquare import FAMILY_LEVEL, p_values
@@ -61,7 +61,7 @@ def test_empty_drafts_are_plain_sampling() -> None:
     ):
         assert verdicts.num_accepted_B.sum() == 0
         for sample in range(9):
-            row = JudgeRow(Draft.empty(), Laws(probs_NV=p_BWV[sample]), KeyedNoise(3, sample, 4))
+            row = VerifyRow(Draft.empty(), Laws(probs_NV=p_BWV[sample]), KeyedRng(3, sample, 4))
             assert verdicts.next_B[sample] == TokenRule()([row])[0].next_token
 
 
@@ -77,7 +77,7 @@ def test_prefixes_are_greedy_acceptance() -> None:
     for row in range(200):
         best = tuple(int(token) for token in logits_BKV[row].argmax(-1))
         draft = Draft.chain([int(token) for token in ids_BK[row]])
-        verdict = TokenRule()([JudgeRow(draft, Laws(tokens=(*best, 0)), KeyedNoise(0, 0, 0))])[0]
+        verdict = TokenRule()([VerifyRow(draft, Laws(tokens=(*best, 0)), KeyedRng(0, 0, 0))])[0]
         assert int(accept_len_B[row]) == len(verdict.path)
         assert [bool(kept) for kept in mask_BK[row]] == [node in verdict.path for node in range(4)]
 

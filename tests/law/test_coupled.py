@@ -26,7 +26,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.core.rng import KeyedNoise, race_node
+from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.proof.chisquare import p_values
@@ -179,9 +179,9 @@ def test_a_racing_drafter_with_the_targets_model_is_always_right() -> None:
 def test_a_race_is_the_same_for_any_scale_and_any_unlikely_company() -> None:
     weights_V = torch.tensor([0.2, 0.0, 0.5, 0.3])
     for start in range(50):
-        noise = KeyedNoise(4, 1, start)
+        noise = KeyedRng(4, 1, start)
         winner = noise.race_at(weights_V, 3)
-        assert winner == KeyedNoise(4, 1, start + 2).race_at(weights_V * 1024, 1)
+        assert winner == KeyedRng(4, 1, start + 2).race_at(weights_V * 1024, 1)
         assert winner == noise.race_at(torch.cat([weights_V, torch.full((9,), 1e-300)]), 3)
 
 
@@ -190,9 +190,9 @@ def test_the_winner_of_a_race_over_a_large_vocabulary() -> None:
     rng = np.random.default_rng(0)
     for size in (1 << 15, (1 << 15) + 1, 100_000):
         weights_V = torch.tensor(rng.random(size), dtype=torch.float32)
-        winner = KeyedNoise(1, 0, 2).race_at(weights_V, 0)
+        winner = KeyedRng(1, 0, 2).race_at(weights_V, 0)
         alone = torch.zeros(size)
         ids = rng.choice(size, 50, replace=False)
         alone[ids] = weights_V[ids]
         alone[winner] = weights_V[winner]
-        assert KeyedNoise(1, 0, 2).race_at(alone, 0) == winner
+        assert KeyedRng(1, 0, 2).race_at(alone, 0) == winner

@@ -16,7 +16,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -32,7 +32,7 @@ def drafted(budget: Budget, params: SamplingParams) -> Draft:
     """One draft of the target's own model."""
     own = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
     own.open(0, PROMPT)
-    noise = KeyedNoise(0, 0, len(PROMPT))
+    noise = KeyedRng(0, 0, len(PROMPT))
     return own.propose([DraftRow(0, PROMPT, None, budget, params, noise)])[0]
 
 

@@ -17,7 +17,7 @@ from checks.noise import (
     check_published_vectors,
 )
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import ROOT, KeyedNoise, Role, inverse_cdf
+from outrider.core.rng import ROOT, KeyedRng, Role, inverse_cdf
 
 # Fixed seeds make these exact repetitions; the bound is 5 sigma of a chi-square variable.
 NUM_DRAWS = 4000
@@ -93,7 +93,7 @@ def test_uniforms_are_uniform_along_every_part_of_the_key(role: Role) -> None:
 
 def test_numbers_of_neighbouring_keys_are_independent() -> None:
     """Pairs (draft, accept), (node, next node), (round, next round) fill the square evenly."""
-    first = [KeyedNoise(5, 0, start) for start in range(NUM_DRAWS + 1)]
+    first = [KeyedRng(5, 0, start) for start in range(NUM_DRAWS + 1)]
     flat_V = torch.ones(4)
     draws = {
         (node, role): [noise.pick(flat_V, node, role) for noise in first]
@@ -110,16 +110,16 @@ def test_numbers_of_neighbouring_keys_are_independent() -> None:
 
 def test_coins_and_picks_follow_their_weights() -> None:
     weights_V = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    picks = [KeyedNoise(1, 3, start).pick(weights_V, 0, Role.NEXT) for start in range(NUM_DRAWS)]
+    picks = [KeyedRng(1, 3, start).pick(weights_V, 0, Role.NEXT) for start in range(NUM_DRAWS)]
     counts = [picks.count(token) for token in (0, 2, 3)]
     assert sum(counts) == NUM_DRAWS
     assert not too_far(counts, [NUM_DRAWS * share for share in (0.5, 0.3, 0.2)])
-    heads = sum(KeyedNoise(1, 3, s).coin(0.3, 2, Role.ACCEPT) for s in range(NUM_DRAWS))
+    heads = sum(KeyedRng(1, 3, s).coin(0.3, 2, Role.ACCEPT) for s in range(NUM_DRAWS))
     assert not too_far([heads, NUM_DRAWS - heads], [NUM_DRAWS * 0.3, NUM_DRAWS * 0.7])
 
 
 def test_certain_coins_need_no_luck() -> None:
-    noises = [KeyedNoise(0, 0, start) for start in range(200)]
+    noises = [KeyedRng(0, 0, start) for start in range(200)]
     assert all(noise.coin(1.0, 0, Role.ACCEPT) for noise in noises)
     assert all(noise.coin(7.5, 0, Role.ACCEPT) for noise in noises)
     assert not any(noise.coin(0.0, 0, Role.ACCEPT) for noise in noises)

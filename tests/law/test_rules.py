@@ -30,7 +30,7 @@ from checks.law import (
 )
 from doubles.every_branch import EveryBranch, Tokens, law
 from outrider.core.draft import Draft
-from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Role
 from outrider.core.sampling import Laws
 from outrider.verify.exact import BlockRule, TokenRule
@@ -155,7 +155,7 @@ def test_the_block_rule_accepts_more_where_one_token_makes_up_for_another(
 
     def accepted(noise: EveryBranch) -> Tokens:
         tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
-        return (len(rule([JudgeRow(Draft.chain(tokens, q_NV), laws, noise)])[0].path),)
+        return (len(rule([VerifyRow(Draft.chain(tokens, q_NV), laws, noise)])[0].path),)
 
     found = law(accepted)
     assert sum(count * share for (count,), share in found.items()) == pytest.approx(wanted)
@@ -183,7 +183,8 @@ def test_greedy_laws_are_followed_without_randomness(rule: AcceptanceRule) -> No
 @every_rule
 def test_rows_are_judged_one_by_one(rule: AcceptanceRule) -> None:
     rows = [
-        JudgeRow(Draft.chain([token, 2]), Laws(tokens=(1, 2, 0)), EveryBranch()) for token in (1, 0)
+        VerifyRow(Draft.chain([token, 2]), Laws(tokens=(1, 2, 0)), EveryBranch())
+        for token in (1, 0)
     ]
     first, second = rule(rows)
     assert (first.path, first.next_token) == ((0, 1), 0)

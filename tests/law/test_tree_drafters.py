@@ -18,19 +18,19 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.growth import race_in_tree
 from outrider.drafters.model import ModelTreeDrafter
-from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, Places
+from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
 
 def medusa(vocab_size: int = VOCAB) -> Drafter:
     heads = ToyHeads(num_heads=2, vocab_size=vocab_size)
-    return MedusaDrafter(heads, Places(first_maximum, "the heads"))
+    return MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads"))
 
 
 def block(vocab_size: int = VOCAB) -> Drafter:
     net = ToyBlock(num_places=2, vocab_size=vocab_size)
-    return BlockDrafter(net, Places(first_maximum, "the net"), least=0.2)
+    return BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net"), least=0.2)
 
 
 def model(vocab_size: int = VOCAB) -> Drafter:
@@ -41,7 +41,7 @@ def model(vocab_size: int = VOCAB) -> Drafter:
 def racing() -> Drafter:
     """For the coupled rule alone."""
     heads = ToyHeads(num_heads=2, vocab_size=VOCAB)
-    return MedusaDrafter(heads, Places(first_maximum, "the heads", draw=race_in_tree))
+    return MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads", draw=race_in_tree))
 
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {"medusa": medusa, "block": block, "model": model}

@@ -16,7 +16,7 @@ from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
 from outrider.core.rng import ROOT
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 
@@ -43,7 +43,9 @@ def test_any_interleaving_equals_feeding_only_what_was_kept(machine: type[Rollba
 
 
 def _model(rollback: str, *, history: int = 6, num_slots: int = 256) -> QwenHybridModel:
-    states = StateRoom(rollback=rollback, history=history, num_sequences=4, num_checkpoints=4)
+    states = RecurrentCapacity(
+        rollback=rollback, history=history, num_sequences=4, num_checkpoints=4
+    )
     return tiny_hybrid(room=Room(num_slots=num_slots, page_size=4, max_rows=16, states=states))
 
 
@@ -239,7 +241,9 @@ def test_chains_staged_token_by_token_stay_within_the_room(
 ) -> None:
     """As a draft model stages them, of every sequence that there is room for, and no checkpoints
     that could give way."""
-    states = StateRoom(rollback=rollback, history=history, num_sequences=2, num_checkpoints=1)
+    states = RecurrentCapacity(
+        rollback=rollback, history=history, num_sequences=2, num_checkpoints=1
+    )
     model = tiny_hybrid(room=Room(num_slots=256, page_size=page_size, max_rows=16, states=states))
     for seq_id in range(2):
         model.state.open(seq_id, ())

@@ -16,7 +16,7 @@ from doubles.written_noise import Written
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Laws
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.scripted import Script, ScriptedLM
@@ -84,7 +84,7 @@ def test_the_decisions_are_those_of_the_shipped_rule() -> None:
     coins = tuple(float(row[5] or "nan") for row in table)
     last = float(re.findall(r"second uniform number, (\d\.\d+), falls on `on`", PROSE)[0])
     draft = Draft.chain(DRAFT, Q)
-    (verdict,) = TokenRule()([JudgeRow(draft, Laws(probs_NV=P), Written(coins, last))])
+    (verdict,) = TokenRule()([VerifyRow(draft, Laws(probs_NV=P), Written(coins, last))])
     assert [row[6].split(";")[0].split(":")[0] for row in table] == [
         "accepted",
         "accepted",

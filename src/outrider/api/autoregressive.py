@@ -25,7 +25,7 @@ from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, KeyedNoise
+from outrider.core.rng import ROOT, KeyedRng
 from outrider.core.sampling import draw, processed_probs
 from outrider.metrics.summary import summarise
 
@@ -157,7 +157,7 @@ def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
     if params.greedy:
         return int(logits_1V[0].argmax())
     law_V = processed_probs(logits_1V, params)[0]
-    return draw(law_V, KeyedNoise(params.seed, 0, start), ROOT)
+    return draw(law_V, KeyedRng(params.seed, 0, start), ROOT)
 
 
 def _freed(wrapper: ModelWrapper, cache: Cache | None) -> None:

@@ -17,9 +17,9 @@ from types import TracebackType
 
 from outrider.api.loading import LoadedPair, load_pair
 from outrider.api.memory import MemoryWatch, gauge
-from outrider.api.output import Desk, Reader
+from outrider.api.output import OutputStream, RequestRouter
 from outrider.api.profile import HasKernels
-from outrider.api.request import RequestMaker, Ticket
+from outrider.api.request import RequestHandle, RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
@@ -50,7 +50,7 @@ class TextStream(Generator[TextEvent, None, None]):
     """
 
     def __init__(
-        self, turns: Turns, reader: Reader, events: Generator[TextEvent, None, None]
+        self, turns: Turns, reader: OutputStream, events: Generator[TextEvent, None, None]
     ) -> None:
         self._turns, self._reader, self._events = turns, reader, events
         self._askers = Turns()
@@ -119,7 +119,7 @@ class LLM:
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
         self._memory.end_load()
-        self._desk = Desk(self._memory)
+        self._desk = RequestRouter(self._memory)
         self._engine = build_engine(
             self.config,
             self._pair.models,
@@ -220,7 +220,7 @@ class LLM:
         if any(isinstance(prompt, int) for prompt in batch):
             raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
         with self._turns.call():
-            groups: list[list[Reader]] = []
+            groups: list[list[OutputStream]] = []
             each = params_for_each(params, len(batch))
             for ids, wanted in zip(self._requests.ids_of_all(batch), each, strict=True):
                 live = bool(wanted.stop)
@@ -229,16 +229,16 @@ class LLM:
             self._run(groups)
             return [self._result(reader) for group in groups for reader in group]
 
-    def _run(self, groups: Sequence[Sequence[Reader]]) -> None:
+    def _run(self, groups: Sequence[Sequence[OutputStream]]) -> None:
         """All readers to their end, whoever's turn ends them. The others of a group start when its
         first one has read the prompt, so that they find its pages."""
-        ended: deque[Reader] = deque()
+        ended: deque[OutputStream] = deque()
         left = {reader.seq.seq_id: reader for group in groups for reader in group}
         for reader in left.values():
             reader.on_end = ended.append
         first = deque(group[0] for group in groups)
         others = deque(group for group in groups if len(group) > 1)
-        ready: deque[Reader] = deque()
+        ready: deque[OutputStream] = deque()
         try:
             while left:
                 with self._turns.turn():
@@ -263,20 +263,20 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
-    ) -> Ticket:
+    ) -> RequestHandle:
         """Hand a request in beside others; `advance` runs them all. Raises ConfigError as `stream`
         does, CapacityError if the arena could never hold it, QueueFullError if too many wait."""
         params = params or SamplingParams()
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
-        reader: Reader | None = None
+        reader: OutputStream | None = None
         try:
             with self._turns.call():
                 ids = self._requests.ids(prompt)
                 reader = self._requests.reader(ids, params, allowed, live=True)
                 with self._turns.turn():
                     self._desk.submit(reader)
-            return Ticket(reader, self, self._result)
+            return RequestHandle(reader, self, self._result)
         except BaseException:
             # Told of an interrupt at the end, the caller has no ticket.
             if reader is not None:
@@ -298,7 +298,7 @@ class LLM:
         with self._turns.call(), self._turns.turn():
             self._desk.advance()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: RequestHandle) -> None:
         """End a request now and free its memory; one that has ended stays as it is. Within a
         callback, it ends with the job. Raises ConfigError for a request of another LLM."""
         if ticket.owner is not self:
@@ -339,7 +339,7 @@ class LLM:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
         return self._requests.limit(len(self._requests.ids(prompt)), params)
 
-    def _follow(self, reader: Reader) -> Generator[TextEvent, None, None]:
+    def _follow(self, reader: OutputStream) -> Generator[TextEvent, None, None]:
         """Within calls of `TextStream`, but for the end of one that nobody closed."""
         with self._turns.turn():
             self._desk.submit(reader)
@@ -354,7 +354,7 @@ class LLM:
         finally:
             self._leave(reader)
 
-    def _leave(self, reader: Reader) -> None:
+    def _leave(self, reader: OutputStream) -> None:
         """End the request of a stream that ended, was closed or was let go. The collector, which
         cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
         with deferred(told=False):
@@ -368,7 +368,7 @@ class LLM:
                 else:
                     self._desk.drop(reader)
 
-    def _result(self, reader: Reader) -> GenerationResult:
+    def _result(self, reader: OutputStream) -> GenerationResult:
         self._last = reader.result(
             drafter=self.drafter,
             k=self._pair.k,
@@ -379,6 +379,6 @@ class LLM:
         return self._last
 
 
-def _has_read(reader: Reader) -> bool:
+def _has_read(reader: OutputStream) -> bool:
     """Whether its prompt is in memory, for others to find, or will never be."""
     return reader.seq.num_emitted > 0 or reader.has_ended

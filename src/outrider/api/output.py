@@ -1,7 +1,7 @@
 """Outputs of the engine to readers: outcomes become text events and results, request by request.
 
-`Desk` hands outcomes, traces and endings to the readers of requests; a `Reader` follows one
-request.
+`RequestRouter` hands outcomes, traces and endings to the readers of requests; an `OutputStream`
+follows one request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.metrics.summary import summarise
 
 
 @dataclass(slots=True)
-class Reader:
+class OutputStream:
     """Events wait here until they are asked for; several requests may run side by side.
 
     With `live` text or stop strings, tokens become text round by round: `text` is then the
@@ -46,7 +46,7 @@ class Reader:
     has_ended: bool = False
     was_cancelled: bool = False
     is_asked: bool = False
-    on_end: Callable[[Reader], None] | None = None
+    on_end: Callable[[OutputStream], None] | None = None
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -151,34 +151,34 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Desk:
+class RequestRouter:
     """Readers of requests that were handed in and have not ended. `engine` is there before the
     first of them."""
 
     memory: MemoryWatch
     engine: Engine | None = None
-    _readers: dict[int, Reader] = field(default_factory=dict[int, Reader])
-    _dropped: deque[Reader] = field(default_factory=deque[Reader])
+    _readers: dict[int, OutputStream] = field(default_factory=dict[int, OutputStream])
+    _dropped: deque[OutputStream] = field(default_factory=deque[OutputStream])
 
-    def submit(self, reader: Reader) -> None:
+    def submit(self, reader: OutputStream) -> None:
         """Raises what the engine refuses a request for."""
         self._engine.submit(reader.seq)
         self._readers[reader.seq.seq_id] = reader
         reader.start()
 
-    def feed(self, *queues: deque[Reader]) -> None:
+    def feed(self, *queues: deque[OutputStream]) -> None:
         """Submit from `queues`, in order, as many as may wait."""
         for queue in queues:
             while queue and self._engine.has_place:
                 self.submit(queue.popleft())
 
-    def advance(self) -> list[Reader]:
+    def advance(self) -> list[OutputStream]:
         """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
         if self._dropped:
             self.sweep()
         return self._hear(self._engine.step())
 
-    def retire(self, reader: Reader) -> None:
+    def retire(self, reader: OutputStream) -> None:
         """End a request, if it has not ended, and free its memory. What others were told meanwhile
         is not lost."""
         if reader.seq.seq_id in self._readers:
@@ -186,7 +186,7 @@ class Desk:
             self._hear(self._engine.delivered())
         self._end(reader)
 
-    def drop(self, reader: Reader) -> None:
+    def drop(self, reader: OutputStream) -> None:
         """Retire it at the next `advance`: for callers that may not be in the engine now."""
         if not reader.has_ended:
             self._dropped.append(reader)
@@ -210,7 +210,7 @@ class Desk:
             raise ContractError("the desk has no engine yet")
         return self.engine
 
-    def _hear(self, outcomes: Sequence[Outcome]) -> list[Reader]:
+    def _hear(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
         """Pass on what came of jobs that ended; the readers that these ended."""
         ended = self._tell(outcomes)
         # Failures come without an outcome.
@@ -220,9 +220,9 @@ class Desk:
             self._end(reader)
         return ended
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> list[Reader]:
+    def _tell(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:
         """Pass outcomes on; the readers that heard their last."""
-        told: list[Reader] = []
+        told: list[OutputStream] = []
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
             if reader is not None:
@@ -231,7 +231,7 @@ class Desk:
         holds = self._engine.holds
         return [r for r in told if r.seq.finish is not None and not holds(r.seq.seq_id)]
 
-    def _guarded(self, reader: Reader, call: Callable[..., None], *given: Outcome) -> None:
+    def _guarded(self, reader: OutputStream, call: Callable[..., None], *given: Outcome) -> None:
         """What a tokenizer raises is the request's failure, and nobody else's."""
         try:
             call(*given)
@@ -240,6 +240,6 @@ class Desk:
                 raise
             reader.seq.error = ordinary(error)
 
-    def _end(self, reader: Reader) -> None:
+    def _end(self, reader: OutputStream) -> None:
         self._readers.pop(reader.seq.seq_id, None)
         self._guarded(reader, reader.end)

@@ -18,8 +18,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, DrafterKind
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.fields import is_changed
-from outrider.core.spec import StateRoom
-from outrider.drafters.self_draft import Cheaper
+from outrider.core.spec import RecurrentCapacity
+from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, draft_size, resolve_window, rows_past_end
 from outrider.engine.drafter_builders import own_copy
 from outrider.engine.drafters import branches, resolve_drafter
@@ -151,9 +151,9 @@ def room_of(
     )
 
 
-def states_of(config: EngineConfig) -> StateRoom:
+def states_of(config: EngineConfig) -> RecurrentCapacity:
     """For the recurrent states of a hybrid, if the model is one."""
-    return StateRoom(
+    return RecurrentCapacity(
         rollback=config.state_rollback,
         history=config.state_history or max(1, config.k, config.tree_nodes),
         num_sequences=config.batch_size,
@@ -182,7 +182,7 @@ class PairPlan:
     source: Source
     draft_name: str
     translator: TextTranslator | None
-    own: Cheaper | None
+    own: SelfDraftSpec | None
     schedule: str
     k: int
     window: int

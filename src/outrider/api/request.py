@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from itertools import count
 
 from outrider.api.loading import LoadedPair
-from outrider.api.output import Reader
+from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import ConfigError, foreign
 from outrider.core.interrupts import breakable
 from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
-from outrider.core.logits import AllowedTokens, Shaper
+from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.prediction import check_prediction
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class RequestHandle:
     """What `LLM.submit` gives. The request goes on while `LLM.advance` of its `owner` is called."""
 
-    reader: Reader
+    reader: OutputStream
     owner: object
-    make_result: Callable[[Reader], GenerationResult]
+    make_result: Callable[[OutputStream], GenerationResult]
 
     @property
     def done(self) -> bool:
@@ -143,7 +143,7 @@ class RequestMaker:
         *,
         sample: int = 0,
         live: bool,
-    ) -> Reader:
+    ) -> OutputStream:
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
         check_prediction(params.prediction, drafter=self._drafter)
@@ -162,18 +162,20 @@ class RequestMaker:
             pick=pair.target.kernels.sampling.pick,
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
-        return Reader(seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes)
+        return OutputStream(
+            seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes
+        )
 
     def _shaper(
         self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
-    ) -> Shaper | None:
+    ) -> LogitsProcessor | None:
         size = self._pair.target.spec.vocab_size
         foreign = [i for i in params.logit_bias or () if i >= size]
         if foreign:
             raise ConfigError(
                 f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
             )
-        shaper = Shaper(
+        shaper = LogitsProcessor(
             params,
             prompt_length,
             stop_ids=frozenset() if params.ignore_eos else self._pair.stop_ids,

@@ -26,7 +26,7 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
@@ -285,7 +285,7 @@ def load_wrapper(
         sequences=_NUM_CACHES,
         window=min(config.max_tokens, _MAX_CONTEXT),
         device=pick_device(device),
-        states=StateRoom(),
+        states=RecurrentCapacity(),
     )
     room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
     options = LoadOptions(room=room, dtype=dtype, device=device, quantise=quantise)

@@ -20,7 +20,7 @@ import torch
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
 from outrider.core.files import Kind, read_bytes, read_text
-from outrider.core.spec import ModelSpec, StateRoom, StateSizes
+from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
 
 # Weights, activations and other programs need the rest.
 ARENA_SHARE = 0.25
@@ -78,7 +78,7 @@ def arena_slots(
     sequences: int,
     window: int,
     device: torch.device,
-    states: StateRoom | None = None,
+    states: RecurrentCapacity | None = None,
 ) -> int:
     """Slots for `sequences` full windows, or for as many as a quarter of the memory holds once it
     holds the recurrent `states`, if the model has any.
@@ -102,7 +102,9 @@ def arena_slots(
     return min(sequences * window, affordable)
 
 
-def states_that_fit(room: StateRoom, sizes: StateSizes, device: torch.device) -> StateRoom:
+def states_that_fit(
+    room: RecurrentCapacity, sizes: StateSizes, device: torch.device
+) -> RecurrentCapacity:
     """`room`, with less history where the device has not so much memory free. Raises CapacityError
     where it has none for a history of one."""
     free = free_bytes(device)

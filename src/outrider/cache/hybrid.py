@@ -27,7 +27,7 @@ from outrider.cache.pages import Columns
 from outrider.cache.recurrent import CellPool, Checkpoints, Policy, RecurrentSequence, Wants
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference.delta import Cells, InputCell, Run, StateCell, StateShape
 
@@ -98,7 +98,7 @@ class HybridState:
     """HiddenStore over a PagedKV, with room for a page of nobody, and cells of recurrent states."""
 
     def __init__(
-        self, kv: PagedKV, shape: StateShape, room: StateRoom, device: torch.device
+        self, kv: PagedKV, shape: StateShape, room: RecurrentCapacity, device: torch.device
     ) -> None:
         self.kv = kv
         self._device = device

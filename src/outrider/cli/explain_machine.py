@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import RoundLaw, expected_tokens, measured_speed_up, prefix_products
+from outrider.estimate.theory import RoundStats, expected_tokens, measured_speed_up, prefix_products
 from outrider.planner import rounds
 from outrider.planner.devices import DeviceSheet, Power
 from outrider.planner.energy import Energy, Joules, joules_a_token, round_joules
@@ -240,10 +240,10 @@ def _spent(numbers: Numbers, k: int) -> Joules:
     return round_joules(_energy(numbers), Load(), law, seconds, depth=k)
 
 
-def _round(numbers: Numbers, k: int) -> tuple[RoundLaw, float]:
+def _round(numbers: Numbers, k: int) -> tuple[RoundStats, float]:
     """What it brings, and its seconds."""
     device = Device.of(numbers)
-    law = RoundLaw(tuple(prefix_products([numbers.alpha] * k)), 1.0 if k else 0.0, float(k))
+    law = RoundStats(tuple(prefix_products([numbers.alpha] * k)), 1.0 if k else 0.0, float(k))
     return law, device.seconds(1, k + 1) + k * numbers.c * device.seconds(1, 1)
 
 

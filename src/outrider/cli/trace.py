@@ -32,7 +32,7 @@ from outrider.metrics.timeline import hit_rate, over_time, timeline
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
-    from outrider.api.request import Ticket
+    from outrider.api.request import RequestHandle
 
 VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
 
@@ -208,7 +208,7 @@ def record(
     llm.generate(["Warm up."], SamplingParams(max_tokens=8))
     jobs.clear()
     recording, before = Recording(llm.free_tokens, jobs), copy(llm.counts)
-    tickets: list[Ticket] = []
+    tickets: list[RequestHandle] = []
     began = HOST_CLOCK()
     with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
         try:
@@ -290,7 +290,7 @@ def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
     }
 
 
-def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iterator[Ticket]:
+def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iterator[RequestHandle]:
     for number, prompt in enumerate(prompts):
         yield llm.submit(prompt, replace(params, seed=(params.seed + number) % 2**63))
 

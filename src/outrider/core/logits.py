@@ -30,7 +30,7 @@ _BANNED = float("-inf")
 
 
 @dataclass(slots=True)
-class Shaper:
+class LogitsProcessor:
     """One request's shaping. `bad_words` are token sequences; `stop_ids` are held back until
     `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow.
     `mask_seconds` is what `allowed` took since it was last set to 0."""

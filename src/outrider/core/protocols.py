@@ -16,9 +16,9 @@ from torch import Tensor
 
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, Noise
+from outrider.core.rng import ROOT, Rng
 from outrider.core.sampling import Laws
 from outrider.core.spec import ModelSpec
 
@@ -79,7 +79,7 @@ class StepOutput:
     num_passes: int = 1
 
 
-class StateStore(Protocol):
+class CacheStore(Protocol):
     """Model memory of many sequences (state/). Nodes are staged by `step`, kept by `commit`.
 
     Law: after `commit(path)` the next step returns what it would for a model that was fed only
@@ -116,7 +116,7 @@ class StateStore(Protocol):
 
 
 @runtime_checkable
-class HiddenStore(StateStore, Protocol):
+class HiddenStore(CacheStore, Protocol):
     """A memory that also keeps the hidden states that a drafter asked for."""
 
     def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
@@ -131,7 +131,7 @@ class CausalLM(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
     @property
-    def state(self) -> StateStore: ...
+    def state(self) -> CacheStore: ...
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput: ...
 
 
@@ -151,9 +151,9 @@ class DraftRow:
     last: Outcome | None
     budget: Budget
     params: SamplingParams
-    noise: Noise
+    noise: Rng
     prediction: tuple[int, ...] = ()
-    shaper: Shaper | None = None
+    shaper: LogitsProcessor | None = None
     hidden: HiddenStates | None = None
 
 
@@ -223,7 +223,7 @@ class AheadRow:
     draft: Draft
     budget: Budget
     params: SamplingParams
-    noise_after: Callable[[int], Noise]
+    noise_after: Callable[[int], Rng]
     window: float = 0.0
 
 
@@ -239,7 +239,7 @@ class DraftAhead(Drafter, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeRow:
+class VerifyRow:
     """`laws` entry 0 follows the root; entry i + 1 follows draft node i.
 
     `soft_NV` has the same rows as probabilities even when decoding is greedy (then at temperature
@@ -248,7 +248,7 @@ class JudgeRow:
 
     draft: Draft
     laws: Laws
-    noise: Noise
+    noise: Rng
     soft_NV: Tensor | None = None
 
 
@@ -257,7 +257,7 @@ class AcceptanceRule(Protocol):
 
     @property
     def exact(self) -> bool: ...
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]: ...
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]: ...
 
 
 class Controller(Protocol):

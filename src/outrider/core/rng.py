@@ -2,8 +2,8 @@
 
 A number is a pure function of (seed, sample, start, node, role); `start` is the number of tokens
 that the sequence had when the round began, its pending one included. So text does not depend on
-batch mates, scheduling or pre-emption. `Noise` is the interface, `KeyedNoise` the generator; tests
-substitute a `Noise` that walks every branch with its weight. Blocks of words are made in philox.py.
+batch mates, scheduling or pre-emption. `Rng` is the interface, `KeyedRng` the generator; tests
+substitute a `Rng` that walks every branch with its weight. Blocks of words are made in philox.py.
 
 Shapes:  V = vocabulary.
 """
@@ -39,7 +39,7 @@ class Role(IntEnum):
     RACE = 4
 
 
-class Noise(Protocol):
+class Rng(Protocol):
     """The only source of randomness. `node` is a draft node's index, or ROOT.
 
     The round's start belongs in the key: under trees and block rules the later drafts influence how
@@ -66,15 +66,15 @@ class Noise(Protocol):
 # (weights_V, uniform) -> index: `inverse_cdf`, or a kernel of the same meaning.
 Pick: TypeAlias = Callable[[Tensor, float], int]
 # How a drafter draws node `node` of a chain from its law: (law_V, noise, node) -> token.
-DrawNode: TypeAlias = Callable[[Tensor, Noise, int], int]
+DrawNode: TypeAlias = Callable[[Tensor, Rng, int], int]
 
 
-def pick_node(law_V: Tensor, noise: Noise, node: int) -> int:
+def pick_node(law_V: Tensor, noise: Rng, node: int) -> int:
     """With a number of the node's own, as rules that compare p with q need it."""
     return noise.pick(law_V, node, Role.DRAFT)
 
 
-def race_node(law_V: Tensor, noise: Noise, node: int) -> int:
+def race_node(law_V: Tensor, noise: Rng, node: int) -> int:
     """With the numbers that the coupled rule will draw with at the node's position."""
     return noise.race_at(law_V, node)
 
@@ -99,8 +99,8 @@ def _check_total(total: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedNoise:
-    """The production `Noise` of one round of one sample of one request. `choose` finds the index
+class KeyedRng:
+    """The production `Rng` of one round of one sample of one request. `choose` finds the index
     that a uniform number stands for."""
 
     seed: int

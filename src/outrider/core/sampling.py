@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.core.clock import host_floats
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
-from outrider.core.rng import Noise, Pick, Role, inverse_cdf
+from outrider.core.rng import Pick, Rng, Role, inverse_cdf
 from outrider.core.tree_nodes import ChosenNodes, MakeNodes
 
 # (logits_NV, temperature, out_NV): rows of softmax(logits / temperature); `out` may be `logits`.
@@ -180,12 +180,12 @@ def mass(law: int | Tensor, token: int) -> float:
     return float(law[token])
 
 
-def draw(law: int | Tensor, noise: Noise, node: int) -> int:
+def draw(law: int | Tensor, noise: Rng, node: int) -> int:
     """The target's own token after draft node `node`."""
     return law if isinstance(law, int) else noise.pick(law, node, Role.NEXT)
 
 
-def draw_at(law: int | Tensor, noise: Noise, depth: int) -> int:
+def draw_at(law: int | Tensor, noise: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start, keyed by position."""
     return law if isinstance(law, int) else noise.pick_at(law, depth)
 

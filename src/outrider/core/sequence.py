@@ -9,9 +9,9 @@ from typing import Literal
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.rng import KeyedNoise, Pick, inverse_cdf
+from outrider.core.rng import KeyedRng, Pick, inverse_cdf
 
 FinishReason = Literal["stop", "length", "timeout"]
 StopMatch = Callable[[Sequence[int]], int | None]
@@ -38,7 +38,7 @@ class LiveSequence:
     limit: int
     stop_ids: frozenset[int] = frozenset()
     match: StopMatch | None = None
-    shaper: Shaper | None = None
+    shaper: LogitsProcessor | None = None
     sample: int = 0
     prediction: tuple[int, ...] = ()
     pick: Pick = inverse_cdf
@@ -65,10 +65,10 @@ class LiveSequence:
         return self.limit - self.num_emitted
 
     @property
-    def noise(self) -> KeyedNoise:
+    def noise(self) -> KeyedRng:
         """The random numbers of the round that starts now."""
         return self.noise_at(len(self.tokens))
 
-    def noise_at(self, start: int) -> KeyedNoise:
+    def noise_at(self, start: int) -> KeyedRng:
         """Those of a round that starts when there are `start` tokens."""
-        return KeyedNoise(self.params.seed, self.sample, start, self.pick)
+        return KeyedRng(self.params.seed, self.sample, start, self.pick)

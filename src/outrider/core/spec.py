@@ -119,7 +119,7 @@ class StateSizes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateRoom:
+class RecurrentCapacity:
     """For `num_sequences` at a time, each of which can return to `history` nodes of its round
     besides the pending token; `num_checkpoints` states are kept for texts that begin alike."""
 

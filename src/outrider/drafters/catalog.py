@@ -19,7 +19,7 @@ from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import Translator
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.self_draft import Cheaper
+from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.models.heads import Heads
 
 
@@ -61,7 +61,7 @@ class LoadedModels:
     machine: Machine | None = None
     child: ChildOptions | None = None
     heads: Heads | None = None
-    own: Cheaper | None = None
+    own: SelfDraftSpec | None = None
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
 

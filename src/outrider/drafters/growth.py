@@ -22,7 +22,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT, DrawNode, Noise, Role, pick_node
+from outrider.core.rng import ROOT, DrawNode, Rng, Role, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.tree import (
     Chances,
@@ -53,7 +53,7 @@ class Growth:
     sampling: Sampling = PLAIN
     change: ChangeLaws | None = None
 
-    def extend(self, chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:
+    def extend(self, chains: Sequence[ChainBuilder], logits_MV: Tensor) -> None:
         """Add to each chain a token by its row of logits, which are shaped in place.
 
         Raises NumericsError for logits that are no numbers."""
@@ -67,7 +67,7 @@ class Growth:
             else:
                 self._draw(chain, logits_MV[index])
 
-    def _draw(self, chain: GrowingChain, logits_V: Tensor) -> None:
+    def _draw(self, chain: ChainBuilder, logits_V: Tensor) -> None:
         if chain.laws_NV is None:
             chain.laws_NV = empty_laws(chain.depth, logits_V)
         node = len(chain.tokens)
@@ -79,7 +79,7 @@ class Growth:
 
 
 @dataclass(slots=True)
-class GrowingChain:
+class ChainBuilder:
     """A draft of `depth` tokens under construction. Laws are made in the place where they are
     reported."""
 
@@ -112,7 +112,7 @@ def _heated(row: DraftRow) -> DraftRow:
     return replace(row, params=drawn_params(row))
 
 
-def _shape(chains: Sequence[GrowingChain], logits_MV: Tensor) -> None:
+def _shape(chains: Sequence[ChainBuilder], logits_MV: Tensor) -> None:
     """Shape each chain's logits in place as the target's will be, after the text drafted so far."""
     for chain, logits_V in zip(chains, logits_MV, strict=True):
         row = chain.row
@@ -151,16 +151,16 @@ class RankTally:
 
 # (law_V, noise, node, depth): a token from the law of draft node `node`, `depth` tokens below the
 # pending one.
-DrawInTree: TypeAlias = Callable[[Tensor, Noise, int, int], int]
+DrawInTree: TypeAlias = Callable[[Tensor, Rng, int, int], int]
 
 
-def pick_in_tree(law_V: Tensor, noise: Noise, node: int, depth: int) -> int:
+def pick_in_tree(law_V: Tensor, noise: Rng, node: int, depth: int) -> int:
     """With a number of the node's own, as rules that compare p with q need it."""
     del depth
     return noise.pick(law_V, node, Role.DRAFT)
 
 
-def race_in_tree(law_V: Tensor, noise: Noise, node: int, depth: int) -> int:
+def race_in_tree(law_V: Tensor, noise: Rng, node: int, depth: int) -> int:
     """With the numbers that the coupled rule will draw with at the node's position. A younger
     sibling is the runner-up of the same race."""
     del node
@@ -177,14 +177,14 @@ def without(law_V: Tensor, tokens: Sequence[int]) -> Tensor | None:
     return left_V.div_(total) if float(total) > 0 else None
 
 
-class DrawnTree:
+class SampledTree:
     """A tree of the shape given, drawn node by node, siblings without replacement.
 
     A node for which its law has no token left is not drawn, nor is anything below it. That depends
     on the laws alone and on earlier siblings, so what the rule keeps follows the target's law.
     """
 
-    def __init__(self, shape: Shape, noise: Noise, draw: DrawInTree = pick_in_tree) -> None:
+    def __init__(self, shape: Shape, noise: Rng, draw: DrawInTree = pick_in_tree) -> None:
         self.shape, self._noise, self._draw = shape, noise, draw
         self._depths = shape.depths
         # For each node of the shape: its node of the draft, None if it could not be drawn.
@@ -246,7 +246,7 @@ class GrowingTree(Protocol):
     def draft(self) -> Draft: ...
 
 
-class ChosenTree:
+class GreedyTree:
     """Greedy. `whose` logits they are is told where those are no numbers."""
 
     def __init__(self, row: DraftRow, whose: str, sampling: Sampling = PLAIN) -> None:
@@ -281,7 +281,7 @@ class SettledTree:
         self.row, self.level = row, Level()
         self._params, self._sampling = drawn_params(row), sampling
         self._shape = shape.by_depth()
-        self._tree = DrawnTree(self._shape, row.noise, draw)
+        self._tree = SampledTree(self._shape, row.noise, draw)
         self._has_children = set(self._shape.parents)
         self._reading: Sequence[int] = (ROOT,)
         self._paths = _Paths(row)

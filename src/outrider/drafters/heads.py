@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CausalLM, StateStore, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.kernels.registry import Kernels
 from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
@@ -46,7 +46,7 @@ class HeadNet(Protocol):
         ...
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         """The block's own KV: nodes are staged by `step` and kept by `commit`."""
         ...
 

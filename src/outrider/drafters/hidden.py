@@ -24,7 +24,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growth import GrowingChain, Growth
+from outrider.drafters.growth import ChainBuilder, Growth
 from outrider.drafters.heads import HeadNet, NetOutput
 
 
@@ -89,10 +89,10 @@ def target_states(parts: Sequence[Part]) -> Tensor:
     return states[0] if len(states) == 1 else torch.cat(states)
 
 
-class WholeChains(Protocol):
+class FusedChains(Protocol):
     """Drafts of one block that are made at once, with nothing between their tokens."""
 
-    def draft(self, chains: Sequence[GrowingChain], parts: Sequence[Part]) -> bool:
+    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
         """Stage `parts`, the end of each text, and add to each chain all that it is to have. False,
         with nothing done that counts, if that takes a pass for each token."""
         ...
@@ -250,7 +250,7 @@ class HiddenChainDrafter:
         nets: Sequence[HeadNet],
         growth: Growth,
         limits: ChainLimits,
-        whole: WholeChains | None = None,
+        whole: FusedChains | None = None,
     ) -> None:
         if whole is not None and len(nets) != 1:
             raise ContractError("whole chains are of one net")
@@ -266,14 +266,14 @@ class HiddenChainDrafter:
         self._blocks.close(seq_id)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [GrowingChain(row, self._blocks.depth(row)) for row in rows]
+        chains = [ChainBuilder(row, self._blocks.depth(row)) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if live:
             with self._blocks.drafting([chain.row.seq_id for chain in live]):
                 self._grow(live)
         return [chain.draft() for chain in chains]
 
-    def _grow(self, live: Sequence[GrowingChain]) -> None:
+    def _grow(self, live: Sequence[ChainBuilder]) -> None:
         parts = self._blocks.catch_up([chain.row for chain in live])
         if self._whole is not None and self._whole.draft(live, parts):
             self._blocks.note(parts)

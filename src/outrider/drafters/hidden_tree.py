@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
 from outrider.core.sampling import Sampling
-from outrider.drafters.growth import ChosenTree, DrawInTree, GrowingTree, SettledTree, settled_shape
+from outrider.drafters.growth import DrawInTree, GreedyTree, GrowingTree, SettledTree, settled_shape
 from outrider.drafters.heads import HeadNet
 from outrider.drafters.hidden import Blocks, ChainLimits, Part
 
@@ -30,11 +30,11 @@ Plant: TypeAlias = Callable[[DraftRow], GrowingTree]
 def planted(row: DraftRow, *, whose: str, draw: DrawInTree, sampling: Sampling) -> GrowingTree:
     """Greedy trees keep the net's likeliest paths; drawn ones have a shape settled before."""
     if row.params.greedy:
-        return ChosenTree(row, whose, sampling)
+        return GreedyTree(row, whose, sampling)
     return SettledTree(row, settled_shape(row), draw=draw, sampling=sampling)
 
 
-class WholeTrees(Protocol):
+class FusedTrees(Protocol):
     """Trees of one block that are made at once."""
 
     def draft(self, parts: Sequence[Part]) -> Sequence[Draft] | None:
@@ -73,7 +73,7 @@ class HiddenTreeDrafter:
         net: HeadNet,
         plant: Plant,
         limits: ChainLimits,
-        whole: WholeTrees | None = None,
+        whole: FusedTrees | None = None,
     ) -> None:
         self.name, self._whole = name, whole
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)

@@ -22,10 +22,10 @@ from outrider.core.rng import ROOT, DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.tree import Chances
 from outrider.drafters.growth import (
+    ChainBuilder,
     ChangeLaws,
-    ChosenTree,
     DrawInTree,
-    GrowingChain,
+    GreedyTree,
     GrowingTree,
     Growth,
     SettledTree,
@@ -69,7 +69,7 @@ class ModelDrafter:
         self._staged[seq_id] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [GrowingChain(row, row.budget.depth) for row in rows]
+        chains = [ChainBuilder(row, row.budget.depth) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]
@@ -128,7 +128,7 @@ class ModelDrafter:
         self._model.step([StepRow.chain(seq_id, tokens, logits_from=len(tokens))], self.needs)
         self._model.state.commit({seq_id: range(len(tokens))})
 
-    def _extend(self, chains: Sequence[GrowingChain]) -> Tensor:
+    def _extend(self, chains: Sequence[ChainBuilder]) -> Tensor:
         """Stage each chain's newest token below the one before; the logits that follow it."""
         state = self._model.state
         feeds = [
@@ -227,7 +227,7 @@ class ModelTreeDrafter:
 
     def _tree(self, row: DraftRow) -> GrowingTree:
         if row.params.greedy:
-            return ChosenTree(row, "the draft model", self._sampling)
+            return GreedyTree(row, "the draft model", self._sampling)
         shape = settled_shape(row, self._chances)
         return SettledTree(row, shape, draw=self._draw, sampling=self._sampling)
 

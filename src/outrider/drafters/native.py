@@ -20,13 +20,13 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import CausalLM, DraftRow, StepRow
-from outrider.core.rng import KeyedNoise, pick_node
+from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
-from outrider.drafters.growth import GrowingChain, Growth, chosen_draft, tree_limits
+from outrider.drafters.growth import ChainBuilder, Growth, chosen_draft, tree_limits
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.hidden import Part, target_states
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
-from outrider.kernels.native.rounds import ChainRow, Feed, NativeChains, RoundModel
+from outrider.kernels.native.rounds import CacheSpan, ChainRow, NativeChains, RoundModel
 from outrider.kernels.native.trees import Grown, NativeTreeDrafts, most_fed
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import wanted_tokens
@@ -35,7 +35,7 @@ from outrider.models.llama import LlamaModel
 
 
 @dataclass(frozen=True, slots=True)
-class EntranceRoom:
+class HeadBuffers:
     """Memory of an entrance for so many packed tokens."""
 
     states_ND: Tensor
@@ -43,7 +43,7 @@ class EntranceRoom:
     own_ND: Tensor
 
     @classmethod
-    def of(cls, num_tokens: int, hidden_size: int) -> EntranceRoom:
+    def of(cls, num_tokens: int, hidden_size: int) -> HeadBuffers:
         sizes = (hidden_size, 2 * hidden_size, hidden_size)
         return cls(*(torch.empty(num_tokens, size) for size in sizes))
 
@@ -116,7 +116,7 @@ class NativeChainDrafts:
         self._passes, self._fuse, self._growth = passes, fuse, growth
         self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)
 
-    def draft(self, chains: Sequence[GrowingChain], parts: Sequence[Part]) -> bool:
+    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
         if not all(map(self._takes, chains)):
             return False
         state = self._passes.state
@@ -138,23 +138,23 @@ class NativeChainDrafts:
                 chain.laws_NV = made.laws_BKV[index, : chain.depth]
         return True
 
-    def _takes(self, chain: GrowingChain) -> bool:
+    def _takes(self, chain: ChainBuilder) -> bool:
         row, growth = chain.row, self._growth
         if row.shaper is not None:
             return False
         return row.params.greedy or (
             growth.draw is pick_node
             and growth.change is None
-            and isinstance(row.noise, KeyedNoise)
+            and isinstance(row.noise, KeyedRng)
             and row.noise.choose == growth.sampling.pick
         )
 
-    def _row(self, chain: GrowingChain, part: Part) -> ChainRow:
+    def _row(self, chain: ChainBuilder, part: Part) -> ChainRow:
         row, state = chain.row, self._passes.state
-        feed = Feed(state.length(row.seq_id), part.tokens, state.pages(row.seq_id))
+        feed = CacheSpan(state.length(row.seq_id), part.tokens, state.pages(row.seq_id))
         if row.params.greedy:
             return ChainRow(feed, chain.depth)
-        if not isinstance(row.noise, KeyedNoise):
+        if not isinstance(row.noise, KeyedRng):
             raise ContractError("noise is no KeyedNoise")
         return ChainRow(
             feed,
@@ -210,8 +210,8 @@ class TreePass:
         prepare()
         return self._call([self._feed(*one) for one in zip(rows, unread, strict=True)], limits)
 
-    def _feed(self, row: DraftRow, unread: Sequence[int]) -> Feed:
-        return Feed(self._state.length(row.seq_id), unread, self._state.pages(row.seq_id))
+    def _feed(self, row: DraftRow, unread: Sequence[int]) -> CacheSpan:
+        return CacheSpan(self._state.length(row.seq_id), unread, self._state.pages(row.seq_id))
 
 
 class ModelTrees:

@@ -3,8 +3,8 @@
 The longest tail of the text, from `max_n` down to `min_n` tokens, that occurred before is found by
 hashing; the most recent occurrence wins. A continuation that reaches the end of the text goes on
 into the draft itself, as LZ77 copies do. Saxena 2023, "Prompt Lookup Decoding". How much of a
-continuation is drafted follows from how often earlier look-ups were right (`Gate`). Cost: O(max_n -
-min_n + 1) dictionary operations a token; where nothing repeats, nothing is proposed.
+continuation is drafted follows from how often earlier look-ups were right (`CopyAcceptance`). Cost:
+O(max_n - min_n + 1) dictionary operations a token; where nothing repeats, nothing is proposed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.proposals import NO_OFFER, Offer
+from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 from outrider.estimate.online import RequestRates
 from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
 
@@ -37,7 +37,7 @@ def _no_trials() -> RequestRates:
 
 
 @dataclass(slots=True)
-class Gate:
+class CopyAcceptance:
     """Of one request.
 
     Every token of output says whether the look-up before it was right, drafted or not. So the gate
@@ -107,14 +107,14 @@ class NgramDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [self._offer(row).draft for row in rows]
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         """Drafts, and how likely each of their tokens is to be kept."""
         return [self._offer(row) for row in rows]
 
     def close(self, seq_id: int) -> None:
         del self._indexes[seq_id]
 
-    def _offer(self, row: DraftRow) -> Offer:
+    def _offer(self, row: DraftRow) -> ScoredDraft:
         index = self._indexes[row.seq_id]
         index.read(row.tokens)
         if not index.length:
@@ -122,7 +122,7 @@ class NgramDrafter:
         kept = index.gate.kept(index.length, row.budget.depth)
         if not kept:
             return NO_OFFER
-        return Offer(Draft.chain(index.continuation(row.tokens, len(kept))), kept)
+        return ScoredDraft(Draft.chain(index.continuation(row.tokens, len(kept))), kept)
 
 
 class NgramIndex:
@@ -133,7 +133,7 @@ class NgramIndex:
     """
 
     def __init__(self, sizes: Sequence[int], prompt_length: int) -> None:
-        self.gate = Gate()
+        self.gate = CopyAcceptance()
         self.length = 0
         self._place = _NOWHERE
         self._sizes = sizes

@@ -27,7 +27,13 @@ from outrider.core.sampling import PLAIN, Sampling, processed_probs
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.block import Context, Guess
-from outrider.drafters.growth import DrawInTree, DrawnTree, chosen_tree, drawn_params, pick_in_tree
+from outrider.drafters.growth import (
+    DrawInTree,
+    SampledTree,
+    chosen_tree,
+    drawn_params,
+    pick_in_tree,
+)
 from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
@@ -39,7 +45,7 @@ _SHARPNESS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ParallelHeadSampler:
     """How drafts are made of the logits of `whose` places: `argmax` has the first maximum, `draw`
     takes a token from a law at temperature > 0, which `sampling` makes. `chances` are those of
     calibrated trees; without any they are guessed."""
@@ -64,7 +70,7 @@ class Places:
         if branches:
             shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
         laws_KV = processed_probs(logits_KV, drawn_params(row), self.sampling)
-        tree = DrawnTree(shape, row.noise, self.draw)
+        tree = SampledTree(shape, row.noise, self.draw)
         for place in shape.depths:
             tree.grow(laws_KV[place])
         return tree.draft()
@@ -124,7 +130,7 @@ class BlockDrafter:
 
     name = "block"
 
-    def __init__(self, net: Block, places: Places, *, least: float = 0.0) -> None:
+    def __init__(self, net: Block, places: ParallelHeadSampler, *, least: float = 0.0) -> None:
         self._net, self._places, self._least = net, places, least
         self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
 
@@ -192,7 +198,7 @@ class MedusaDrafter:
     depend on the pending token, and are worse the more the pending token was drawn by chance.
     """
 
-    def __init__(self, heads: Heads, places: Places, *, name: str = "medusa") -> None:
+    def __init__(self, heads: Heads, places: ParallelHeadSampler, *, name: str = "medusa") -> None:
         self._heads, self._places = heads, places
         self.name = name
         self.needs = DraftNeeds(hidden_layers=heads.hidden_layers)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ContractError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
-from outrider.drafters.portfolio_model import Neural, goodput
-from outrider.drafters.proposals import NO_OFFER, Offer, Offerer
+from outrider.drafters.portfolio_model import ModelMember, goodput
+from outrider.drafters.proposals import NO_OFFER, ScoredDraft, ScoredDrafter
 from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.theory import prefix_products
 from outrider.estimate.worth import LEAST_KEPT
@@ -41,13 +41,13 @@ class ForcedDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         return [NO_OFFER if row.shaper is None else _offer(row, row.shaper) for row in rows]
 
     def close(self, seq_id: int) -> None: ...
 
 
-def _offer(row: DraftRow, shaper: Shaper) -> Offer:
+def _offer(row: DraftRow, shaper: LogitsProcessor) -> ScoredDraft:
     if shaper.allowed is None:
         return NO_OFFER
     text = list(row.tokens[shaper.prompt_length :])
@@ -58,10 +58,10 @@ def _offer(row: DraftRow, shaper: Shaper) -> Offer:
             break
         text.append(token)
     forced = text[start:]
-    return Offer(Draft.chain(forced), (1.0,) * len(forced)) if forced else NO_OFFER
+    return ScoredDraft(Draft.chain(forced), (1.0,) * len(forced)) if forced else NO_OFFER
 
 
-def _only(shaper: Shaper, text: Sequence[int]) -> int | None:
+def _only(shaper: LogitsProcessor, text: Sequence[int]) -> int | None:
     """The one token that may follow `text`, if there is one alone."""
     mask_V = shaper.mask(text)
     if mask_V is None or int(mask_V.sum()) != 1:
@@ -74,8 +74,8 @@ _NUM_PLACES = 8
 
 
 @dataclass(slots=True)
-class Shadowed:
-    """An `Offerer` from `drafter`, whose drafts are chains and chosen deterministically. It is
+class ReplayScored:
+    """A `ScoredDrafter` from `drafter`, whose drafts are chains and chosen deterministically. It is
     asked only for rows that it `serves`; None is all of them.
 
     A look-up costs nothing, so it is asked every round, and the text that follows says how much of
@@ -101,7 +101,7 @@ class Shadowed:
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self.drafter.open(seq_id, prompt)
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         served = rows if self.serves is None else [row for row in rows if self.serves(row)]
         if not served:
             return [NO_OFFER] * len(rows)
@@ -123,7 +123,7 @@ class Shadowed:
         written = row.tokens[start : start + len(drafted)]
         self._acceptance.observe(row.seq_id, len(written), common_prefix(drafted, written))
 
-    def _offer(self, row: DraftRow, draft: Draft) -> Offer:
+    def _offer(self, row: DraftRow, draft: Draft) -> ScoredDraft:
         if not draft.tokens:
             return NO_OFFER
         self._answers[row.seq_id] = len(row.tokens), draft.tokens
@@ -131,7 +131,9 @@ class Shadowed:
         rates += rates[-1:] * (len(draft) - len(rates))
         kept = prefix_products(rates[: len(draft)])
         kept = [probability for probability in kept if probability >= LEAST_KEPT]
-        return Offer(Draft.chain(draft.tokens[: len(kept)]), tuple(kept)) if kept else NO_OFFER
+        return (
+            ScoredDraft(Draft.chain(draft.tokens[: len(kept)]), tuple(kept)) if kept else NO_OFFER
+        )
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class MemberStats:
 class PortfolioDrafter:
     """`members` are free, in order of preference where they promise the same; `neural` is not."""
 
-    def __init__(self, members: Sequence[Offerer], neural: Neural | None = None) -> None:
+    def __init__(self, members: Sequence[ScoredDrafter], neural: ModelMember | None = None) -> None:
         self.name = "lookup" if neural is None else "portfolio"
         self._members = tuple(members)
         self._neural = neural
@@ -215,7 +217,7 @@ class PortfolioDrafter:
                     drafts[index], worths[index] = replace(offer.draft, by=member.name), worth
         return drafts, worths
 
-    def _with_model(self, rows: Sequence[DraftRow], neural: Neural) -> list[Draft]:
+    def _with_model(self, rows: Sequence[DraftRow], neural: ModelMember) -> list[Draft]:
         """The same, but for rows that the model promises more for: those it drafts."""
         drafts, worths = self._looked_up(rows)
         deep: dict[int, tuple[DraftRow, int]] = {}

@@ -114,7 +114,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class Neural:
+class ModelMember:
     """Asks `drafter`, which may be any that is not free."""
 
     drafter: Drafter

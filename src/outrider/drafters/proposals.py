@@ -13,7 +13,7 @@ from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ScoredDraft:
     """`kept` has for each node of `draft` the probability that it and its ancestors are kept."""
 
     draft: Draft
@@ -30,10 +30,10 @@ def least_kept(budget: Budget) -> float:
     return LEAST_IN_TREE if budget.size > budget.depth else LEAST_KEPT
 
 
-NO_OFFER = Offer(Draft.empty())
+NO_OFFER = ScoredDraft(Draft.empty())
 
 
-class Offerer(Protocol):
+class ScoredDrafter(Protocol):
     """A drafter of the kind. It hears of the text by the rows that it is asked for."""
 
     @property
@@ -41,5 +41,5 @@ class Offerer(Protocol):
     @property
     def needs(self) -> DraftNeeds: ...
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]: ...
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]: ...
     def close(self, seq_id: int) -> None: ...

@@ -26,7 +26,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT
 from outrider.core.tree import Shape, best_shape
-from outrider.drafters.proposals import NO_OFFER, Offer, least_kept
+from outrider.drafters.proposals import NO_OFFER, ScoredDraft, least_kept
 from outrider.estimate.online import FadingRate, add_to_first
 
 WIDTH = 8
@@ -73,7 +73,7 @@ class RecyclingDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         """Drafts, and how likely each of their tokens is to be kept."""
         for row in rows:
             self._learn(row)
@@ -125,7 +125,7 @@ class RecyclingDrafter:
         kept = [*likely[:WIDTH], *([_UNKNOWN] * (WIDTH - len(likely)))]
         self._table[token * WIDTH : (token + 1) * WIDTH] = array("i", kept)
 
-    def _offer(self, row: DraftRow) -> Offer:
+    def _offer(self, row: DraftRow) -> ScoredDraft:
         budget = row.budget
         branches = budget.size > budget.depth
         # A tree is best where rates do not rise with the rank; if they do, it is noise.
@@ -151,7 +151,9 @@ class RecyclingDrafter:
             tokens.append(found[rank])
             parents.append(above)
             kept.append(worth)
-        return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
+        return (
+            ScoredDraft(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
+        )
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.rng import DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.spec import ModelSpec
@@ -34,7 +34,7 @@ class BorrowedMemory:
     """A StateStore over another's: it may stage nodes there and take them back, no more. Who opens
     and closes sequences is the owner."""
 
-    owner: StateStore
+    owner: CacheStore
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
         del tokens
@@ -137,7 +137,7 @@ _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Cheaper:
+class SelfDraftSpec:
     """How a target drafts for itself: `quantise` is none, int8 or int4; `skipped` are the layers
     that it leaves out. `folder` is its checkpoint.
 

@@ -18,13 +18,13 @@ from outrider.core.protocols import Controller, DraftAhead, Drafter
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.compaction import compaction_of, within_history
 from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.drafters import build_drafter, drafter_for, never_branches
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
-from outrider.engine.requests import Residents
+from outrider.engine.requests import RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
@@ -145,13 +145,13 @@ def _residents(
     *,
     num_slots: int,
     captures: bool,
-) -> Residents:
+) -> RequestTable:
     drafter = stages.drafter
     ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
     timeout = math.inf if drafter.needs.shares_memory else config.drafter_timeout
-    return Residents(
+    return RequestTable(
         target=stages.target,
-        drafting=Drafting(drafter, ahead=ahead, timeout=timeout),
+        drafting=DrafterHandle(drafter, ahead=ahead, timeout=timeout),
         ledger=Ledger(drafts_ahead=ahead),
         limits=Limits(
             config.batch_size,
@@ -212,7 +212,7 @@ def _round(config: EngineConfig, models: LoadedModels, stages: Stages) -> Round:
     captured = captured_round(
         config, stages, draft=models.draft, window=lambda: _window(config, models, stages)
     )
-    if isinstance(captured, CapturedRound):
+    if isinstance(captured, GraphRound):
         return captured
     _log.info("Rounds are not captured: %s.", captured)
     native = native_round(

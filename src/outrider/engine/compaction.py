@@ -16,13 +16,13 @@ from typing import Protocol, runtime_checkable
 from outrider.cache.compaction import Keep
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.protocols import CausalLM, Drafter, StateStore
+from outrider.core.protocols import CacheStore, CausalLM, Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Chunk
 
 
 @runtime_checkable
-class CompactingStore(StateStore, Protocol):
+class CompactingStore(CacheStore, Protocol):
     """A memory whose sequences may have fewer rows than tokens."""
 
     def num_dropped(self, seq_id: int) -> int:
@@ -127,7 +127,7 @@ def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
 
 
 @runtime_checkable
-class BoundedStore(StateStore, Protocol):
+class BoundedStore(CacheStore, Protocol):
     """A memory that can return to `history` nodes of a round besides the pending token.
 
     A recurrent memory keeps the states that a round may return to, and its room for them is a

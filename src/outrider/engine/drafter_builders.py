@@ -30,14 +30,14 @@ from outrider.drafters.model import ModelTreeDrafter
 from outrider.drafters.native import model_trees
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.parallel_heads import Places, TreeKind
-from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, Shadowed
-from outrider.drafters.portfolio_model import Neural
+from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
+from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
+from outrider.drafters.portfolio_model import ModelMember
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.proposals import Offerer
+from outrider.drafters.proposals import ScoredDrafter
 from outrider.drafters.recycling import RecyclingDrafter
-from outrider.drafters.self_draft import Cheaper, SelfDrafter, skipped_layers
+from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_layers
 from outrider.drafters.suffix.drafter import SuffixDrafter
 from outrider.engine.drafters import ahead_choices, ahead_room, branches, drafter_for
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
@@ -174,10 +174,10 @@ def build_block(context: BuildContext) -> Drafter:
     return BlockDrafter(net, places, least=context.config.least_confidence)
 
 
-def places_of(context: BuildContext, whose: str) -> Places:
+def places_of(context: BuildContext, whose: str) -> ParallelHeadSampler:
     """How drafts are made of several places' laws."""
     config, models = context.config, context.models
-    return Places(
+    return ParallelHeadSampler(
         models.argmax,
         whose,
         race_in_tree if config.sampler == "coupled" else pick_in_tree,
@@ -218,18 +218,18 @@ def build_portfolio(context: BuildContext) -> Drafter:
     config = replace(context.config, drafter=AUTO)
     neural = context.for_member(drafter_for(config, context.models)).build()
     members = lookup_members(build_suffix(context), build_ngram(context))
-    return PortfolioDrafter(members, Neural(neural))
+    return PortfolioDrafter(members, ModelMember(neural))
 
 
-def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[Offerer, ...]:
+def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:
     """What is surer comes first: of equal offers the first one is taken."""
-    guessed = Shadowed(PredictionDrafter(), serves=lambda row: bool(row.prediction))
+    guessed = ReplayScored(PredictionDrafter(), serves=lambda row: bool(row.prediction))
     return (ForcedDrafter(), guessed, suffix, ngram)
 
 
 def own_copy(
     config: EngineConfig, drafter: str, folder: Path, target: DecoderConfig
-) -> Cheaper | None:
+) -> SelfDraftSpec | None:
     """The copy of the target in `folder` that `drafter` asks for, if it asks for one.
 
     Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
@@ -250,7 +250,7 @@ def own_copy(
     skipped: tuple[int, ...] = ()
     if not kind.fewer_bits or config.skip_layers:
         skipped = skipped_layers(config.skip_layers, target.num_layers)
-    return Cheaper(
+    return SelfDraftSpec(
         folder=folder,
         quantise=config.self_quantise if kind.fewer_bits else "none",
         skipped=skipped,

@@ -8,7 +8,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF, WITHOUT_DRAFT, DrafterKind
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import Drafter
-from outrider.drafters.ahead.choices import AheadChoices, AheadRoom, room_needed
+from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.models.heads import MAX_WIDTH, DraftKind
@@ -60,13 +60,13 @@ def _no_source(drafter: DrafterKind, given: DrafterKind | None) -> ConfigError:
     )
 
 
-def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadRoom:
+def ahead_room(config: EngineConfig, *, ahead: bool) -> AheadCapacity:
     """What the draft model's memory needs besides, for drafting `ahead` or for trees."""
     if not ahead and branches(config):
         rows = config.batch_size * MAX_WIDTH
-        return AheadRoom(rows, rows, config.k * MAX_WIDTH)
+        return AheadCapacity(rows, rows, config.k * MAX_WIDTH)
     if not ahead:
-        return AheadRoom(0, 0, 0)
+        return AheadCapacity(0, 0, 0)
     return room_needed(config.k, config.fan_out, config.batch_size)
 
 

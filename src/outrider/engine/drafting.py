@@ -233,7 +233,7 @@ def _told(drafter: Drafter, error: BaseException) -> str:
 
 
 @dataclass(slots=True)
-class Drafting:
+class DrafterHandle:
     """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take. That
     is no limit where it drafts in the target's memory, which it could still write when given up."""
 

@@ -19,8 +19,8 @@ from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import Drafter
 from outrider.core.sequence import LiveSequence
 from outrider.engine.failures import Failures
-from outrider.engine.lanes import Done, Executor, Task, Work
-from outrider.engine.requests import SLOW_MASK, Residents
+from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
+from outrider.engine.requests import SLOW_MASK, RequestTable
 from outrider.engine.round import Chunk
 from outrider.sched.jobs import Job, JobKind, JobObserver, LaneOrder, Schedule, Stage
 from outrider.sched.pace import PromptPace
@@ -34,7 +34,7 @@ class Engine:
     on the traces of its rounds, which a lane may not do, and `jobs` receives the job's own. `pace`
     bounds how many prompt tokens a job reads, None leaves that to the schedule."""
 
-    residents: Residents
+    residents: RequestTable
     executor: Executor
     schedule: Schedule
     order: LaneOrder | None = None
@@ -44,8 +44,8 @@ class Engine:
     failures: Failures = field(init=False)
     _observers: Sequence[JobObserver] = field(init=False)
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
-    _ended: deque[Done] = field(default_factory=deque[Done])
-    _running: dict[str, Task] = field(default_factory=dict[str, Task])
+    _ended: deque[LaneResult] = field(default_factory=deque[LaneResult])
+    _running: dict[str, LaneTask] = field(default_factory=dict[str, LaneTask])
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.residents)
@@ -177,12 +177,12 @@ class Engine:
         for lane in [lane for lane in self._running if lane not in known]:
             self.failures.undo(self._running.pop(lane))
 
-    def _task(self, job: Job, queues: tuple[int, int, int], num_free: int) -> Task:
+    def _task(self, job: Job, queues: tuple[int, int, int], num_free: int) -> LaneTask:
         live, drafting = self.residents.live, self.residents.drafting
         batch = [live[work.seq_id] for work in job.of(Stage.VERIFY) or job.of(Stage.DRAFT)]
         if job.kind is JobKind.VERIFY:
             drafting.begin(batch)
-        return Task(
+        return LaneTask(
             job=job,
             batch=batch,
             rounds=tuple([seq.num_rounds for seq in batch]),
@@ -209,16 +209,16 @@ class Engine:
         while self._ended:
             self._finish(self._ended.popleft())
 
-    def _abandon(self, lane: str) -> Done:
+    def _abandon(self, lane: str) -> LaneResult:
         """The end of the drafting that `lane` hangs in: no drafts, for anybody any more."""
         drafting, began = self.residents.drafting, self.executor.busy[lane]
         self.executor.abandon(lane)
         drafting.give_up()
         for seq in self.residents.live.values():
             seq.no_drafts = drafting.hung
-        return Done(lane, self._running[lane], Work(), None, began, drafting.clock())
+        return LaneResult(lane, self._running[lane], LaneWork(), None, began, drafting.clock())
 
-    def _finish(self, done: Done) -> None:
+    def _finish(self, done: LaneResult) -> None:
         num_failed = 0
         self._running.pop(done.lane, None)
         if done.error is None:
@@ -240,7 +240,7 @@ class Engine:
         if done.error is not None and is_interrupt(done.error):
             raise done.error
 
-    def _report(self, done: Done, num_failed: int) -> None:
+    def _report(self, done: LaneResult, num_failed: int) -> None:
         if self.pace is not None:
             self.pace.observe(done.task.job, done.ended - done.began)
         if self.jobs is None and not self._observers:
@@ -258,7 +258,7 @@ class Engine:
         for observer in self._observers:
             observer.observe(trace)
 
-    def _settle(self, done: Done) -> None:
+    def _settle(self, done: LaneResult) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch
         if job.kind is JobKind.DRAFT:
             done.work.proposals.give(batch)

@@ -21,8 +21,8 @@ from outrider.core.errors import (
 )
 from outrider.core.interrupts import is_interrupt
 from outrider.core.sequence import LiveSequence
-from outrider.engine.lanes import Done, Task
-from outrider.engine.requests import Residents
+from outrider.engine.lanes import LaneResult, LaneTask
+from outrider.engine.requests import RequestTable
 from outrider.sched.jobs import Job, JobKind
 
 # How often a sequence may fail for want of memory while no other gets a token.
@@ -37,7 +37,7 @@ class Failures:
     requests that failed, until somebody asks; `num_emitted` counts tokens of all requests, to see
     whether anything goes on."""
 
-    residents: Residents
+    residents: RequestTable
     saved: list[Outcome] = field(default_factory=list[Outcome])
     given_up: list[LiveSequence] = field(default_factory=list[LiveSequence])
     num_emitted: int = 0
@@ -50,7 +50,7 @@ class Failures:
         again = self._alone.get(lane)
         return again.popleft() if again else None
 
-    def end(self, done: Done, error: BaseException) -> int:
+    def end(self, done: LaneResult, error: BaseException) -> int:
         """Deal with the end of a job by `error`; how many requests it ended."""
         task, job = done.task, done.task.job
         error = out_of_memory(error, "generating") or error
@@ -68,7 +68,7 @@ class Failures:
         _log.warning("A job failed; its sequences are tried one by one.", exc_info=error)
         return self._divide(done, error)
 
-    def undo(self, task: Task) -> None:
+    def undo(self, task: LaneTask) -> None:
         """Leave every sequence as it was before the task, so that others can go on after an error.
         Outcomes that were kept are saved."""
         for seq, num_rounds in zip(task.batch, task.rounds, strict=True):
@@ -86,7 +86,7 @@ class Failures:
                     return True
         return False
 
-    def _divide(self, done: Done, error: Exception) -> int:
+    def _divide(self, done: LaneResult, error: Exception) -> int:
         job, num_failed = done.task.job, 0
         self._empty(job)
         again = self._alone.setdefault(done.lane, deque())

@@ -20,7 +20,7 @@ import torch
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, ordinary
 from outrider.core.interrupts import breakable
-from outrider.engine.lanes import Call, Done, Task, Work
+from outrider.engine.lanes import Call, LaneResult, LaneTask, LaneWork
 
 
 class Marks:
@@ -56,7 +56,7 @@ class LaneStream:
     def __init__(self, stream: torch.cuda.Stream, marks: Marks, *, barrier: bool = False) -> None:
         self._stream, self._marks, self._barrier = stream, marks, barrier
 
-    def run(self, call: Call, task: Task) -> Work:
+    def run(self, call: Call, task: LaneTask) -> LaneWork:
         seq_ids = task.job.seq_ids
         if self._barrier:
             torch.cuda.synchronize(self._stream.device)
@@ -113,7 +113,7 @@ class ThreadLanes:
         self._busy: dict[str, float] = {}
         self._lanes: dict[str, _Lane] = {}
         self._numbers = {lane: number for number, lane in enumerate(calls)}
-        self._kept: list[Done] = []
+        self._kept: list[LaneResult] = []
         self._threads: set[int] = set()
         self._close = weakref.finalize(self, _end_all, self._lanes)
 
@@ -124,7 +124,7 @@ class ThreadLanes:
     def is_here(self) -> bool:
         return get_ident() in self._threads
 
-    def start(self, lane: str, task: Task) -> None:
+    def start(self, lane: str, task: LaneTask) -> None:
         if lane in self._busy:
             raise ContractError("the lane runs a task")
         if lane not in self._lanes:
@@ -132,7 +132,7 @@ class ThreadLanes:
         self._busy[lane] = self._clock()
         self._lanes[lane].tasks.put(task)
 
-    def wait(self, seconds: float | None = None) -> list[Done]:
+    def wait(self, seconds: float | None = None) -> list[LaneResult]:
         # An interrupt may lose a signal, but not what it was about.
         while not (found := self._collected()):
             try:
@@ -156,7 +156,7 @@ class ThreadLanes:
         self._close()
         self._close = weakref.finalize(self, _end_all, self._lanes)
 
-    def _collected(self) -> list[Done]:
+    def _collected(self) -> list[LaneResult]:
         found, self._kept = self._kept, []
         for name in list(self._busy):
             lane = self._lanes.get(name)
@@ -193,9 +193,9 @@ class _Lane:
     signals: SimpleQueue[None]
     threads: set[int]
     clock: Clock
-    done: Done | None = None
+    done: LaneResult | None = None
     is_ready: bool = False
-    tasks: SimpleQueue[Task | None] = field(default_factory=SimpleQueue[Task | None])
+    tasks: SimpleQueue[LaneTask | None] = field(default_factory=SimpleQueue[LaneTask | None])
 
     def serve(self) -> None:
         self.threads.add(get_ident())
@@ -207,9 +207,9 @@ class _Lane:
         # The number may be another thread's soon.
         self.threads.discard(get_ident())
 
-    def _run(self, task: Task) -> Done:
+    def _run(self, task: LaneTask) -> LaneResult:
         began = self.clock()
-        work, error = Work(), None
+        work, error = LaneWork(), None
         try:
             if not self.is_ready:
                 self.setup(self.number)
@@ -218,11 +218,13 @@ class _Lane:
         except BaseException as caught:  # noqa: BLE001
             # The lane goes on; the engine decides what this ends. Ctrl-C never comes here.
             error = ordinary(caught)
-        return Done(self.name, task, work, error, began, self.clock())
+        return LaneResult(self.name, task, work, error, began, self.clock())
 
 
 # Of every thread that may still run, what it takes tasks from.
-_serving: weakref.WeakKeyDictionary[Thread, SimpleQueue[Task | None]] = weakref.WeakKeyDictionary()
+_serving: weakref.WeakKeyDictionary[Thread, SimpleQueue[LaneTask | None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _end_all(lanes: dict[str, _Lane]) -> None:

@@ -27,7 +27,7 @@ _KINDS = {stage: stage.name.lower() for stage in Stage}
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LaneTask:
     """A job and its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
     are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
     waited for (prefill, draft, verify), and `num_free` the arena's room, when it began."""
@@ -54,7 +54,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaneWork:
     """What came of a task: `outcomes` are already in the text of their sequences, `proposals` and
     `faults` (why sequences are not drafted for any more) are still to be given."""
 
@@ -64,12 +64,12 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class LaneResult:
     """The end of a task, well or with an error. Times are seconds of the host's clock."""
 
     lane: str
-    task: Task
-    work: Work
+    task: LaneTask
+    work: LaneWork
     error: BaseException | None
     began: float
     ended: float
@@ -91,7 +91,7 @@ class Done:
         )
 
 
-Call = Callable[[Task], Work]
+Call = Callable[[LaneTask], LaneWork]
 
 
 class Executor(Protocol):
@@ -106,8 +106,8 @@ class Executor(Protocol):
         """Whether the calling thread is one that runs lanes and nothing else."""
         ...
 
-    def start(self, lane: str, task: Task) -> None: ...
-    def wait(self, seconds: float | None = None) -> list[Done]:
+    def start(self, lane: str, task: LaneTask) -> None: ...
+    def wait(self, seconds: float | None = None) -> list[LaneResult]:
         """Tasks that ended, at least one; none only if `seconds` went by."""
         ...
 
@@ -125,16 +125,16 @@ class LaneRunner:
     round: Round
     stages: Stages
 
-    def __call__(self, task: Task) -> Work:
+    def __call__(self, task: LaneTask) -> LaneWork:
         kind = task.job.kind
         if kind is JobKind.AHEAD:
             drafter = cast("DraftAhead", self.stages.drafter)
-            return Work(faults=guarded_ahead(drafter, task.ahead))
+            return LaneWork(faults=guarded_ahead(drafter, task.ahead))
         if kind is JobKind.DRAFT:
             self.stages.allot(task.batch)
-            return Work(proposals=self.stages.propose(task.batch))
+            return LaneWork(proposals=self.stages.propose(task.batch))
         run = self.round.run if kind is JobKind.ROUND else self.round.verify
-        return Work(outcomes=run(task.batch, task.chunks, num_waiting=task.num_waiting))
+        return LaneWork(outcomes=run(task.batch, task.chunks, num_waiting=task.num_waiting))
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class InlineLanes:
 
     runners: Mapping[str, LaneRunner]
     clock: Clock = HOST_CLOCK
-    _done: list[Done] = field(default_factory=list[Done])
+    _done: list[LaneResult] = field(default_factory=list[LaneResult])
 
     @property
     def busy(self) -> Mapping[str, float]:
@@ -152,16 +152,16 @@ class InlineLanes:
     def is_here(self) -> bool:
         return False
 
-    def start(self, lane: str, task: Task) -> None:
+    def start(self, lane: str, task: LaneTask) -> None:
         began = self.clock()
-        work, error = Work(), None
+        work, error = LaneWork(), None
         try:
             with breakable():
                 work = self.runners[lane](task)
         except BaseException as caught:  # noqa: BLE001
             # An interrupt as well: the engine first undoes the job.
             error = caught if is_interrupt(caught) else ordinary(caught)
-        self._done.append(Done(lane, task, work, error, began, self.clock()))
+        self._done.append(LaneResult(lane, task, work, error, began, self.clock()))
 
     @property
     def round(self) -> Round:
@@ -172,7 +172,7 @@ class InlineLanes:
         """Have every lane run `other` from now on."""
         self.runners = {lane: replace(runner, round=other) for lane, runner in self.runners.items()}
 
-    def wait(self, seconds: float | None = None) -> list[Done]:
+    def wait(self, seconds: float | None = None) -> list[LaneResult]:
         del seconds
         done, self._done = self._done, []
         return done

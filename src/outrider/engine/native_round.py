@@ -22,13 +22,13 @@ from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.drafting import drafting_seconds
-from outrider.engine.round import Chunk, RoundTiming, Settled, clamp
+from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.rounds import (
     RULES,
+    CacheSpan,
     Decided,
-    Feed,
     NativeRounds,
     RoundModel,
     RoundRow,
@@ -129,7 +129,7 @@ class NativeRound:
             depth=depth,
         )
 
-    def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> Feed:
+    def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> CacheSpan:
         if self.draft is None:
             raise ContractError("there is no draft")
         if self.drafter is None:
@@ -155,7 +155,7 @@ class NativeRound:
         timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
         return self.stages.finish(settled, timing=timing, num_waiting=num_waiting)
 
-    def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> Settled:
+    def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> FinishedRow:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""
         drafted = verdict.drafted
         if row.depth:
@@ -174,7 +174,7 @@ class NativeRound:
         outcome = Outcome(seq.seq_id, seq.draft, Verdict(path, verdict.next_token))
         outcome, reason = clamp(outcome, seq)
         self.target.state.note_chain(seq.seq_id, (*row.target.unread, *drafted))
-        return Settled(seq, len(row.target.unread), outcome, reason)
+        return FinishedRow(seq, len(row.target.unread), outcome, reason)
 
 
 def native_round(
@@ -215,10 +215,10 @@ def _model(model: LlamaModel) -> RoundModel:
     return RoundModel(forward, model.logits, model.state.page_size)
 
 
-def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: int) -> Feed:
+def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: int) -> CacheSpan:
     state = model.state
     state.reserve({seq_id: len(unread) + num_drafted})
-    return Feed(state.length(seq_id), unread, state.pages(seq_id))
+    return CacheSpan(state.length(seq_id), unread, state.pages(seq_id))
 
 
 def _temperature(params: SamplingParams) -> float:

@@ -18,9 +18,9 @@ from outrider.core.errors import CapacityError, QueueFullError
 from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
-from outrider.engine.drafting import Drafting
+from outrider.engine.drafting import DrafterHandle
 from outrider.sched.batch_limit import BatchLimit
-from outrider.sched.jobs import Job, JobKind, Limits, Pool, num_admissible
+from outrider.sched.jobs import Job, JobKind, Limits, ReadyQueues, num_admissible
 from outrider.sched.ledger import Ledger
 
 
@@ -42,12 +42,12 @@ SLOW_MASK = 0.02
 
 
 @dataclass(slots=True)
-class Residents:
+class RequestTable:
     """`limits` say what may be in flight, and `batch_limit` how many of that for now. Opens and
     closes sequences in all memories at once. `timed`: those whose time ends."""
 
     target: CausalLM
-    drafting: Drafting
+    drafting: DrafterHandle
     ledger: Ledger
     limits: Limits
     batch_limit: BatchLimit | None = None
@@ -90,7 +90,7 @@ class Residents:
 
     def pool(
         self, *, patient: bool = True, busy: bool = False, most_prompt_tokens: int | None = None
-    ) -> Pool:
+    ) -> ReadyQueues:
         """Who waits for what. Those that rest are left out as long as others run or could."""
         free = self.target.state.num_free_tokens
         whole = self.ledger.pool(free, patient=patient, most_prompt_tokens=most_prompt_tokens)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Draft, Outcome
-from outrider.core.protocols import StateStore
+from outrider.core.protocols import CacheStore
 from outrider.core.sequence import FinishReason, LiveSequence
 
 
@@ -62,7 +62,7 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class FinishedRow:
     """One sequence's round: `num_fed` tokens of its text were read in it, before the draft."""
 
     seq: LiveSequence
@@ -72,8 +72,8 @@ class Settled:
 
 
 def settle(
-    state: StateStore,
-    settled: Sequence[Settled],
+    state: CacheStore,
+    settled: Sequence[FinishedRow],
     chunks: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> int:
     """Keep what was accepted, in `state` and in the text, and `chunks` of other sequences; how many

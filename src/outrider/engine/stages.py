@@ -31,22 +31,22 @@ from outrider.core.protocols import (
     DraftRow,
     HiddenStates,
     HiddenStore,
-    JudgeRow,
     StepRow,
+    VerifyRow,
 )
 from outrider.core.rng import ROOT
 from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, drafting_seconds, guarded_drafts
-from outrider.engine.round import Chunk, Gaps, PassTimes, RoundTiming, Settled, clamp, settle
+from outrider.engine.round import Chunk, FinishedRow, Gaps, PassTimes, RoundTiming, clamp, settle
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One sequence's share of a pass: a row for the rule, and log-laws if they are to be told."""
 
-    row: JudgeRow
+    row: VerifyRow
     log_NV: Tensor | None
 
     def tell(self, outcome: Outcome, num_top: int) -> Outcome:
@@ -122,7 +122,7 @@ def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> R
         soft_NV = logits_NV.softmax(-1) if laws.probs_NV is None else laws.probs_NV
     if seq.params.logprobs:
         log_NV = log_law(logits_NV) if laws.probs_NV is None else laws.probs_NV.log()
-    return Reading(JudgeRow(seq.draft, laws, seq.noise, soft_NV), log_NV)
+    return Reading(VerifyRow(seq.draft, laws, seq.noise, soft_NV), log_NV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Stages:
 
     def finish(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[FinishedRow],
         reads: Sequence[StepRow] = (),
         *,
         timing: RoundTiming,
@@ -270,10 +270,10 @@ class Stages:
         offers: Sequence[StepRow],
         readings: Sequence[Reading],
         likely: Sequence[tuple[int, ...]],
-    ) -> list[Settled]:
+    ) -> list[FinishedRow]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
         verdicts = self._judge(batch, readings)
-        settled: list[Settled] = []
+        settled: list[FinishedRow] = []
         start = 0
         for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
@@ -282,7 +282,7 @@ class Stages:
             if likely:
                 told = replace(told, likely=tuple(likely[start:end]))
             start = end
-            settled.append(Settled(seq, row.logits_from + 1, told, reason))
+            settled.append(FinishedRow(seq, row.logits_from + 1, told, reason))
         return settled
 
     def _judge(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.cache.compaction import Keep
 from outrider.core.errors import ContractError
-from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.engine.compaction import CompactingLM
 
@@ -33,7 +33,7 @@ class StepwiseLM:
         return self.model.spec
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self.model.state
 
     def compact(self, seq_id: int, keep: Keep) -> None:

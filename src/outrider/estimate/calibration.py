@@ -18,7 +18,7 @@ from typing import Any
 
 from outrider.core.errors import ConfigError
 from outrider.estimate.cost import Curve, curve_of
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 
 SCHEMA = "outrider-calibration/1"
 _HINT = "measure anew: outrider plan --fresh"
@@ -79,7 +79,7 @@ class DrafterCosts:
     num_rounds: int = 0
     carry: float = 0.0
     requests: tuple[tuple[PlaceCount, ...], ...] = ()
-    laws: tuple[RoundLaw, ...] = ()
+    laws: tuple[RoundStats, ...] = ()
     chances: tuple[tuple[float, ...], ...] = ()
 
     def seconds(
@@ -145,9 +145,9 @@ def _drafter(record: dict[str, Any]) -> DrafterCosts:
     return DrafterCosts(**record)
 
 
-def _law(record: Mapping[str, Any]) -> RoundLaw:
+def _law(record: Mapping[str, Any]) -> RoundStats:
     kept = tuple(float(chance) for chance in record["kept"])
-    return RoundLaw(kept, float(record["drafting"]), float(record["num_drafted"]))
+    return RoundStats(kept, float(record["drafting"]), float(record["num_drafted"]))
 
 
 def _counts(places: Sequence[dict[str, int]]) -> tuple[PlaceCount, ...]:

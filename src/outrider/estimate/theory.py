@@ -202,7 +202,7 @@ def calibrate(ranks: Sequence[int], default: MissCurve) -> MissCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundLaw:
+class RoundStats:
     """`kept` entry j is the chance that a round keeps more than j draft tokens. A share `drafting`
     of rounds drafts anything, and those draft `num_drafted` tokens.
 
@@ -231,15 +231,15 @@ class RoundLaw:
         second = math.fsum((2 * place + 1) * kept for place, kept in enumerate(self.kept))
         return max(0.0, second - (self.tokens - 1) ** 2)
 
-    def cut(self, depth: int) -> RoundLaw:
+    def cut(self, depth: int) -> RoundStats:
         """Of rounds that may draft no deeper: a tree loses nodes in proportion."""
         if depth >= len(self.kept):
             return self
         drafted = self.num_drafted * depth / len(self.kept)
-        return RoundLaw(self.kept[:depth], self.drafting if depth else 0.0, drafted)
+        return RoundStats(self.kept[:depth], self.drafting if depth else 0.0, drafted)
 
 
-PLAIN = RoundLaw((), 0.0, 0.0)
+PLAIN = RoundStats((), 0.0, 0.0)
 
 
 def expected_tokens(beta: float, k: int) -> float:

@@ -306,13 +306,13 @@ def _triton(
     has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
     from outrider.kernels.triton.delta_ops import TritonDelta
-    from outrider.kernels.triton.eager import EagerLaws
+    from outrider.kernels.triton.eager import EagerProbs
     from outrider.kernels.triton.ops import TritonOps
     from outrider.kernels.triton.scratch import Room
     from outrider.kernels.triton.trial import rows_alike
 
     room = Room(device)
-    ops, laws, delta = TritonOps(room, quantise), EagerLaws(room, device), TritonDelta(room)
+    ops, laws, delta = TritonOps(room, quantise), EagerProbs(room, device), TritonDelta(room)
     exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":

@@ -27,7 +27,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.protocols import CausalLM, DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.lab.gemm_shape import GemmShape
@@ -199,7 +199,7 @@ class SyntheticMemory:
     the place after that one's.
     """
 
-    def __init__(self, inner: StateStore) -> None:
+    def __init__(self, inner: CacheStore) -> None:
         self.inner = inner
         self._tokens = TokenMemory(_ALL_SLOTS)
         self._places: dict[int, list[int]] = {}

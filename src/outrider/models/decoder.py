@@ -26,7 +26,7 @@ from outrider.cache.compaction import Keep, kept_keys
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec, StateRoom
+from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
@@ -62,7 +62,7 @@ class Room:
     max_rows: int = 256
     max_logits: int = 256
     hidden_layers: tuple[int, ...] = ()
-    states: StateRoom = field(default_factory=StateRoom)
+    states: RecurrentCapacity = field(default_factory=RecurrentCapacity)
     window: int = 0
 
     def num_positions(self, max_tokens: int) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CausalLM, StateStore, StepRow
+from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
@@ -90,7 +90,7 @@ def head_target(target: CausalLM) -> HeadTarget:
     return target
 
 
-class HeadMemory(StateStore, Protocol):
+class HeadMemory(CacheStore, Protocol):
     """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD).
     The rest is for drafts in one call, as PagedKV has it."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.core.drafter_kinds import KINDS, MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.estimate.theory import PLAIN, RoundLaw
+from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import (
     ENGINES,
     Candidate,
@@ -151,7 +151,7 @@ class _Known:
     drafters: Mapping[str, DrafterCosts]
     beliefs: Mapping[str, Belief]
 
-    def law(self, way: Candidate) -> RoundLaw:
+    def law(self, way: Candidate) -> RoundStats:
         return expected_law(self.drafters[way.drafter], self.beliefs[way.drafter], way)
 
     def gain(self, way: Candidate, job: Job) -> float:

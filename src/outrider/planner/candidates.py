@@ -16,7 +16,7 @@ from functools import cache
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 from outrider.planner.overlap import AheadWays, ahead, chances_of, lanes, tree_law
 from outrider.planner.places import Belief, Rates, round_law
 from outrider.planner.rounds import Load, binomial, forecast, plain_times, round_times, texts_differ
@@ -34,7 +34,7 @@ _NODES = (-1.4652, -0.7916, -0.3661, 0.0, 0.3661, 0.7916, 1.4652)
 _SURE = 1e-9
 
 
-def seconds_in_step(num_tokens: int, law: RoundLaw, seconds: Callable[[int], float]) -> float:
+def seconds_in_step(num_tokens: int, law: RoundStats, seconds: Callable[[int], float]) -> float:
     """Expected seconds until a text of `num_tokens` is done; `seconds` of a round by how deep it
     drafts. A batch whose texts are always equally far takes as long.
 
@@ -60,7 +60,7 @@ def seconds_in_step(num_tokens: int, law: RoundLaw, seconds: Callable[[int], flo
 def desync(
     num_tokens: int,
     batch: int,
-    law: RoundLaw,
+    law: RoundStats,
     seconds: Callable[[int], float],
     *,
     texts_differ: float = 0.0,
@@ -207,14 +207,14 @@ class Option:
         return self.candidate.words
 
 
-def expected_law(drafter: DrafterCosts, belief: Belief, candidate: Candidate) -> RoundLaw:
+def expected_law(drafter: DrafterCosts, belief: Belief, candidate: Candidate) -> RoundStats:
     """What to expect: as replayed, where it was; otherwise by place."""
     if candidate.num_nodes <= candidate.k <= len(drafter.laws):
         return drafter.laws[candidate.k - 1]
     return law_of(drafter, belief.mean, candidate)
 
 
-def law_of(drafter: DrafterCosts, rates: Rates, candidate: Candidate) -> RoundLaw:
+def law_of(drafter: DrafterCosts, rates: Rates, candidate: Candidate) -> RoundStats:
     """By place."""
     if candidate.num_nodes > candidate.k:
         return tree_law(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
@@ -226,7 +226,9 @@ def plain_job_seconds(calibration: Calibration, job: Job) -> float:
     return job.new_tokens * plain_times(calibration, job.load).total
 
 
-def job_seconds(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundLaw) -> float:
+def job_seconds(
+    calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundStats
+) -> float:
     """From the first round to the last, in turns."""
     depth = len(law.kept)
 
@@ -247,7 +249,7 @@ def job_seconds(calibration: Calibration, drafter: DrafterCosts, job: Job, law: 
     return seconds * desync(job.new_tokens, job.batch, law, fewer, texts_differ=differ)
 
 
-def gain(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundLaw) -> float:
+def gain(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundStats) -> float:
     """The speed-up of a job over plain decoding of it."""
     return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, law)
 

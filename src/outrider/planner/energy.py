@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 from outrider.planner.devices import DeviceSheet, Power
 from outrider.planner.roofline import Mixture, PassWork, critical_context, mixture_of, ridge_rows
 from outrider.planner.rounds import Load
@@ -47,7 +47,7 @@ class Joules:
 
 
 def round_joules(
-    energy: Energy, load: Load, law: RoundLaw, seconds: float, *, depth: int
+    energy: Energy, load: Load, law: RoundStats, seconds: float, *, depth: int
 ) -> Joules:
     """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0."""
     drafted = law.drafting * law.num_drafted if depth else 0.0
@@ -67,7 +67,7 @@ def round_joules(
 
 
 def joules_a_token(
-    energy: Energy, load: Load, law: RoundLaw, seconds: float, *, depth: int
+    energy: Energy, load: Load, law: RoundStats, seconds: float, *, depth: int
 ) -> float:
     """Of rounds as those of `round_joules`."""
     spent = round_joules(energy, load, law, seconds, depth=depth)

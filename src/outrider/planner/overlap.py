@@ -11,7 +11,7 @@ from outrider.estimate.theory import (
     PLAIN,
     AheadTimes,
     Misses,
-    RoundLaw,
+    RoundStats,
     expected_hit_rate,
     optimal,
     steady_hits,
@@ -30,15 +30,15 @@ def chances_of(drafter: DrafterCosts, rates: Rates, depth: int) -> Chances:
     return with_siblings([rates.kept_at(place) for place in range(1, depth + 1)])
 
 
-def tree_law(chances: Chances, num_nodes: int) -> RoundLaw:
+def tree_law(chances: Chances, num_nodes: int) -> RoundStats:
     """Of rounds that draft the best tree of at most `num_nodes`."""
     shape = best_shape(chances, num_nodes)
     if not len(shape):
-        return RoundLaw((), 0.0, 0.0)
+        return RoundStats((), 0.0, 0.0)
     kept = [0.0] * (max(shape.depths) + 1)
     for depth, worth in zip(shape.depths, shape.worths, strict=True):
         kept[depth] += worth
-    return RoundLaw(tuple(min(1.0, one) for one in kept), 1.0, float(len(shape)))
+    return RoundStats(tuple(min(1.0, one) for one in kept), 1.0, float(len(shape)))
 
 
 def sizes_to_try(batch: int, *, least: int, most: int = MOST_NODES) -> list[int]:
@@ -111,13 +111,13 @@ class AheadForecast:
     jit_below: float | None
 
 
-def outcome_chances(law: RoundLaw) -> list[float]:
+def outcome_chances(law: RoundStats) -> list[float]:
     """P(n) for n = 0..K kept."""
     kept = [1.0, *law.kept, 0.0]
     return [max(0.0, kept[n] - kept[n + 1]) for n in range(len(law.kept) + 1)]
 
 
-def foreseen(law: RoundLaw, ways: AheadWays) -> float:
+def foreseen(law: RoundStats, ways: AheadWays) -> float:
     """The share of verdicts that are among the best `ways.fan_out` to prepare for."""
     if ways.p_hit is not None:
         return ways.p_hit
@@ -182,7 +182,7 @@ def lanes(
     calibration: Calibration,
     drafter: DrafterCosts,
     load: Load,
-    law: RoundLaw,
+    law: RoundStats,
     *,
     contention: float,
 ) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
-from outrider.estimate.theory import PLAIN, RoundLaw
+from outrider.estimate.theory import PLAIN, RoundStats
 
 # Judgements at a place that make a rate of its own.
 ENOUGH = 20
@@ -74,7 +74,7 @@ class Belief:
     draws: tuple[Rates, ...]
 
 
-def round_law(rates: Rates, k: int) -> RoundLaw:
+def round_law(rates: Rates, k: int) -> RoundStats:
     """Of rounds that draft up to `k` tokens, on the mean of a long text.
 
     If a draft of K was kept whole, where does the next one stand? A model that agrees with its
@@ -110,7 +110,7 @@ def round_law(rates: Rates, k: int) -> RoundLaw:
     means = [math.fsum(w * kept[j] for w, kept, _ in blocks) / total for j in range(k)]
     drafted = [math.fsum(w * made[j] for w, _, made in blocks) / total for j in range(k)]
     drafting = drafted[0]
-    return RoundLaw(tuple(means), drafting, math.fsum(drafted) / drafting if drafting else 0.0)
+    return RoundStats(tuple(means), drafting, math.fsum(drafted) / drafting if drafting else 0.0)
 
 
 def believe(drafter: DrafterCosts, *, seed: int = 0, num_draws: int = NUM_DRAWS) -> Belief:

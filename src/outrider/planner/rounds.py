@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from outrider.core.errors import ContractError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
-from outrider.estimate.theory import PLAIN, RoundLaw, expected_tokens, measured_speed_up, speed_up
+from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens, measured_speed_up, speed_up
 from outrider.planner.places import MIN_REQUESTS
 
 # Batches up to this size are reckoned by how many of them draft, larger ones by the mean number.
@@ -59,7 +59,7 @@ class RoundTimes:
 class Forecast:
     """Of one way to draft: the law of its rounds, their times and a plain round's."""
 
-    law: RoundLaw
+    law: RoundStats
     times: RoundTimes
     plain: RoundTimes
 
@@ -93,7 +93,7 @@ def plain_times(calibration: Calibration, load: Load) -> RoundTimes:
 
 
 def round_times(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundLaw, *, depth: int
+    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundStats, *, depth: int
 ) -> RoundTimes:
     """Of a round whose drafts are up to `depth` deep, on the mean."""
     if not depth or not law.drafting:
@@ -106,7 +106,7 @@ def round_times(
 
 
 def forecast(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundLaw, *, depth: int
+    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundStats, *, depth: int
 ) -> Forecast:
     times = round_times(calibration, drafter, load, law, depth=depth)
     return Forecast(law, times, plain_times(calibration, load))
@@ -132,7 +132,7 @@ def _times(
     calibration: Calibration,
     drafter: DrafterCosts | None,
     load: Load,
-    law: RoundLaw,
+    law: RoundStats,
     *,
     num_drafting: float = 0.0,
     depth: int = 0,

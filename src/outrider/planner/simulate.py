@@ -27,9 +27,9 @@ from outrider.sched.jobs import (
     JobKind,
     JobObserver,
     Limits,
-    Pool,
+    ReadyQueues,
     Stage,
-    Work,
+    StageItem,
     num_admissible,
 )
 from outrider.sched.lane_order import order_named
@@ -217,7 +217,7 @@ class _Simulation:
                     started = True
                     pool = self._ledger.pool(sys.maxsize, patient=patient)
 
-    def _start(self, lane: str, pool: Pool) -> bool:
+    def _start(self, lane: str, pool: ReadyQueues) -> bool:
         job = self._schedule.next_job(lane, pool, self._ledger.num_live)
         if not job:
             return False
@@ -257,7 +257,7 @@ class _Simulation:
     def _is_hit(self, seq: Running) -> bool:
         return seq.is_ready and self._chance.is_hit(seq.seq_id, seq.length)
 
-    def _ahead_seconds(self, works: Sequence[Work]) -> float:
+    def _ahead_seconds(self, works: Sequence[StageItem]) -> float:
         batch = [self._live[work.seq_id] for work in works]
         return self._costs.ahead_seconds([Drafted(seq.depth, seq.length - 1) for seq in batch])
 

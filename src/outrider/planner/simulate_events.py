@@ -18,7 +18,7 @@ from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.philox import philox_uniform
 from outrider.estimate.theory import expected_by_place, prefix_products
-from outrider.sched.jobs import Job, JobKind, Stage, Work
+from outrider.sched.jobs import Job, JobKind, Stage, StageItem
 
 
 class Decides(IntEnum):
@@ -242,11 +242,11 @@ class Pass:
     index: int
     slowdown: float
 
-    def read(self, work: Work) -> RoundTrace:
+    def read(self, work: StageItem) -> RoundTrace:
         """A prompt chunk, which emits nothing."""
         return self._trace(work.seq_id, num_prompt_tokens=work.num_tokens)
 
-    def judged(self, work: Work, seq: Running, num_kept: int) -> RoundTrace:
+    def judged(self, work: StageItem, seq: Running, num_kept: int) -> RoundTrace:
         """A round. The pending token is no prompt token."""
         return self._trace(
             work.seq_id,

@@ -15,7 +15,7 @@ from itertools import islice
 from torch import Tensor
 
 from outrider.core.draft import Outcome
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.proof.cases import FIXED, Case, Text, generated
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.laws import EveryBranch, Law, Sampler, exact_samplers, runs
@@ -105,7 +105,7 @@ def prove_rule(sampler: Sampler, cases: Iterable[Case]) -> RuleProof:
 
 def total_variation(sampler: Sampler, case: Case) -> tuple[float, int]:
     """Between what a round of `case` emits and the target's law; and the branches walked."""
-    rows: dict[Text, JudgeRow] = {}
+    rows: dict[Text, VerifyRow] = {}
     known: dict[Text, Tensor] = {}
 
     def one_round(noise: EveryBranch) -> Text:

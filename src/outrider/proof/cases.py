@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import ROOT, DrawNode, Noise, pick_node
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import ROOT, DrawNode, Rng, pick_node
 from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
@@ -108,7 +108,7 @@ class Case:
         return tuple(reversed(text))
 
     def drawn(
-        self, noise: Noise, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
+        self, noise: Rng, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
     ) -> Draft:
         """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked.
 
@@ -127,7 +127,7 @@ class Case:
         sampled = len(self.certain) < len(self.parents) and not self.params.greedy
         return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
 
-    def row(self, draft: Draft, *, exact: bool) -> JudgeRow:
+    def row(self, draft: Draft, *, exact: bool) -> VerifyRow:
         """What the engine would give the rule for `draft`: the shipped path from logits to laws."""
         paths = [self.text(node, draft.tokens) for node in range(ROOT, len(draft))]
         logits = [_logits(_turned(self.target[len(path)], path)) for path in paths]
@@ -135,7 +135,7 @@ class Case:
         return read_pass([self._sequence(draft)], logits_MV, argmax, exact=exact)[0].row
 
     def _sequence(self, draft: Draft) -> LiveSequence:
-        shaper = Shaper(self.params, len(PROMPT), bad_words=self.bad_words)
+        shaper = LogitsProcessor(self.params, len(PROMPT), bad_words=self.bad_words)
         return LiveSequence(
             seq_id=0,
             tokens=list(PROMPT),

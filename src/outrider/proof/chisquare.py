@@ -13,7 +13,7 @@ Texts by the hundred thousand: what each exact sampler draws, on tensors.
 
 The block and token rules have twins for packed chains (`verify/batched.py`). Under the match and
 coupled rules a text is what plain decoding draws at its positions, whatever was drafted; that is
-their claim, so here they just draw. All numbers are those of `KeyedNoise`: text number i is the
+their claim, so here they just draw. All numbers are those of `KeyedRng`: text number i is the
 text that the walked rule draws for sample i, token for token, and the ensemble checks that it is.
 
 Shapes:  B = texts, K = drafted tokens, W = K + 1, T = tokens kept, V = vocabulary.

@@ -38,8 +38,8 @@ from outrider.core.clock import host_ints, host_rows
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft, Outcome
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import KeyedNoise, Noise
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import Laws
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
@@ -89,11 +89,11 @@ class Desk:
         while seq.num_emitted < LENGTH:
             noise = seq.noise
             draft, laws = self._offer(seq.tokens[-1], noise)
-            verdict = self.sampler.rule([JudgeRow(draft, laws, noise)])[0]
+            verdict = self.sampler.rule([VerifyRow(draft, laws, noise)])[0]
             seq.tokens += Outcome(0, draft, verdict).tokens
         return tuple(seq.tokens[1 : 1 + LENGTH])
 
-    def _offer(self, last: int, noise: Noise) -> tuple[Draft, Laws]:
+    def _offer(self, last: int, noise: Rng) -> tuple[Draft, Laws]:
         tokens = [last]
         for node in range(K):
             tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], noise, node))
@@ -167,7 +167,7 @@ def race_trial(pair: Pair, *, seed: int, num_races: int) -> Trial:
 
     def winners() -> Iterator[Text]:
         for sample in range(num_races):
-            noise = KeyedNoise(seed, sample, start=1)
+            noise = KeyedRng(seed, sample, start=1)
             yield noise.race_at(p_V, 0), noise.race_at(q_V, 0)
 
     return count_trial(f"shared races, {pair.name}", winners(), joint)

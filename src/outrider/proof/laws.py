@@ -17,7 +17,7 @@ of Daliri, Musco, Suresh 2024 (arXiv 2408.07978); the second follows by integrat
 
 Exact laws: run an experiment once for every way its random choices can fall.
 
-`EveryBranch` is a `Noise` that replays a script of choices and then takes first options. `law`
+`EveryBranch` is a `Rng` that replays a script of choices and then takes first options. `law`
 runs an experiment, looks at which choices it took and with what weights, and runs it again for each
 option not yet taken. The weight of a run is the product of its choices' weights, so the result is
 the experiment's law itself, without sampling.

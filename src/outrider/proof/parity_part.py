@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.api.tokenizer import spellings
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
@@ -328,7 +328,7 @@ def _found(model: CausalLM, job: Task, difference: Difference, text: Ids) -> Fin
 def _decision(job: Task, place: Place, difference: Difference) -> Decide:
     """What a round without a draft decides from a row of logits, with the keys of that place."""
     params, rule = difference.cell.params, rule_for(difference.cell.sampler)
-    shaper = Shaper(
+    shaper = LogitsProcessor(
         params,
         place.prompt_length,
         bad_words=spellings(job.subject.tokenizer(), params.bad_words),

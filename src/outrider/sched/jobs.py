@@ -62,7 +62,7 @@ _MIXES = _every_mix()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageItem:
     """One stage of one sequence. `num_tokens` are those fed besides a draft."""
 
     seq_id: int
@@ -75,7 +75,7 @@ class Job:
     """What a lane runs in one go: drafts first, then one target pass over all the rest. `stages`
     are those that it has works of, in the order in which they run."""
 
-    works: tuple[Work, ...]
+    works: tuple[StageItem, ...]
     stages: tuple[Stage, ...] = field(init=False, repr=False, compare=False)
     kind: JobKind = field(init=False, repr=False, compare=False)
 
@@ -88,7 +88,7 @@ class Job:
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "kind", kind)
 
-    def of(self, stage: Stage) -> tuple[Work, ...]:
+    def of(self, stage: Stage) -> tuple[StageItem, ...]:
         if stage not in self.stages:
             return ()
         return tuple([work for work in self.works if work.stage is stage])
@@ -104,7 +104,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ReadyQueues:
     """Sequences by the stage they wait for, oldest first; those inside a job are absent.
 
     Each entry names the tokens the sequence has that the target's memory does not: 1 (the pending
@@ -116,11 +116,11 @@ class Pool:
     A job may read `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
     """
 
-    prefill: tuple[Work, ...]
-    draft: tuple[Work, ...]
-    verify: tuple[Work, ...]
+    prefill: tuple[StageItem, ...]
+    draft: tuple[StageItem, ...]
+    verify: tuple[StageItem, ...]
     num_free_tokens: int
-    ahead: tuple[Work, ...] = ()
+    ahead: tuple[StageItem, ...] = ()
     drafting: tuple[int, ...] = ()
     verifying: tuple[int, ...] = ()
     patient: bool = True
@@ -134,7 +134,7 @@ class Pool:
     def has_work(self) -> bool:
         return bool(self.prefill or self.draft or self.verify or self.ahead)
 
-    def without(self, seq_ids: Collection[int]) -> Pool:
+    def without(self, seq_ids: Collection[int]) -> ReadyQueues:
         """The same, but nothing of these sequences may start."""
         prefill, draft, verify, ahead = (
             tuple(work for work in works if work.seq_id not in seq_ids)
@@ -152,13 +152,13 @@ class Schedule(Protocol):
         """In the order in which idle ones are asked."""
         ...
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None: ...
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None: ...
 
 
 class LaneOrder(Protocol):
     """In which order idle lanes are asked for their next job (sched/lane_order.py)."""
 
-    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]: ...
+    def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]: ...
 
 
 @runtime_checkable
@@ -234,20 +234,20 @@ class LaneSizes:
     verify: int = 1024
 
 
-def job_of(works: Sequence[Work]) -> Job | None:
+def job_of(works: Sequence[StageItem]) -> Job | None:
     return Job(tuple(works)) if works else None
 
 
-def rounds(works: Sequence[Work]) -> list[Work]:
+def rounds(works: Sequence[StageItem]) -> list[StageItem]:
     """Draft and verify of each of `works`, in one job."""
-    found: list[Work] = []
+    found: list[StageItem] = []
     for work in works:
-        found.append(Work(work.seq_id, Stage.DRAFT, work.num_tokens))
-        found.append(Work(work.seq_id, Stage.VERIFY, work.num_tokens))
+        found.append(StageItem(work.seq_id, Stage.DRAFT, work.num_tokens))
+        found.append(StageItem(work.seq_id, Stage.VERIFY, work.num_tokens))
     return found
 
 
-def shares(pool: Pool, room: int, most: int) -> list[Work]:
+def shares(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
     """Unread tokens, pending ones included, of at most `most` sequences that wait for PREFILL, for
     a pass that has room for `room` tokens.
 
@@ -260,30 +260,30 @@ def shares(pool: Pool, room: int, most: int) -> list[Work]:
     room = pool.chunk(room)
     oldest, *others = pool.prefill
     first = min(oldest.num_tokens, max(room // 2, 1))
-    given: list[Work] = []
+    given: list[StageItem] = []
     left = room - first
     for work in sorted(others, key=lambda work: work.num_tokens)[: most - 1]:
         count = min(work.num_tokens, left)
         if count > 0:
-            given.append(Work(work.seq_id, Stage.PREFILL, count))
+            given.append(StageItem(work.seq_id, Stage.PREFILL, count))
         left -= count
     first = min(oldest.num_tokens, first + left)
-    return [Work(oldest.seq_id, Stage.PREFILL, first), *given]
+    return [StageItem(oldest.seq_id, Stage.PREFILL, first), *given]
 
 
-def chunks(pool: Pool, room: int, most: int) -> list[Work]:
+def chunks(pool: ReadyQueues, room: int, most: int) -> list[StageItem]:
     """Prompt tokens to read, without pending ones: those need a round."""
     waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
     given = shares(pool, room, most)
     counts = [min(work.num_tokens, waiting[work.seq_id] - 1) for work in given]
     return [
-        Work(work.seq_id, Stage.PREFILL, count)
+        StageItem(work.seq_id, Stage.PREFILL, count)
         for work, count in zip(given, counts, strict=True)
         if count > 0
     ]
 
 
-def beside(lane: str, pool: Pool, sizes: LaneSizes) -> Job | None:
+def beside(lane: str, pool: ReadyQueues, sizes: LaneSizes) -> Job | None:
     """What a lane takes that only reads prompts, or only verifies drafts that are there."""
     if lane == PREFILL:
         return job_of(chunks(pool, sizes.chunk, sizes.prefill))

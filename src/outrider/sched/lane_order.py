@@ -16,7 +16,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
 from outrider.estimate.online import FadingMean, nearest_rank
-from outrider.sched.jobs import DECODE, PREFILL, VERIFY, JobObserver, LaneOrder, Pool
+from outrider.sched.jobs import DECODE, PREFILL, VERIFY, JobObserver, LaneOrder, ReadyQueues
 
 DRAFTS_FIRST = (DECODE, VERIFY)
 VERDICTS_FIRST = (VERIFY, DECODE)
@@ -35,7 +35,7 @@ class FixedOrder:
     def __init__(self, first: Sequence[str] = DRAFTS_FIRST) -> None:
         self._first = tuple(first)
 
-    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+    def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]:
         del pool
         return arranged(lanes, self._first)
 
@@ -49,7 +49,7 @@ class DepthOrder:
             raise ContractError("a margin is at least 0")
         self._margin = margin
 
-    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+    def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]:
         backed_up = len(pool.verify) > len(pool.draft) + self._margin
         return arranged(lanes, VERDICTS_FIRST if backed_up else DRAFTS_FIRST)
 
@@ -78,7 +78,7 @@ class SloOrder:
         self._now = 0.0
         self._read_at: float | None = None
 
-    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+    def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]:
         busy = [lane for lane in lanes if lane != PREFILL]
         order = arranged(lanes, sorted(busy, key=lambda lane: -self.lateness(lane, len(busy))))
         if PREFILL in lanes and pool.prefill and self._starves:
@@ -138,7 +138,7 @@ class LearnedOrder:
         """Which of the orders is in force."""
         return self._current
 
-    def arrange(self, lanes: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
+    def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]:
         return self._orders[self._current].arrange(lanes, pool)
 
     def observe(self, trace: JobTrace) -> None:

@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from outrider.core.errors import ContractError
-from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 
 _STAGES = (Stage.PREFILL, Stage.DRAFT, Stage.VERIFY)
 
@@ -74,22 +74,22 @@ class Ledger:
         *,
         patient: bool = True,
         most_prompt_tokens: int | None = None,
-    ) -> Pool:
-        return Pool(
+    ) -> ReadyQueues:
+        return ReadyQueues(
             self._works(Stage.PREFILL),
             self._works(Stage.DRAFT),
             self._works(Stage.VERIFY),
             num_free_tokens,
-            tuple([Work(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead]),
+            tuple([StageItem(seq_id, Stage.AHEAD, 0) for seq_id in self._ahead]),
             self._those_in(Stage.DRAFT),
             self._those_in(Stage.VERIFY),
             patient,
             most_prompt_tokens,
         )
 
-    def _works(self, stage: Stage) -> tuple[Work, ...]:
+    def _works(self, stage: Stage) -> tuple[StageItem, ...]:
         unread = self._unread
-        return tuple([Work(seq_id, stage, unread[seq_id]) for seq_id in self._waiting[stage]])
+        return tuple([StageItem(seq_id, stage, unread[seq_id]) for seq_id in self._waiting[stage]])
 
     def _those_in(self, stage: Stage) -> tuple[int, ...]:
         """Sequences with a job of `stage` that runs."""

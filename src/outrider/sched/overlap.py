@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outrider.core.budget import JobTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.online import fit_line
-from outrider.sched.jobs import DECODE, LaneSizes, Pool, Work
+from outrider.sched.jobs import DECODE, LaneSizes, ReadyQueues, StageItem
 
 FIRST = 16
 MARGIN = 0.97
@@ -64,7 +64,7 @@ class _Standing:
         return turns if self.pauses > MOST_PAUSES else usual
 
 
-class Contest:
+class ModeTrial:
     """Of the ways 0, at first kept, and 1. `turns` is how many a trial of each lasts.
 
     A sequence's turn is from one verdict to its next; sequences in flight over the turn are
@@ -209,7 +209,7 @@ class StageSeconds:
         return fit_line([(n, seconds, 1) for n, own in self._taken.items() for seconds in own])
 
 
-class Gathering:
+class BatchMerger:
     """Of a lane that drafts and one that verifies, and what their jobs take.
 
     A pass reads its weights once, whoever it is for. Two groups that go through a lane one after
@@ -241,7 +241,7 @@ class Gathering:
         verify = self._seconds[_VERIFY].mean(size)
         return None if draft is None or verify is None else draft + verify
 
-    def holds(self, lane: str, pool: Pool, *, in_turns: bool = False) -> bool:
+    def holds(self, lane: str, pool: ReadyQueues, *, in_turns: bool = False) -> bool:
         """Whether the lane, which drafts or verifies, waits rather than take what waits for it:
         always, if all are to go `in_turns`. Never both of them."""
         if lane == DECODE:
@@ -274,7 +274,7 @@ class Gathering:
             wait, saved = self._until_drafted(size, began=began), self._seconds[_VERIFY].fixed()
         return wait is not None and saved is not None and wait < CLEARLY * saved
 
-    def parts(self, pool: Pool) -> bool:
+    def parts(self, pool: ReadyQueues) -> bool:
         """Whether those that wait for drafts, who are all that decode, should go on as two groups:
         then each lane hides the other's shorter jobs, and pays its own twice."""
         if len(pool.draft) < 2 or pool.verify or pool.drafting or pool.verifying:
@@ -297,5 +297,5 @@ class Gathering:
         return draft + max(ahead - verify, 0.0)
 
 
-def _ids(works: Sequence[Work]) -> tuple[int, ...]:
+def _ids(works: Sequence[StageItem]) -> tuple[int, ...]:
     return tuple(work.seq_id for work in works)

@@ -11,17 +11,17 @@ from outrider.sched.jobs import (
     VERIFY,
     Job,
     LaneSizes,
-    Pool,
+    ReadyQueues,
     Schedule,
     Stage,
-    Work,
+    StageItem,
     beside,
     chunks,
     job_of,
     rounds,
     shares,
 )
-from outrider.sched.overlap import Contest, Gathering
+from outrider.sched.overlap import BatchMerger, ModeTrial
 
 # Hits and misses take turns, and a draft that nobody foresaw always takes the same.
 AHEAD_TRIAL_TURNS = (8, 1)
@@ -35,18 +35,18 @@ class DraftAheadLanes:
     The true verdict is looked up among those foreseen (drafters/ahead/); a hit has its next draft
     ready. New drafts go first on the decode lane, since the target waits for them. Where drafting
     ahead takes longer than a verification, or slows the target down, a round in turns may be over
-    sooner; then nothing is drafted ahead (`Contest`). Groups that were parted meet again
-    (`Gathering`).
+    sooner; then nothing is drafted ahead (`ModeTrial`). Groups that were parted meet again
+    (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)
 
     def __init__(self, sizes: LaneSizes, *, always: bool = False) -> None:
         self._sizes, self._always = sizes, always
-        self._groups = Gathering(sizes)
-        self._contest = Contest(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
+        self._groups = BatchMerger(sizes)
+        self._contest = ModeTrial(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         in_turns = not self._is_ahead(num_live)
         if lane != PREFILL and self._groups.holds(lane, pool, in_turns=in_turns):
             return job_of(self._ahead(pool, num_live)) if lane == DECODE else None
@@ -58,7 +58,7 @@ class DraftAheadLanes:
         self._groups.observe(trace)
         self._contest.observe(trace, self._groups.in_turns(trace.num_live))
 
-    def _ahead(self, pool: Pool, num_live: int) -> tuple[Work, ...]:
+    def _ahead(self, pool: ReadyQueues, num_live: int) -> tuple[StageItem, ...]:
         return pool.ahead if self._is_ahead(num_live) else ()
 
     def _is_ahead(self, num_live: int) -> bool:
@@ -77,7 +77,7 @@ class PrefillDecode:
     def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
         self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         del num_live
         if lane == PREFILL:
             return job_of(chunks(pool, self._chunk, self._prefill_batch))
@@ -100,8 +100,8 @@ class PrefillDraftVerify:
     the decode lane drafts and verifies in one job, as with two lanes. The number of live requests
     decides, with some hysteresis, at every job. With more requests it depends on the machine: two
     groups side by side read the weights twice, and may share one memory. So lanes are joined where
-    that makes rounds shorter (`Contest`), and groups go on together where that saves more than it
-    hides (`Gathering`).
+    that makes rounds shorter (`ModeTrial`), and groups go on together where that saves more than it
+    hides (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)
@@ -109,10 +109,10 @@ class PrefillDraftVerify:
     def __init__(self, sizes: LaneSizes, *, threshold: int = 3) -> None:
         self._sizes, self._threshold = sizes, threshold
         self._separate = threshold == 0
-        self._groups = Gathering(sizes)
-        self._contest = Contest(PDV_TRIAL_TURNS, doubtful=PDV_DOUBTFUL)
+        self._groups = BatchMerger(sizes)
+        self._contest = ModeTrial(PDV_TRIAL_TURNS, doubtful=PDV_DOUBTFUL)
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         self._separate = self._is_separate(num_live)
         separate = self._separate and (not self._threshold or self._contest.way(num_live) == 0)
         if separate and lane != PREFILL and self._groups.holds(lane, pool):
@@ -150,17 +150,17 @@ class SingleLane:
     def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
         self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
 
-    def next_job(self, lane: str, pool: Pool, num_live: int) -> Job | None:
+    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         del lane, num_live
         waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
         decoding = list(pool.draft[: self._batch])
-        reads: list[Work] = []
+        reads: list[StageItem] = []
         for work in shares(pool, self._chunk, self._prefill_batch):
             is_rest = work.num_tokens == waiting[work.seq_id]
             if is_rest and len(decoding) < self._batch:
                 decoding.append(work)
             else:  # without a round, the pending token is not read
-                reads.append(Work(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
+                reads.append(StageItem(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
         return job_of([*rounds(decoding), *reads])
 
 

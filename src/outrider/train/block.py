@@ -28,7 +28,7 @@ from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import FFN, as_dtype, initialise
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.losses import TopProbs, distillation, top_laws
 from outrider.train.session import Session
 from outrider.train.target import FrozenTarget
 
@@ -156,12 +156,12 @@ class BlockRecipe:
         right_AK = logits_AKV.argmax(-1) == laws.ids_PC[:, 0].view(sure_AK.shape)
         return self._of_places(logits_AKV, laws) + _of_confidence(sure_AK, right_AK)
 
-    def _of_places(self, logits_AKV: Tensor, laws: TopLaws) -> Tensor:
+    def _of_places(self, logits_AKV: Tensor, laws: TopProbs) -> Tensor:
         num_places = self.config.num_places
         total = logits_AKV.new_zeros(())
         weights = [_DECAY**place for place in range(num_places)]
         for place, weight in enumerate(weights):
-            part = TopLaws(laws.ids_PC[place::num_places], laws.logprobs_PC[place::num_places])
+            part = TopProbs(laws.ids_PC[place::num_places], laws.logprobs_PC[place::num_places])
             total = total + weight * distillation(logits_AKV[:, place], part)
         return total / sum(weights)
 

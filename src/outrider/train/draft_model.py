@@ -34,7 +34,7 @@ from outrider.models.families import LlamaConfig
 from outrider.train.exam import Exam, accepted_of_choices
 from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llama, read_llama
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import LawCache, TopLaws, distillation, next_token, top_laws
+from outrider.train.losses import LawCache, TopProbs, distillation, next_token, top_laws
 from outrider.train.target import FrozenTarget
 
 # Above the usual 0.02: a smaller start learns more slowly, one of 0.1 no faster.
@@ -119,7 +119,7 @@ class DraftRecipe:
         raw["tie_word_embeddings"] = module.config.tie_word_embeddings
         return Export(as_dtype(state, choices.dtype), raw, choices.copied)
 
-    def _teach(self, ids_BT: Tensor) -> TopLaws:
+    def _teach(self, ids_BT: Tensor) -> TopProbs:
         logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
         return top_laws(logits_BTV.flatten(0, 1), self.choices.num_kept)
 

@@ -38,7 +38,7 @@ from outrider.train.draft_model import begin_like
 from outrider.train.hybrid_module import GatedAttention, Hybrid, HybridLayer, fresh_hybrid
 from outrider.train.llama_module import Attention, Layer, Llama, as_dtype
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import LawCache, TopLaws, head_loss, next_token, top_laws
+from outrider.train.losses import LawCache, TopProbs, head_loss, next_token, top_laws
 from outrider.train.shapes import hybrid_config_json
 from outrider.train.target import FrozenTarget
 
@@ -107,10 +107,10 @@ class Teacher:
     target: FrozenTarget
     cache: LawCache
 
-    def laws(self, batch: Batch) -> TopLaws:
+    def laws(self, batch: Batch) -> TopProbs:
         return self.cache.laws(batch.ids_BT, batch.windows, self._teach)
 
-    def _teach(self, ids_BT: Tensor) -> TopLaws:
+    def _teach(self, ids_BT: Tensor) -> TopProbs:
         logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
         return top_laws(logits_BTV.flatten(0, 1), NUM_KEPT)
 
@@ -157,7 +157,7 @@ class HybridRecipe:
         foreseen = own.new_zeros(())
         for turn, draft_BTD in enumerate(drafts):
             places = slice(turn + batch.step % _TURNS, known.stop, _TURNS)
-            part = TopLaws(*(part[:, places].flatten(0, 1) for part in said_BTC))
+            part = TopProbs(*(part[:, places].flatten(0, 1) for part in said_BTC))
             draft_PD = draft_BTD[:, places].flatten(0, 1)
             foreseen = foreseen + _DECAY**turn * head_loss(draft_PD, head_VD, part)[0]
         return own + _WEIGHT / sum(_DECAY**turn for turn in range(_TURNS)) * foreseen
@@ -187,7 +187,7 @@ class HybridRecipe:
         return Export(as_dtype(module.state_dict(), self.dtype), config, self.copied)
 
 
-def _of_text(ids_BT: Tensor) -> TopLaws:
+def _of_text(ids_BT: Tensor) -> TopProbs:
     """The laws of a text that goes on as it does: of all places but the last of a window."""
     next_P1 = ids_BT[:, 1:].flatten()[:, None]
-    return TopLaws(next_P1, torch.zeros(next_P1.shape, device=ids_BT.device))
+    return TopProbs(next_P1, torch.zeros(next_P1.shape, device=ids_BT.device))

@@ -38,7 +38,7 @@ from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.rope import rope_tables
 from outrider.models.weights import HEAD, Weights
-from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.losses import TopProbs, distillation, top_laws
 
 # As Llama's own checkpoints began.
 _INITIAL_STD = 0.02
@@ -318,7 +318,7 @@ def divergence(turns: Iterable[Tensor], wanted_BTW: Tensor) -> Tensor:
     )
     total, weights = wanted_BTW.new_zeros((), dtype=torch.float32), 0.0
     for turn, logits_BTW in enumerate(turns):
-        part = TopLaws(ids_BTC[:, turn:].flatten(0, 1), logprobs_BTC[:, turn:].flatten(0, 1))
+        part = TopProbs(ids_BTC[:, turn:].flatten(0, 1), logprobs_BTC[:, turn:].flatten(0, 1))
         weight = _DECAY**turn
         total = total + weight * distillation(logits_BTW[:, turn:].flatten(0, 1), part)
         weights += weight

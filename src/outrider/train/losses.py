@@ -53,22 +53,22 @@ _LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class TopLaws:
+class TopProbs:
     """The likeliest ids of each law, int64, and their log-probabilities, float32."""
 
     ids_PC: Tensor
     logprobs_PC: Tensor
 
 
-def top_laws(logits_PV: Tensor, num_kept: int) -> TopLaws:
+def top_laws(logits_PV: Tensor, num_kept: int) -> TopProbs:
     """The top of softmax(logits)."""
     logits_PV = logits_PV.float()
     found = torch.topk(logits_PV, min(num_kept, logits_PV.shape[-1]), dim=-1)
     total_P1 = torch.logsumexp(logits_PV, dim=-1, keepdim=True)
-    return TopLaws(found.indices, found.values - total_P1)
+    return TopProbs(found.indices, found.values - total_P1)
 
 
-def distillation(logits_PV: Tensor, laws: TopLaws, *, reverse: float = 0.0) -> Tensor:
+def distillation(logits_PV: Tensor, laws: TopProbs, *, reverse: float = 0.0) -> Tensor:
     """Mean divergence in nats a place: `reverse` of it the reverse one, the rest forward."""
     top_PC = student_top(logits_PV, laws.ids_PC)
     p_PC = laws.logprobs_PC.exp()
@@ -107,15 +107,15 @@ _SLICE = 64
 
 
 def head_loss(
-    x_PD: Tensor, head_VD: Tensor, laws: TopLaws, *, num_own: int = 0
-) -> tuple[Tensor, TopLaws]:
+    x_PD: Tensor, head_VD: Tensor, laws: TopProbs, *, num_own: int = 0
+) -> tuple[Tensor, TopProbs]:
     """The mean divergence from `laws` of what a head says of `x_PD`, and the `num_own` likeliest
     ids of what it says, without gradients."""
     function = cast("Any", _HeadLoss)
     loss, ids_PC, logprobs_PC = function.apply(
         x_PD, head_VD, laws.ids_PC, laws.logprobs_PC, num_own
     )
-    return loss, TopLaws(ids_PC, logprobs_PC)
+    return loss, TopProbs(ids_PC, logprobs_PC)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -126,10 +126,10 @@ class _HeadLoss(torch.autograd.Function):
         num_places, learns_head = len(x_PD), ctx.needs_input_grad[1]
         total, dx_PD = x_PD.new_zeros((), dtype=torch.float32), torch.empty_like(x_PD)
         dhead_VD = torch.zeros_like(head_VD) if learns_head else None
-        own: list[TopLaws] = []
+        own: list[TopProbs] = []
         for first in range(0, num_places, _SLICE):
             places = slice(first, first + _SLICE)
-            x_SD, laws = x_PD[places], TopLaws(ids_PC[places], logprobs_PC[places])
+            x_SD, laws = x_PD[places], TopProbs(ids_PC[places], logprobs_PC[places])
             logits_SV = functional.linear(x_SD, head_VD)
             own.append(top_laws(logits_SV, num_own))
             with torch.enable_grad():
@@ -156,7 +156,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 # ids_BT -> laws of all its places, in order.
-Teach = Callable[[Tensor], TopLaws]
+Teach = Callable[[Tensor], TopProbs]
 
 
 class LawCache:
@@ -175,7 +175,7 @@ class LawCache:
         self._logprobs = _mapped(folder / f"laws-{name}.logprobs", np.dtype(np.float16), shape)
         self._known = _mapped(folder / f"laws-{name}.known", np.dtype(np.uint8), (num_windows,))
 
-    def laws(self, ids_BT: Tensor, windows: Sequence[int], teach: Teach) -> TopLaws:
+    def laws(self, ids_BT: Tensor, windows: Sequence[int], teach: Teach) -> TopProbs:
         """Of all places of the batch, in order; the teacher reads windows that are not known."""
         numbers = list(windows)
         new = [row for row, number in enumerate(numbers) if not self._known[number]]
@@ -184,9 +184,9 @@ class LawCache:
         ids_BTC = tensor_of(self._ids[numbers], np.dtype(np.int64))
         logprobs_BTC = tensor_of(self._logprobs[numbers], np.dtype(np.float32))
         device = ids_BT.device
-        return TopLaws(ids_BTC.flatten(0, 1).to(device), logprobs_BTC.flatten(0, 1).to(device))
+        return TopProbs(ids_BTC.flatten(0, 1).to(device), logprobs_BTC.flatten(0, 1).to(device))
 
-    def _keep(self, numbers: Sequence[int], laws: TopLaws, num_rows: int) -> None:
+    def _keep(self, numbers: Sequence[int], laws: TopProbs, num_rows: int) -> None:
         ids_BTC = _rows(laws.ids_PC, num_rows)
         logprobs_BTC = _rows(laws.logprobs_PC, num_rows)
         for row, number in enumerate(numbers):

@@ -35,7 +35,7 @@ from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import as_dtype
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopLaws, distillation, top_laws
+from outrider.train.losses import TopProbs, distillation, top_laws
 from outrider.train.session import Session
 from outrider.train.target import FrozenTarget
 
@@ -131,7 +131,7 @@ class MedusaRecipe:
             # The law after token p + 1 + i is that of the token behind it.
             ahead = head + 1
             some = slice((batch.step + head) % _STRIDE, None, _STRIDE)
-            wanted = TopLaws(
+            wanted = TopProbs(
                 ids_BTC[:, ahead:][:, some].flatten(0, 1),
                 logprobs_BTC[:, ahead:][:, some].flatten(0, 1),
             )

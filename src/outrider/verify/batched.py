@@ -37,7 +37,7 @@ class ChainVerdicts:
 
 
 def keyed_numbers(seed: Word, sample: Word, start: Word, num_tokens: int) -> ChainNumbers:
-    """What `KeyedNoise(seed, sample, start)` draws with in a round.
+    """What `KeyedRng(seed, sample, start)` draws with in a round.
 
     Each of the three is an int or a uint64 array of shape B; at least one is an array.
     """

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import ROOT, Noise, Role
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import ROOT, Rng, Role
 from outrider.core.sampling import PLAIN, Leftover, Sampling, draw, mass
 
 
@@ -31,11 +31,11 @@ class TokenRule:
     name = "token"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [walk(row, self.sampling.leftover) for row in rows]
 
 
-def walk(row: JudgeRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
+def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
     """The verdict on one row of any shape."""
     draft, noise = row.draft, row.noise
     path: list[int] = []
@@ -97,11 +97,11 @@ class BlockRule:
     name = "block"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [_judge(row, self.sampling) for row in rows]
 
 
-def _judge(row: JudgeRow, sampling: Sampling) -> Verdict:
+def _judge(row: VerifyRow, sampling: Sampling) -> Verdict:
     draft, p_WV = row.draft, row.laws.probs_NV
     if p_WV is None or draft.probs_NV is None or draft.max_depth < len(draft):
         return walk(row, sampling.leftover)
@@ -109,7 +109,7 @@ def _judge(row: JudgeRow, sampling: Sampling) -> Verdict:
 
 
 def _judge_chain(
-    tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Noise, sampling: Sampling
+    tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Rng, sampling: Sampling
 ) -> Verdict:
     shares = _shares(sampling.masses(p_WV, tokens), sampling.masses(q_NV, tokens))
     law_V, chance = p_WV[len(tokens)], shares[-1]

@@ -30,13 +30,13 @@ from torch import Tensor
 
 from outrider.core.draft import Verdict
 from outrider.core.errors import ContractError
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.core.rng import ROOT
 from outrider.core.sampling import draw
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Candidate:
     """A drafted token and the target's view of its place: `law` decides, `soft_V` grades."""
 
     token: int
@@ -64,7 +64,7 @@ class Offer:
         return (self.soft_V > mine_V) | tied_V
 
 
-Test: TypeAlias = Callable[[Offer, float], bool]
+Test: TypeAlias = Callable[[Candidate, float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class LossyRule:
     leniency: float
     exact: bool = False
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [self._judge(row) for row in rows]
 
-    def _judge(self, row: JudgeRow) -> Verdict:
+    def _judge(self, row: VerifyRow) -> Verdict:
         path: list[int] = []
         node = ROOT
         while True:
@@ -89,36 +89,36 @@ class LossyRule:
             node = child
             path.append(node)
 
-    def _first(self, row: JudgeRow, node: int) -> int | None:
+    def _first(self, row: VerifyRow, node: int) -> int | None:
         """The first child of `node` that passes."""
         soft_NV = row.laws.probs_NV if row.soft_NV is None else row.soft_NV
         if soft_NV is None:
             raise ContractError("a lossy rule needs soft laws")
         for child in row.draft.children(node):
-            offer = Offer(row.draft.tokens[child], row.laws.law(node + 1), soft_NV[node + 1])
+            offer = Candidate(row.draft.tokens[child], row.laws.law(node + 1), soft_NV[node + 1])
             if offer.probability > 0 and self.passes(offer, self.leniency):
                 return child
         return None
 
 
-def typical(offer: Offer, epsilon: float) -> bool:
+def typical(offer: Candidate, epsilon: float) -> bool:
     """Likelier than `epsilon`, or than tokens mostly are where the law is flat."""
     soft_V = offer.soft_V.double()
     entropy = -float(torch.xlogy(soft_V, soft_V).sum())
     return offer.probability > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
 
 
-def likeliest_or_above(offer: Offer, least: float) -> bool:
+def likeliest_or_above(offer: Candidate, least: float) -> bool:
     return offer.likeliest or offer.probability >= least
 
 
-def above(offer: Offer, least: float) -> bool:
+def above(offer: Candidate, least: float) -> bool:
     return offer.probability >= least
 
 
-def among_top(offer: Offer, count: float) -> bool:
+def among_top(offer: Candidate, count: float) -> bool:
     return int(offer.likelier().sum()) < count
 
 
-def in_nucleus(offer: Offer, mass: float) -> bool:
+def in_nucleus(offer: Candidate, mass: float) -> bool:
     return float(offer.soft_V.double()[offer.likelier()].sum()) < mass

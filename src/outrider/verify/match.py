@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from outrider.core.draft import Verdict
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import ROOT, Noise
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import ROOT, Rng
 from outrider.core.sampling import draw_at
 
 
@@ -25,11 +25,11 @@ class MatchRule:
     name = "match"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [follow(row, draw_at) for row in rows]
 
 
-def follow(row: JudgeRow, own: Callable[[int | Tensor, Noise, int], int]) -> Verdict:
+def follow(row: VerifyRow, own: Callable[[int | Tensor, Rng, int], int]) -> Verdict:
     """Down the tree along the target's `own` tokens: `own(law, noise, depth)` is drawn at each
     place that the walk comes to, once."""
     path: list[int] = []
@@ -62,10 +62,10 @@ class CoupledRule:
     name = "coupled"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [follow(row, race) for row in rows]
 
 
-def race(law: int | Tensor, noise: Noise, depth: int) -> int:
+def race(law: int | Tensor, noise: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start."""
     return law if isinstance(law, int) else noise.race_at(law, depth)

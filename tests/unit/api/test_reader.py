@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from doubles.clocks import FakeClock
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.memory import MemoryWatch
-from outrider.api.output import Reader
+from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
@@ -52,13 +52,13 @@ class Scale:
         return 7
 
 
-def reader_of(*stops: str) -> tuple[Reader, FakeClock]:
+def reader_of(*stops: str) -> tuple[OutputStream, FakeClock]:
     seq = LiveSequence(seq_id=0, tokens=[1], prompt_length=1, params=Params(), limit=50)
     clock = FakeClock(100.0)
-    return Reader(seq, StopMatcher(Characters(), stops), live=True, clock=clock), clock
+    return OutputStream(seq, StopMatcher(Characters(), stops), live=True, clock=clock), clock
 
 
-def arrive(reader: Reader, text: str) -> None:
+def arrive(reader: OutputStream, text: str) -> None:
     """A round that drafted all but the last character, and was believed."""
     ids = [ord(character) for character in text]
     outcome = Outcome(0, Draft.chain(ids[:-1]), Verdict(tuple(range(len(ids) - 1)), ids[-1]))
@@ -68,7 +68,7 @@ def arrive(reader: Reader, text: str) -> None:
     reader.take(outcome)
 
 
-def result_of(reader: Reader) -> GenerationResult:
+def result_of(reader: OutputStream) -> GenerationResult:
     watch = MemoryWatch(Scale(), active=True)
     return reader.result(drafter="model", k=4, profile=True, exact=True, memory=watch)
 

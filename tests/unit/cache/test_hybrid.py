@@ -17,7 +17,7 @@ from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import ROOT
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.reference.delta import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -50,7 +50,7 @@ def _pool(capacity: int) -> CellPool[StateCell]:
 
 
 def _model(rollback: str, history: int = 8, num_sequences: int = 2) -> QwenHybridModel:
-    states = StateRoom(
+    states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=num_sequences, num_checkpoints=2
     )
     return tiny_hybrid(room=Room(num_slots=512, page_size=64, max_rows=32, states=states))
@@ -77,7 +77,7 @@ def test_on_a_device_all_cells_are_there_at_once() -> None:
 def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cells are reserved at once there, so what does not fit is cut before weights are read."""
     device = torch.device("meta")
-    room = StateRoom(rollback="ring", history=6, num_sequences=2, num_checkpoints=0)
+    room = RecurrentCapacity(rollback="ring", history=6, num_sequences=2, num_checkpoints=0)
     spec = toy_spec("toy", 5)
 
     def state(free: int) -> HybridState:
@@ -189,7 +189,7 @@ def test_a_tree_is_cut_into_runs_that_start_where_they_hang() -> None:
 
 def test_the_arena_leaves_room_for_states() -> None:
     spec = replace(toy_spec("toy", 5), state_bytes=1000, input_bytes=10)
-    room = StateRoom(rollback="replay", history=3, num_sequences=2, num_checkpoints=4)
+    room = RecurrentCapacity(rollback="replay", history=3, num_sequences=2, num_checkpoints=4)
     taken = (2 * 5 + 4) * 1000 + 2 * 2 * 4 * 10
     assert room.num_bytes(spec) == taken
     share = int(total_bytes(HOST) * ARENA_SHARE)

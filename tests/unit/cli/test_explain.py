@@ -32,7 +32,7 @@ from outrider.cli.explain_rounds import (
 )
 from outrider.cli.plan_options import NAMES, ExplainOptions
 from outrider.core.draft import Draft
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Laws
 from outrider.verify.exact import TokenRule
 
@@ -101,7 +101,7 @@ def test_the_walk_is_that_of_the_shipped_rule(coins: list[float], last: float) -
     p_NV, q_NV = torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)
     draft = Draft.chain([WORDS.index(word) for word in DRAFT], q_NV)
     noise = Written(tuple(coins), last)
-    (verdict,) = TokenRule()([JudgeRow(draft, Laws(probs_NV=p_NV), noise)])
+    (verdict,) = TokenRule()([VerifyRow(draft, Laws(probs_NV=p_NV), noise)])
     ours = walk(coins, last)
     assert ours.accepted == DRAFT[: len(verdict.path)]
     assert ours.last == WORDS[verdict.next_token]

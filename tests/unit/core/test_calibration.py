@@ -9,7 +9,7 @@ import pytest
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 
 DRAFTER = DrafterCosts(
     "model",
@@ -18,7 +18,7 @@ DRAFTER = DrafterCosts(
     per_emitted=0.25,
     places=(PlaceCount(10, 8), PlaceCount(8, 5)),
     requests=((PlaceCount(4, 3),), (PlaceCount(6, 5), PlaceCount(8, 5))),
-    laws=(RoundLaw((0.8,), 1.0, 1.0),),
+    laws=(RoundStats((0.8,), 1.0, 1.0),),
     chances=((0.8, 0.1), (0.6,)),
     num_rounds=12,
     carry=0.5,

@@ -14,7 +14,7 @@ from torch import Tensor
 from checks.effort import examples
 from checks.shaping import shaped, shaping_params
 from outrider.core.errors import ConfigError
-from outrider.core.logits import Shaper, suffixes_of
+from outrider.core.logits import LogitsProcessor, suffixes_of
 from outrider.core.params import SamplingParams
 
 VOCAB = 6
@@ -30,7 +30,7 @@ def only(*tokens: int) -> Callable[[Sequence[int]], Tensor]:
 
 
 def after(params: SamplingParams, text: Sequence[int], prompt: Sequence[int] = (0,)) -> list[float]:
-    shaper = Shaper(params, len(prompt))
+    shaper = LogitsProcessor(params, len(prompt))
     return [float(v) for v in shaper.shape(LOGITS, [*prompt, *text], [()])[0]]
 
 
@@ -57,7 +57,7 @@ def test_rows_equal_a_slow_reference(
 ) -> None:
     """Also when asked again after the text has grown."""
     rng = torch.Generator().manual_seed(seed)
-    shaper = Shaper(params, len(prompt), stop_ids, tuple(bad_words))
+    shaper = LogitsProcessor(params, len(prompt), stop_ids, tuple(bad_words))
     for written in (text, text + later):
         logits_NV = torch.randn(len(suffixes), VOCAB, generator=rng, dtype=torch.float64)
         before_NV = logits_NV.clone()
@@ -90,7 +90,7 @@ def test_a_bias_is_added_once() -> None:
 
 
 def test_the_last_token_of_a_bad_word_is_banned_after_its_beginning() -> None:
-    shaper = Shaper(SamplingParams(), 1, bad_words=((2, 4), (5,)))
+    shaper = LogitsProcessor(SamplingParams(), 1, bad_words=((2, 4), (5,)))
     free, caught = shaper.shape(LOGITS.repeat(2, 1), [0, 1], [(), (2,)])
     assert float(free[4]) == 3.0
     assert float(caught[4]) == -math.inf
@@ -98,12 +98,12 @@ def test_the_last_token_of_a_bad_word_is_banned_after_its_beginning() -> None:
 
 
 def test_a_bad_word_that_began_in_the_prompt_is_the_prompts_affair() -> None:
-    shaper = Shaper(SamplingParams(), 2, bad_words=((2, 4),))
+    shaper = LogitsProcessor(SamplingParams(), 2, bad_words=((2, 4),))
     assert float(shaper.shape(LOGITS, [0, 2], [()])[0, 4]) == 3.0
 
 
 def test_the_text_may_not_end_before_min_tokens() -> None:
-    shaper = Shaper(SamplingParams(min_tokens=2), 1, frozenset([4]))
+    shaper = LogitsProcessor(SamplingParams(min_tokens=2), 1, frozenset([4]))
     early, late = shaper.shape(LOGITS.repeat(2, 1), [0, 1], [(), (1,)])
     assert float(early[4]) == -math.inf
     assert float(late[4]) == 3.0
@@ -111,15 +111,17 @@ def test_the_text_may_not_end_before_min_tokens() -> None:
 
 def test_bans_give_way_when_nothing_would_be_left() -> None:
     everything = tuple((token,) for token in range(VOCAB))
-    shaper = Shaper(SamplingParams(), 1, bad_words=everything)
+    shaper = LogitsProcessor(SamplingParams(), 1, bad_words=everything)
     assert torch.equal(shaper.shape(LOGITS, [0], [()]), LOGITS)
 
 
 def test_a_mask_that_allows_nothing_ends_the_text() -> None:
-    shaper = Shaper(SamplingParams(), 1, frozenset([3]), allowed=only())
+    shaper = LogitsProcessor(SamplingParams(), 1, frozenset([3]), allowed=only())
     got = shaper.shape(LOGITS, [0], [()])[0]
     assert [token for token in range(VOCAB) if float(got[token]) > -math.inf] == [3]
-    assert torch.equal(Shaper(SamplingParams(), 1, allowed=only()).shape(LOGITS, [0], [()]), LOGITS)
+    assert torch.equal(
+        LogitsProcessor(SamplingParams(), 1, allowed=only()).shape(LOGITS, [0], [()]), LOGITS
+    )
 
 
 def test_a_mask_sees_the_text_with_the_draft_and_wins_over_bans() -> None:
@@ -129,7 +131,7 @@ def test_a_mask_sees_the_text_with_the_draft_and_wins_over_bans() -> None:
         seen.append(tuple(text))
         return only(5)(text)
 
-    shaper = Shaper(SamplingParams(), 2, bad_words=((5,),), allowed=spy)
+    shaper = LogitsProcessor(SamplingParams(), 2, bad_words=((5,),), allowed=spy)
     got = shaper.shape(LOGITS.repeat(2, 1), [0, 1, 2], [(), (3,)])
     assert seen == [(2,), (2, 3)]
     assert [float(row[5]) for row in got] == [-2.0, -2.0]
@@ -138,12 +140,12 @@ def test_a_mask_sees_the_text_with_the_draft_and_wins_over_bans() -> None:
 @pytest.mark.parametrize("mask_V", [torch.ones(VOCAB - 1, dtype=torch.bool), torch.ones(VOCAB)])
 def test_a_mask_of_another_kind_is_refused(mask_V: Tensor) -> None:
     with pytest.raises(ConfigError, match="6 booleans"):
-        Shaper(SamplingParams(), 1, allowed=lambda text: mask_V).shape(LOGITS, [0], [()])
+        LogitsProcessor(SamplingParams(), 1, allowed=lambda text: mask_V).shape(LOGITS, [0], [()])
 
 
 def test_a_shaper_knows_when_it_changes_nothing() -> None:
-    assert not Shaper(SamplingParams(temperature=0.7, top_p=0.9), 1).active
-    assert Shaper(SamplingParams(), 1, allowed=only(1)).active
+    assert not LogitsProcessor(SamplingParams(temperature=0.7, top_p=0.9), 1).active
+    assert LogitsProcessor(SamplingParams(), 1, allowed=only(1)).active
     for params in (
         SamplingParams(repetition_penalty=1.1),
         SamplingParams(presence_penalty=0.1),
@@ -152,7 +154,7 @@ def test_a_shaper_knows_when_it_changes_nothing() -> None:
         SamplingParams(bad_words=("x",)),
         SamplingParams(min_tokens=1),
     ):
-        assert Shaper(params, 1).active
+        assert LogitsProcessor(params, 1).active
 
 
 def test_suffixes_follow_the_tree() -> None:
@@ -172,6 +174,6 @@ def test_suffixes_follow_the_tree() -> None:
     ids=["meta", "sparse", "text", "float", "list"],
 )
 def test_a_mask_that_holds_no_booleans_is_refused(mask_V: Tensor) -> None:
-    shaper = Shaper(SamplingParams(), 1, allowed=lambda text: mask_V)
+    shaper = LogitsProcessor(SamplingParams(), 1, allowed=lambda text: mask_V)
     with pytest.raises(ConfigError, match="an allowed-token mask must"):
         shaper.shape(LOGITS, [0], [()])

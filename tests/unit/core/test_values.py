@@ -23,7 +23,7 @@ from outrider.core.errors import (
 from outrider.core.fields import Meta, check_value
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT, KeyedNoise
+from outrider.core.rng import ROOT, KeyedRng
 from outrider.core.sampling import Laws, draw, draw_at, mass
 from outrider.core.sequence import LiveSequence
 
@@ -133,10 +133,10 @@ def test_a_sequence_counts_what_it_emitted_and_keys_its_rounds() -> None:
     params = SamplingParams(seed=4)
     seq = LiveSequence(1, [5, 6, 7], 2, params, limit=3, sample=2)
     assert (seq.num_emitted, seq.room) == (1, 2)
-    assert seq.noise == KeyedNoise(4, 2, 3)
+    assert seq.noise == KeyedRng(4, 2, 3)
     assert seq.draft == Draft.empty()
     seq.tokens.append(8)
-    assert seq.noise == KeyedNoise(4, 2, 4)
+    assert seq.noise == KeyedRng(4, 2, 4)
 
 
 def test_a_spec_counts_bytes() -> None:
@@ -148,6 +148,6 @@ def test_a_spec_counts_bytes() -> None:
 @given(token=st.integers(0, 4))
 def test_point_masses_need_no_noise(token: int) -> None:
     law = Laws(tokens=(token,)).law(0)
-    noise = KeyedNoise(0, 0, 0)
+    noise = KeyedRng(0, 0, 0)
     assert draw(law, noise, ROOT) == draw_at(law, noise, 3) == token
     assert [mass(law, other) for other in range(5)] == [float(other == token) for other in range(5)]

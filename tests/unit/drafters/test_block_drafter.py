@@ -13,7 +13,7 @@ from doubles.toy_heads import states_of
 from doubles.toy_places import ToyBlock, state_row
 from outrider.core.budget import Budget
 from outrider.drafters.block import Context, Guess
-from outrider.drafters.parallel_heads import BlockDrafter, Places
+from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
 
 TEXT = (1, 2, 0, 4, 3)
 
@@ -37,7 +37,7 @@ class Listening:
 @pytest.mark.parametrize("num_context", [1, 3, 4, 9])
 def test_each_state_comes_with_the_token_that_follows_it(num_context: int) -> None:
     net = Listening(num_context)
-    drafter = BlockDrafter(net, Places(first_maximum, "the net"))
+    drafter = BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net"))
     drafter.propose([state_row(TEXT, Budget(2), GREEDY)])
     (context,) = net.told
     start = max(len(TEXT) - 1 - num_context, 0)
@@ -47,7 +47,7 @@ def test_each_state_comes_with_the_token_that_follows_it(num_context: int) -> No
 
 def test_a_text_of_one_token_is_not_drafted_for() -> None:
     net = Listening(3)
-    (draft,) = BlockDrafter(net, Places(first_maximum, "the net")).propose(
+    (draft,) = BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net")).propose(
         [state_row(TEXT[:1], Budget(2), GREEDY)]
     )
     assert not draft.tokens

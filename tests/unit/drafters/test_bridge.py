@@ -13,7 +13,7 @@ from doubles.rig import first_maximum, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.translators import Digits, Mute, Renaming
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.bridge import BridgeDrafter, Translator
@@ -66,7 +66,7 @@ def test_a_draft_is_chosen_and_not_drawn(params: SamplingParams) -> None:
 
 
 def test_shaping_is_not_carried_to_other_ids() -> None:
-    shaper = Shaper(SamplingParams(logit_bias={1: 100.0}), 2)
+    shaper = LogitsProcessor(SamplingParams(logit_bias={1: 100.0}), 2)
     plain = row(0, [1, 2], depth=3)
     shaped = DraftRow(0, [1, 2], None, plain.budget, plain.params, plain.noise, shaper=shaper)
     drafts = [

@@ -19,7 +19,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import ROOT, KeyedNoise, Noise
+from outrider.core.rng import ROOT, KeyedRng, Rng
 from outrider.core.sampling import PLAIN
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.growth import pick_in_tree
@@ -46,7 +46,7 @@ def row(
     depth: int = 3,
     size: int = 7,
     params: SamplingParams = GREEDY,
-    noise: Noise | None = None,
+    noise: Rng | None = None,
 ) -> DraftRow:
     told = tuple(text)
     return DraftRow(
@@ -55,7 +55,7 @@ def row(
         None,
         Budget(depth, num_nodes=size),
         params,
-        noise or KeyedNoise(params.seed, 0, len(told)),
+        noise or KeyedRng(params.seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
     )
 

@@ -13,7 +13,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.eagle.lite import ALPHA, MAX_DRAFT, LiteDrafter
 from outrider.drafters.growth import Growth
 from outrider.models.decoder import Room
@@ -36,7 +36,7 @@ def target() -> LlamaModel:
 def row(target: LlamaModel, *, depth: int = 4, text: tuple[int, ...] = TEXT) -> DraftRow:
     hidden = HiddenStates(target.state.length(0), partial(target.state.hidden, 0))
     return DraftRow(
-        0, text, None, Budget(depth), SamplingParams(), KeyedNoise(0, 0, 0), hidden=hidden
+        0, text, None, Budget(depth), SamplingParams(), KeyedRng(0, 0, 0), hidden=hidden
     )
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_drafted_without_two_states(target: LlamaModel) -> None:
         assert own.propose([row(target, text=text)]) == [Draft.empty()]
     assert len(own.propose([row(target, text=TEXT[:3])])[0]) == MAX_DRAFT
     assert own.propose([row(target, depth=0)]) == [Draft.empty()]
-    bare = DraftRow(0, TEXT, None, Budget(2), SamplingParams(), KeyedNoise(0, 0, 0))
+    bare = DraftRow(0, TEXT, None, Budget(2), SamplingParams(), KeyedRng(0, 0, 0))
     assert own.propose([bare]) == [Draft.empty()]
 
 

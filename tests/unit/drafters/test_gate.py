@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.ngram import Gate
+from outrider.drafters.ngram import CopyAcceptance
 from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
 
 trials = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 
 
-def learnt(told: list[tuple[int, bool]]) -> Gate:
-    gate = Gate()
+def learnt(told: list[tuple[int, bool]]) -> CopyAcceptance:
+    gate = CopyAcceptance()
     for length, right in told:
         gate.learn(length, right=right)
     return gate
@@ -45,7 +45,7 @@ def test_a_hit_raises_every_rate_and_a_miss_lowers_it(
 
 
 def test_an_unread_request_is_drafted_for() -> None:
-    gate = Gate()
+    gate = CopyAcceptance()
     assert len(gate.kept(2, 4)) == 4
     assert gate.rate(30) > gate.rate(5) > gate.rate(1)
 

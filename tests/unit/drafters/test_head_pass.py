@@ -26,14 +26,14 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import ROOT, KeyedNoise, Noise, inverse_cdf, race_node
+from outrider.core.rng import ROOT, KeyedRng, Rng, inverse_cdf, race_node
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growth import GrowingChain, Growth
+from outrider.drafters.growth import ChainBuilder, Growth
 from outrider.drafters.heads import HeadNet, NetOutput
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter, Part, WholeChains
+from outrider.drafters.hidden import ChainLimits, FusedChains, HiddenChainDrafter, Part
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
 from outrider.drafters.native import HeadPass, NativeChainDrafts, whole_chains
@@ -161,11 +161,11 @@ def test_reference_kernels_have_no_native_pass(name: str, tmp_path: Path) -> Non
 class Counted:
     """WholeChains that counts how often it was asked and how often it answered."""
 
-    inner: WholeChains
+    inner: FusedChains
     asked: int = 0
     answered: int = 0
 
-    def draft(self, chains: Sequence[GrowingChain], parts: Sequence[Part]) -> bool:
+    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
         self.asked += 1
         done = self.inner.draft(chains, parts)
         self.answered += done
@@ -192,8 +192,8 @@ def row(
     *,
     depth: int = 4,
     params: SamplingParams = GREEDY,
-    noise: Noise | None = None,
-    shaper: Shaper | None = None,
+    noise: Rng | None = None,
+    shaper: LogitsProcessor | None = None,
 ) -> DraftRow:
     told = tuple(text)
     layers = len(EAGLES[name].layers) or 1 if name in EAGLES else 1
@@ -203,7 +203,7 @@ def row(
         None,
         Budget(depth, temperature=1.3),
         params,
-        noise or KeyedNoise(params.seed, 0, len(told)),
+        noise or KeyedRng(params.seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told, layers)),
         shaper=shaper,
     )
@@ -248,9 +248,9 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     name = "EAGLE 3"
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "plain")
     params = replace(DRAWN, presence_penalty=1.5)
-    shaped = row(name, 0, TEXT, params=params, shaper=Shaper(params, prompt_length=3))
+    shaped = row(name, 0, TEXT, params=params, shaper=LogitsProcessor(params, prompt_length=3))
     assert_same(only(shaped, at_once), only(shaped, loop))
-    own = KeyedNoise(3, 0, len(TEXT), choose=partial(inverse_cdf))
+    own = KeyedRng(3, 0, len(TEXT), choose=partial(inverse_cdf))
     foreign = row(name, 0, TEXT, params=DRAWN, noise=own)
     assert_same(only(foreign, at_once), only(foreign, loop))
     assert (counted.asked, counted.answered) == (2, 0)

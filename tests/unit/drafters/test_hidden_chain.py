@@ -20,7 +20,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedNoise, Noise
+from outrider.core.rng import KeyedRng, Rng
 from outrider.drafters.growth import Growth
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
@@ -47,7 +47,7 @@ def row(
     *,
     depth: int = 4,
     params: SamplingParams = GREEDY,
-    noise: Noise | None = None,
+    noise: Rng | None = None,
 ) -> DraftRow:
     told = tuple(text)
     return DraftRow(
@@ -56,7 +56,7 @@ def row(
         None,
         Budget(depth),
         params,
-        noise or KeyedNoise(params.seed, 0, len(told)),
+        noise or KeyedRng(params.seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
     )
 

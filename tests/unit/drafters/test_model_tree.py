@@ -19,7 +19,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.rng import ROOT
@@ -150,6 +150,6 @@ def test_drafts_are_shaped_as_the_target_is_along_each_path() -> None:
     asked = tree_row(TEXT, 3, 12, params)
     drafter = ModelTreeDrafter(MODELS["hybrid"](), chunk=64)
     drafter.open(0, TEXT)
-    draft = drafter.propose([replace(asked, shaper=Shaper(params, len(TEXT)))])[0]
+    draft = drafter.propose([replace(asked, shaper=LogitsProcessor(params, len(TEXT)))])[0]
     assert 0 not in draft.tokens
     assert torch.tensor(draft.tokens).max() < VOCAB

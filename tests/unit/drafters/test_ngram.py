@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from checks.drafters import check_lookup, row
 from outrider.core.errors import ConfigError
-from outrider.drafters.ngram import Gate, NgramDrafter, NgramIndex
+from outrider.drafters.ngram import CopyAcceptance, NgramDrafter, NgramIndex
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
@@ -73,7 +73,7 @@ def test_the_prompt_says_nothing_of_the_output() -> None:
     prompt, output = (NgramIndex(range(3, 1, -1), start) for start in (len(text), 0))
     for index in (prompt, output):
         index.read(text)
-    assert prompt.gate == Gate() != output.gate
+    assert prompt.gate == CopyAcceptance() != output.gate
 
 
 def rows_drafted(text: list[int], num_prompt: int) -> list[int]:

@@ -15,16 +15,22 @@ from doubles.toy_places import GivenStates, ToyBlock, ToyHeads, state_row
 from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.errors import NumericsError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
-from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, Places, TreeKind, num_sure
+from outrider.drafters.parallel_heads import (
+    BlockDrafter,
+    MedusaDrafter,
+    ParallelHeadSampler,
+    TreeKind,
+    num_sure,
+)
 
 TEXT = (1, 2, 0, 4, 3)
 
 
-def places(trees: TreeKind = "confident") -> Places:
-    return Places(first_maximum, "the heads", trees=trees)
+def places(trees: TreeKind = "confident") -> ParallelHeadSampler:
+    return ParallelHeadSampler(first_maximum, "the heads", trees=trees)
 
 
 def medusa(trees: TreeKind = "confident") -> MedusaDrafter:
@@ -139,7 +145,8 @@ def test_heads_that_give_no_numbers_are_named() -> None:
             return super().logits(hidden_BD, num_heads) * torch.nan
 
     drafter = MedusaDrafter(
-        Broken(vocab_size=VOCAB), Places(lambda logits_MV: [-1] * len(logits_MV), "the heads")
+        Broken(vocab_size=VOCAB),
+        ParallelHeadSampler(lambda logits_MV: [-1] * len(logits_MV), "the heads"),
     )
     for budget in (Budget(2), Budget(2, num_nodes=6)):
         with pytest.raises(NumericsError, match="the heads"):
@@ -150,7 +157,7 @@ def test_the_first_place_is_shaped_as_the_target_will_be() -> None:
     asked = state_row(TEXT, Budget(2), GREEDY)
     best = medusa().propose([asked])[0].tokens[0]
     params = SamplingParams(logit_bias={best: -100.0})
-    shaper = Shaper(params, 1)
+    shaper = LogitsProcessor(params, 1)
     shaped = DraftRow(
         0, TEXT, None, Budget(2), params, asked.noise, shaper=shaper, hidden=asked.hidden
     )

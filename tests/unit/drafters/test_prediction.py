@@ -15,7 +15,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.prediction import PredictionDrafter, check_prediction
 
 PROMPT = (1, 2, 3)
@@ -27,7 +27,7 @@ apart = st.permutations(range(80)).map(lambda order: order[:60])
 def ask(
     drafter: PredictionDrafter, text: Sequence[int], guess: Sequence[int], depth: int
 ) -> list[int]:
-    noise = KeyedNoise(0, 0, len(text))
+    noise = KeyedRng(0, 0, len(text))
     tokens = [*PROMPT, *text]
     row = DraftRow(0, tokens, None, Budget(depth), SamplingParams(), noise, tuple(guess))
     return list(drafter.propose([row])[0].tokens)

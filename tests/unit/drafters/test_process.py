@@ -19,10 +19,10 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, SequenceError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import KeyedNoise, inverse_cdf
+from outrider.core.rng import KeyedRng, inverse_cdf
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.process.child import Inner, Server
 from outrider.drafters.process.frames import (
@@ -57,7 +57,7 @@ ids = st.integers(0, 2**31 - 1)
 seq_ids = st.integers(0, 2**63 - 1)
 depths = st.integers(0, 64)
 budgets = st.builds(Budget, depths, st.floats(0.01, 100))
-keys = st.builds(KeyedNoise, st.integers(0, 2**63 - 1), st.integers(0, 255), st.integers(0, 2**31))
+keys = st.builds(KeyedRng, st.integers(0, 2**63 - 1), st.integers(0, 255), st.integers(0, 2**31))
 
 
 @st.composite
@@ -94,7 +94,7 @@ def test_questions_arrive_as_they_were_sent(rows: list[Asked]) -> None:
     draft=drafts(), seq_id=seq_ids, start=st.integers(1, 99), pending=ids, budget=budgets, key=keys
 )
 def test_questions_ahead_arrive_as_they_were_sent(
-    draft: Draft, seq_id: int, start: int, pending: int, budget: Budget, key: KeyedNoise
+    draft: Draft, seq_id: int, start: int, pending: int, budget: Budget, key: KeyedRng
 ) -> None:
     draft = Draft(draft.tokens, draft.parents)
     sent = AskedAhead(seq_id, start, pending, draft, budget, key)
@@ -136,7 +136,7 @@ def test_terms_carry_what_shapes_a_law() -> None:
         frequency_penalty=-0.5,
         logit_bias={3: -2.5, 1: 4.0},
     )
-    shaper = Shaper(params, 4, stop_ids=frozenset({2}), bad_words=((0, 1), (4,)))
+    shaper = LogitsProcessor(params, 4, stop_ids=frozenset({2}), bad_words=((0, 1), (4,)))
     seq_id, told = read_terms(Terms(params, shaper).frame(9).body)
     assert seq_id == 9
     assert (told.params.temperature, told.params.top_k) == (0.8, 7)
@@ -240,7 +240,7 @@ def server(drafter: RowDrafter | None = None, *, num_laws: int = 8) -> Server:
 
 
 def question(text: Sequence[int], *, num_known: int, depth: int = 3) -> Frame:
-    key = KeyedNoise(0, 0, len(text))
+    key = KeyedRng(0, 0, len(text))
     return asking(Kind.PROPOSE, [Asked(0, num_known, text[num_known:], Budget(depth), key, None)])
 
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 import pytest
 
 from doubles.tiny_hybrids import stored_hybrid
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.process.child import build_inner
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.qwen_hybrid import QwenHybridModel
 
-STATES = StateRoom(rollback="ring", history=40, num_sequences=20, num_checkpoints=3)
+STATES = RecurrentCapacity(rollback="ring", history=40, num_sequences=20, num_checkpoints=3)
 
 
 def test_a_hybrid_has_the_room_for_states_that_the_engine_decided(

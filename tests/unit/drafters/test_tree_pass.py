@@ -18,14 +18,14 @@ from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import ROOT
 from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.hidden import ChainLimits, Part
-from outrider.drafters.hidden_tree import HiddenTreeDrafter, WholeTrees, planted
+from outrider.drafters.hidden_tree import FusedTrees, HiddenTreeDrafter, planted
 from outrider.drafters.model import ModelTreeDrafter
 from outrider.drafters.native import ModelTrees, head_trees, model_trees
 from outrider.kernels.native.trees import Grown
@@ -43,7 +43,7 @@ HEADS = ("EAGLE 3", "EAGLE 1", "llama")
 class Counted:
     """Trees at once, and how often they were asked for and made."""
 
-    inner: ModelTrees | WholeTrees
+    inner: ModelTrees | FusedTrees
     asked: int = 0
     made: int = 0
 
@@ -167,7 +167,9 @@ def test_what_a_call_cannot_do_grows_by_levels(name: str, tmp_path: Path) -> Non
     at_once, levels, counted = MAKERS[name](tmp_path)
     params = replace(GREEDY, presence_penalty=1.5)
     budget = Budget(3, num_nodes=9)
-    shaped = replace(asked(name, 0, TEXT, budget, params), shaper=Shaper(params, prompt_length=3))
+    shaped = replace(
+        asked(name, 0, TEXT, budget, params), shaper=LogitsProcessor(params, prompt_length=3)
+    )
     assert_same(only(at_once, shaped), only(levels, shaped))
     drawn = asked(name, 0, TEXT, budget, SAMPLED)
     assert_same(only(at_once, drawn), only(levels, drawn))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, law
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.core.tree import (
     ROW_TILE,
     Shape,
@@ -19,7 +19,7 @@ from outrider.core.tree import (
     fill_rows,
     guessed_chances,
 )
-from outrider.drafters.growth import DrawnTree, RankTally, chosen_tree, race_in_tree, without
+from outrider.drafters.growth import RankTally, SampledTree, chosen_tree, race_in_tree, without
 from outrider.estimate.worth import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
@@ -117,8 +117,8 @@ LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
 BRANCHING = Shape((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
-def drawn(shape: Shape, noise: EveryBranch, laws_KV: torch.Tensor) -> DrawnTree:
-    tree = DrawnTree(shape, noise)
+def drawn(shape: Shape, noise: EveryBranch, laws_KV: torch.Tensor) -> SampledTree:
+    tree = SampledTree(shape, noise)
     for depth in shape.depths:
         tree.grow(laws_KV[depth])
     return tree
@@ -152,12 +152,12 @@ def test_what_cannot_be_drawn_is_left_out_with_all_below_it() -> None:
     draft = tree.draft()
     assert (draft.tokens, draft.parents) == ((0, 1), (-1, 0))
     assert tree.nodes == [0, None, 1, None, None]
-    assert len(DrawnTree(BRANCHING, EveryBranch()).draft()) == 0
+    assert len(SampledTree(BRANCHING, EveryBranch()).draft()) == 0
 
 
 def test_a_younger_sibling_is_the_runner_up_of_the_race() -> None:
-    noise = KeyedNoise(3, 0, 11)
-    tree = DrawnTree(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_in_tree)
+    noise = KeyedRng(3, 0, 11)
+    tree = SampledTree(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_in_tree)
     for _ in range(2):
         tree.grow(LAWS[0])
     draft = tree.draft()

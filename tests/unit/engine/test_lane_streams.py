@@ -13,7 +13,7 @@ import torch
 from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
 from outrider.engine.lane_threads import LaneStream, lane_streams
-from outrider.engine.lanes import Task, Work
+from outrider.engine.lanes import LaneTask, LaneWork
 
 CUDA = torch.device("cuda")
 LANES = ("prefill", "decode", "verify")
@@ -87,11 +87,11 @@ class FakeTask:
 
 
 def run(stream: LaneStream, device: Device, *seq_ids: int, chunks: tuple[object, ...] = ()) -> None:
-    def call(_: Task) -> Work:
+    def call(_: LaneTask) -> LaneWork:
         device.log.append(f"task of {list(seq_ids)}")
-        return Work()
+        return LaneWork()
 
-    stream.run(call, cast("Task", FakeTask(FakeJob(seq_ids), chunks)))
+    stream.run(call, cast("LaneTask", FakeTask(FakeJob(seq_ids), chunks)))
 
 
 def drafted_then_verified(device: Device, **how: Any) -> list[str]:

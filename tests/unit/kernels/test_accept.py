@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.core.clock import host_ints, host_rows
 from outrider.core.draft import Draft
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Laws
 from outrider.kernels import registry
 from outrider.kernels.reference.pointwise import argmax
@@ -61,7 +61,7 @@ def test_a_chain_is_accepted_as_far_as_the_walk_goes(
     ):
         # The law behind the last token does not matter to what is accepted.
         laws = Laws(tokens=(*argmax(torch.tensor(chain)), 0))
-        (verdict,) = rule([JudgeRow(Draft.chain(draft), laws, KeyedNoise(0, 0, 0))])
+        (verdict,) = rule([VerifyRow(Draft.chain(draft), laws, KeyedRng(0, 0, 0))])
         assert length == len(verdict.path)
         assert mask == [place < length for place in range(len(draft))]
 

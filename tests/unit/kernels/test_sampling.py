@@ -21,7 +21,7 @@ from checks.law import CASES, check_tree_law
 from outrider.core.draft import Verdict
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import AcceptanceRule, JudgeRow
+from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import inverse_cdf
 from outrider.core.sampling import PLAIN, Laws, Sampling, leftover, processed_probs
 from outrider.verify.exact import BlockRule, TokenRule
@@ -271,11 +271,11 @@ class _Single:
     def __init__(self, rule: AcceptanceRule) -> None:
         self._rule = rule
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return self._rule([_single(row) for row in rows])
 
 
-def _single(row: JudgeRow) -> JudgeRow:
+def _single(row: VerifyRow) -> VerifyRow:
     probs_NV, q_NV = row.laws.probs_NV, row.draft.probs_NV
     assert probs_NV is not None
     draft = replace(row.draft, probs_NV=None if q_NV is None else q_NV.float())

@@ -17,7 +17,7 @@ from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 from outrider.planner.advise import Plan, Question, advise
 from outrider.planner.candidates import Candidate, Engines, Job, gain
 from outrider.planner.devices import Power
@@ -149,7 +149,7 @@ def test_short_texts_and_batches_that_end_apart_gain_less() -> None:
 
 
 def test_what_was_replayed_goes_before_places() -> None:
-    drafter = replace(costs(0.1, [0.5] * 4), laws=(RoundLaw((0.9,), 1.0, 1.0),))
+    drafter = replace(costs(0.1, [0.5] * 4), laws=(RoundStats((0.9,), 1.0, 1.0),))
     plan = advise(flat(drafter), asked(Candidate("model", 1), Candidate("model", 2)))
     tokens = {option.k: option.tokens for option in plan.options}
     assert tokens[1] == 1.9

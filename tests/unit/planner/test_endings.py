@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.estimate.theory import PLAIN, RoundLaw
+from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import desync, seconds_in_step
 from outrider.planner.places import Rates, round_law
 
 
-def drawn(chance: random.Random, law: RoundLaw, most: int) -> int:
+def drawn(chance: random.Random, law: RoundStats, most: int) -> int:
     """Tokens that a round keeps of a draft of `most`."""
     coin = chance.random()
     return sum(coin < kept for kept in law.kept[:most])
 
 
-def played(law: RoundLaw, num_tokens: int, seed: int) -> list[int]:
+def played(law: RoundStats, num_tokens: int, seed: int) -> list[int]:
     """How deep each round of one text drafted."""
     chance, left, depths = random.Random(seed), num_tokens, list[int]()
     while left:
@@ -86,7 +86,7 @@ def test_nothing_is_lost_where_seconds_go_by_sequences() -> None:
 def test_of_two_texts_the_slower_is_slower_by_how_much_texts_differ() -> None:
     """Rounds that keep all scatter by nothing else; the larger of two draws of a normal law lies
     1 / sqrt(pi) deviations above its mean."""
-    found = desync(400, 2, RoundLaw((1.0,) * 3, 1.0, 3.0), lambda _: 1.0, texts_differ=0.1)
+    found = desync(400, 2, RoundStats((1.0,) * 3, 1.0, 3.0), lambda _: 1.0, texts_differ=0.1)
     assert found == pytest.approx(1 + 0.1 / math.pi**0.5, abs=0.002)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from outrider.core.spec import ModelSpec
-from outrider.estimate.theory import PLAIN, RoundLaw
+from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.advise import Point, frontier
 from outrider.planner.devices import Power, device_sheet
 from outrider.planner.energy import Energy, joules_a_token, round_joules
@@ -40,7 +40,7 @@ def test_every_term() -> None:
 def test_a_drafter_that_rests_moves_nothing() -> None:
     """A share of rounds drafts; its passes are counted in those alone."""
     energy = Energy(Power(0.0, 1e-9, 0.0), PassWork(TARGET), PassWork(DRAFT))
-    law = RoundLaw((0.25, 0.125), 0.5, 2.0)
+    law = RoundStats((0.25, 0.125), 0.5, 2.0)
     found = joules_a_token(energy, Load(1, 0), law, 1.0, depth=2)
     assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / law.tokens)
 

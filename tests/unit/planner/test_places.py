@@ -14,7 +14,7 @@ from checks.effort import examples
 from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
-from outrider.estimate.theory import RoundLaw, beta_rates, expected_by_place, expected_tokens
+from outrider.estimate.theory import RoundStats, beta_rates, expected_by_place, expected_tokens
 from outrider.planner.places import Rates, believe, fitted_carry, round_law
 from outrider.planner.rounds import likeness, texts_differ
 
@@ -233,7 +233,7 @@ def test_texts_that_are_alike() -> None:
 
 
 def test_a_shallower_round() -> None:
-    law = RoundLaw((0.8, 0.6, 0.5), 0.9, 3.0)
-    assert law.cut(1) == RoundLaw((0.8,), 0.9, 1.0)
+    law = RoundStats((0.8, 0.6, 0.5), 0.9, 3.0)
+    assert law.cut(1) == RoundStats((0.8,), 0.9, 1.0)
     assert law.cut(0).tokens == 1
     assert law.cut(5) is law

@@ -14,7 +14,7 @@ from checks.effort import examples
 from doubles.planned import costs, flat, sloped
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.estimate.theory import PLAIN, RoundLaw, expected_tokens
+from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import (
     Load,
@@ -94,7 +94,7 @@ def test_only_those_that_draft_cost_rows() -> None:
 def test_only_those_that_draft_read_what_was_emitted() -> None:
     """Of two sequences one drafts on the mean; rounds bring 1.6 tokens, drafts or not."""
     free = costs(0.5, each=0.5)
-    law = RoundLaw((0.4, 0.2), drafting=0.5, num_drafted=2.0)
+    law = RoundStats((0.4, 0.2), drafting=0.5, num_drafted=2.0)
     without, found = (
         round_times(flat(one), one, Load(2), law, depth=2)
         for one in (free, replace(free, per_emitted=0.1))

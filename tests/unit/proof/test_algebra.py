@@ -11,7 +11,7 @@ import pytest
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.core.rng import ROOT, pick_node
 from outrider.core.sampling import draw
 from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
@@ -41,31 +41,31 @@ def test_the_shipped_rules_hold(sampler: Sampler) -> None:
 class Wrong:
     """A rule of our own making, which claims to be exact."""
 
-    judge: Callable[[JudgeRow], Verdict]
+    judge: Callable[[VerifyRow], Verdict]
     name: str = "wrong"
     exact: bool = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [self.judge(row) for row in rows]
 
 
-def accept_all(row: JudgeRow) -> Verdict:
+def accept_all(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
     return Verdict(path, draw(row.laws.law(len(path)), row.noise, len(path) - 1))
 
 
-def accept_none(row: JudgeRow) -> Verdict:
+def accept_none(row: VerifyRow) -> Verdict:
     return Verdict((), draw(row.laws.law(0), row.noise, ROOT))
 
 
-def fall_over(row: JudgeRow) -> Verdict:
+def fall_over(row: VerifyRow) -> Verdict:
     raise IndexError(f"no row {len(row.draft)}")
 
 
 CHAIN = chain("chain", [(5, 3, 2), (1, 1, 2)], [(2, 3, 5)])
 
 
-def proof_of(judge: Callable[[JudgeRow], Verdict]) -> tuple[bool, str]:
+def proof_of(judge: Callable[[VerifyRow], Verdict]) -> tuple[bool, str]:
     proof = prove_rule(Sampler("wrong", Wrong(judge), pick_node), [CHAIN])
     return proof.holds, proof.finding
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.rng import KeyedNoise, Role
+from outrider.core.rng import KeyedRng, Role
 from outrider.proof.chisquare import p_value
 from outrider.proof.laws import BadDrawError, EveryBranch, joint_winner, law, runs
 
@@ -88,7 +88,7 @@ def test_the_joint_law_is_that_of_the_shipped_races() -> None:
     p_V, q_V = torch.tensor(p).double(), torch.tensor(q).double()
     counts = [[0] * 3 for _ in range(3)]
     for sample in range(2000):
-        noise = KeyedNoise(3, sample, 9)
+        noise = KeyedRng(3, sample, 9)
         counts[noise.race_at(p_V, 1)][noise.race_at(q_V, 1)] += 1
     probs = [joint_winner(p, q, i, j) for i in range(3) for j in range(3)]
     assert p_value([count for row in counts for count in row], probs) > 1e-4

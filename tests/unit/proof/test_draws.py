@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
-from outrider.core.protocols import JudgeRow
+from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import draw
 from outrider.proof.cases import PAIRS, TEXTS
 from outrider.proof.chisquare import MANY
@@ -49,11 +49,11 @@ class AcceptAll:
     name = "accept all"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [_whole(row) for row in rows]
 
 
-def _whole(row: JudgeRow) -> Verdict:
+def _whole(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
     return Verdict(path, draw(row.laws.law(len(path)), row.noise, len(path) - 1))
 
@@ -70,7 +70,7 @@ class OneTokenOnly:
     name = "one token only"
     exact = True
 
-    def __call__(self, rows: Sequence[JudgeRow]) -> list[Verdict]:
+    def __call__(self, rows: Sequence[VerifyRow]) -> list[Verdict]:
         return [Verdict((), 5) for _ in rows]
 
 

@@ -71,9 +71,9 @@ def test_other_threads_may_plant() -> None:
 
 def test_methods_are_found_by_their_class() -> None:
     mutant = Mutant("always", "outrider.core.rng", "return probability >= 1 or", "return True or")
-    from outrider.core.rng import KeyedNoise, Role
+    from outrider.core.rng import KeyedRng, Role
 
-    noise = KeyedNoise(0, 0, 0)
+    noise = KeyedRng(0, 0, 0)
     with planted(mutant):
         assert noise.coin(0.0, 0, Role.ACCEPT) is True
     assert noise.coin(0.0, 0, Role.ACCEPT) is False

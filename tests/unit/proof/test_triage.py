@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.parity_part import Place, look_into, replay
@@ -31,7 +31,7 @@ class Shaky:
         return self.model.spec
 
     @property
-    def state(self) -> StateStore:
+    def state(self) -> CacheStore:
         return self.model.state
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from doubles.job_traces import trace
-from outrider.sched.jobs import LaneSizes, Pool, Stage, Work
-from outrider.sched.overlap import FORGOTTEN_AFTER, Gathering, StageSeconds
+from outrider.sched.jobs import LaneSizes, ReadyQueues, Stage, StageItem
+from outrider.sched.overlap import FORGOTTEN_AFTER, BatchMerger, StageSeconds
 
 VERIFY, DECODE = "verify", "decode"
 
 
-def works(stage: Stage, *seq_ids: int) -> tuple[Work, ...]:
-    return tuple(Work(seq_id, stage, 1) for seq_id in seq_ids)
+def works(stage: Stage, *seq_ids: int) -> tuple[StageItem, ...]:
+    return tuple(StageItem(seq_id, stage, 1) for seq_id in seq_ids)
 
 
 def pool(
@@ -22,14 +22,14 @@ def pool(
     verifying: tuple[int, ...] = (),
     *,
     patient: bool = True,
-) -> Pool:
+) -> ReadyQueues:
     waiting = works(Stage.DRAFT, *draft), works(Stage.VERIFY, *verify)
-    return Pool((), *waiting, 99, (), drafting, verifying, patient)
+    return ReadyQueues((), *waiting, 99, (), drafting, verifying, patient)
 
 
-def lanes(*, fixed: float, each: float = 0.0, draft: float = 0.5, most: int = 8) -> Gathering:
+def lanes(*, fixed: float, each: float = 0.0, draft: float = 0.5, most: int = 8) -> BatchMerger:
     """That saw drafts and verifications of one and three sequences."""
-    found = Gathering(LaneSizes(chunk=8, decode=most, verify=most))
+    found = BatchMerger(LaneSizes(chunk=8, decode=most, verify=most))
     for size in (1, 3):
         found.observe(trace("draft", size, draft))
         found.observe(trace("verify", size, fixed + each * size))
@@ -97,7 +97,7 @@ def test_nobody_waits_for_nobody_for_no_room_or_where_nothing_else_runs() -> Non
     ):
         assert not lanes(fixed=9.0).holds(VERIFY, nothing)
     assert not lanes(fixed=9.0, most=1).holds(VERIFY, pool(verify=(1,), drafting=(2,)))
-    fresh = Gathering(LaneSizes(chunk=8))
+    fresh = BatchMerger(LaneSizes(chunk=8))
     assert not fresh.holds(VERIFY, pool(verify=(1,), drafting=(2,)))
 
 
@@ -155,4 +155,4 @@ def test_a_whole_batch_is_parted_where_each_lane_hides_more_than_it_pays_twice(
         assert not own.parts(other)
     # What drafts pay twice is more than a verification hides.
     assert not lanes(fixed=0.1, each=0.01, draft=0.5).parts(pool(draft=(1, 2, 3)))
-    assert not Gathering(LaneSizes(chunk=8)).parts(pool(draft=(1, 2, 3)))
+    assert not BatchMerger(LaneSizes(chunk=8)).parts(pool(draft=(1, 2, 3)))

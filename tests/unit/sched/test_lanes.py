@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from doubles.job_traces import trace
 from doubles.lanes import Arrival, Lanes, Ran
 from outrider.core.config import EngineConfig
-from outrider.sched.jobs import Job, LaneSizes, Pool, Schedule, Stage, Work
+from outrider.sched.jobs import Job, LaneSizes, ReadyQueues, Schedule, Stage, StageItem
 from outrider.sched.schedules import (
     DraftAheadLanes,
     PrefillDecode,
@@ -19,10 +19,12 @@ from outrider.sched.schedules import (
     schedule_for,
 )
 
-DRAFTS = tuple(Work(i, Stage.DRAFT, 1) for i in (1, 2))
-VERIFIES = (Work(3, Stage.VERIFY, 1), Work(4, Stage.VERIFY, 6))
-POOL = Pool((Work(0, Stage.PREFILL, 50),), DRAFTS, VERIFIES, 99, (Work(4, Stage.AHEAD, 0),))
-ROUNDS = Job(tuple(Work(i, stage, 1) for i in (1, 2) for stage in (Stage.DRAFT, Stage.VERIFY)))
+DRAFTS = tuple(StageItem(i, Stage.DRAFT, 1) for i in (1, 2))
+VERIFIES = (StageItem(3, Stage.VERIFY, 1), StageItem(4, Stage.VERIFY, 6))
+POOL = ReadyQueues(
+    (StageItem(0, Stage.PREFILL, 50),), DRAFTS, VERIFIES, 99, (StageItem(4, Stage.AHEAD, 0),)
+)
+ROUNDS = Job(tuple(StageItem(i, stage, 1) for i in (1, 2) for stage in (Stage.DRAFT, Stage.VERIFY)))
 SIZES = LaneSizes(chunk=8)
 
 
@@ -36,18 +38,20 @@ def is_separate(schedule: PrefillDraftVerify, num_live: int) -> bool:
     "schedule", [PrefillDecode(8), PrefillDraftVerify(SIZES), DraftAheadLanes(SIZES)]
 )
 def test_the_prefill_lane_reads_chunks_and_nothing_else(schedule: Schedule) -> None:
-    assert schedule.next_job("prefill", POOL, 5) == Job((Work(0, Stage.PREFILL, 8),))
+    assert schedule.next_job("prefill", POOL, 5) == Job((StageItem(0, Stage.PREFILL, 8),))
     assert schedule.lanes[-1] == "prefill"
     for lane in schedule.lanes:
-        assert schedule.next_job(lane, Pool((), (), (), 99), 0) is None
+        assert schedule.next_job(lane, ReadyQueues((), (), (), 99), 0) is None
 
 
 def test_pd_decodes_in_whole_rounds() -> None:
     assert PrefillDecode(8).next_job("decode", POOL, 5) == ROUNDS
     assert PrefillDecode(8, batch=1).next_job("decode", POOL, 5) == ROUNDS.alone(1)
-    pool = Pool((Work(0, Stage.PREFILL, 50), Work(1, Stage.PREFILL, 3)), (), (), 99)
+    pool = ReadyQueues(
+        (StageItem(0, Stage.PREFILL, 50), StageItem(1, Stage.PREFILL, 3)), (), (), 99
+    )
     job = PrefillDecode(8, prefill_batch=1).next_job("prefill", pool, 2)
-    assert job == Job((Work(0, Stage.PREFILL, 8),))
+    assert job == Job((StageItem(0, Stage.PREFILL, 8),))
 
 
 def test_pdv_drafts_on_one_lane_and_verifies_on_another() -> None:
@@ -83,7 +87,7 @@ def test_ssd_drafts_for_verdicts_that_came_before_it_drafts_ahead() -> None:
     schedule = DraftAheadLanes(LaneSizes(chunk=8, decode=1, verify=1))
     assert schedule.next_job("decode", POOL, 5) == Job(DRAFTS[:1])
     assert schedule.next_job("verify", POOL, 5) == Job(VERIFIES[:1])
-    nobody = Pool((), (), (), 99, POOL.ahead)
+    nobody = ReadyQueues((), (), (), 99, POOL.ahead)
     assert schedule.next_job("decode", nobody, 5) == Job(POOL.ahead)
 
 
@@ -141,7 +145,7 @@ def test_every_verification_is_drafted_ahead_of_while_it_runs() -> None:
 
 def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait() -> None:
     schedule = DraftAheadLanes(SIZES)
-    waiting = Pool((), (), VERIFIES, 99, POOL.ahead, drafting=(7,))
+    waiting = ReadyQueues((), (), VERIFIES, 99, POOL.ahead, drafting=(7,))
     assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
     for size in (1, 2):
         schedule.observe(trace("draft", size, 0.1))

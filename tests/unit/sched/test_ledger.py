@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import ContractError
-from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 from outrider.sched.ledger import Ledger
 
-NOTHING = Pool((), (), (), 99)
+NOTHING = ReadyQueues((), (), (), 99)
 
 
-def pool_of(ledger: Ledger) -> Pool:
+def pool_of(ledger: Ledger) -> ReadyQueues:
     """Who waits for what."""
     return replace(ledger.pool(num_free_tokens=99), drafting=(), verifying=())
 
 
 def job(*works: tuple[int, Stage, int]) -> Job:
-    return Job(tuple(Work(*work) for work in works))
+    return Job(tuple(StageItem(*work) for work in works))
 
 
 def round_of(seq_id: int, num_tokens: int = 1) -> Job:
@@ -47,31 +47,31 @@ def test_a_sequence_waits_for_prefill_while_more_than_its_pending_token_is_unrea
     ledger = Ledger()
     ledger.add(7, 9)
     for rest, count in ((9, 5), (4, 2), (2, 1)):
-        assert pool_of(ledger) == Pool((Work(7, Stage.PREFILL, rest),), (), (), 99)
+        assert pool_of(ledger) == ReadyQueues((StageItem(7, Stage.PREFILL, rest),), (), (), 99)
         run(ledger, job((7, Stage.PREFILL, count)))
-    assert pool_of(ledger) == Pool((), (Work(7, Stage.DRAFT, 1),), (), 99)
+    assert pool_of(ledger) == ReadyQueues((), (StageItem(7, Stage.DRAFT, 1),), (), 99)
 
 
 def test_a_sequence_without_a_prompt_to_read_drafts_at_once() -> None:
     ledger = Ledger()
     ledger.add(0, 1)
-    assert pool_of(ledger).draft == (Work(0, Stage.DRAFT, 1),)
+    assert pool_of(ledger).draft == (StageItem(0, Stage.DRAFT, 1),)
 
 
 def test_a_first_round_may_read_all_of_the_rest() -> None:
     ledger = Ledger()
     ledger.add(0, 6)
     run(ledger, job((0, Stage.PREFILL, 2)), round_of(0, 4))
-    assert pool_of(ledger) == Pool((), (Work(0, Stage.DRAFT, 1),), (), 99)
+    assert pool_of(ledger) == ReadyQueues((), (StageItem(0, Stage.DRAFT, 1),), (), 99)
 
 
 def test_drafting_and_verifying_may_be_separate_jobs_even_in_a_first_round() -> None:
     ledger = Ledger()
     ledger.add(0, 3)
     run(ledger, job((0, Stage.DRAFT, 3)))
-    assert pool_of(ledger) == Pool((), (), (Work(0, Stage.VERIFY, 3),), 99)
+    assert pool_of(ledger) == ReadyQueues((), (), (StageItem(0, Stage.VERIFY, 3),), 99)
     run(ledger, job((0, Stage.VERIFY, 3)))
-    assert pool_of(ledger) == Pool((), (Work(0, Stage.DRAFT, 1),), (), 99)
+    assert pool_of(ledger) == ReadyQueues((), (StageItem(0, Stage.DRAFT, 1),), (), 99)
 
 
 def test_a_pool_tells_who_drafts_and_who_is_verified() -> None:
@@ -174,7 +174,7 @@ def test_a_sequence_may_be_dropped_from_a_job_that_was_undone() -> None:
     ledger.start(both)
     ledger.undo(both)
     ledger.drop(0)
-    assert pool_of(ledger).draft == (Work(1, Stage.DRAFT, 1),)
+    assert pool_of(ledger).draft == (StageItem(1, Stage.DRAFT, 1),)
 
 
 def test_a_failed_job_is_undone_in_place() -> None:
@@ -190,16 +190,16 @@ def test_a_failed_job_is_undone_in_place() -> None:
     ledger.add(4, 9)
     ledger.undo(failing)
     after = pool_of(ledger)
-    assert after.draft == (*before.draft, Work(3, Stage.DRAFT, 1))
-    assert after.prefill == (*before.prefill, Work(4, Stage.PREFILL, 9))
+    assert after.draft == (*before.draft, StageItem(3, Stage.DRAFT, 1))
+    assert after.prefill == (*before.prefill, StageItem(4, Stage.PREFILL, 9))
     assert after.verify == ()
     assert not any(map(ledger.is_running, range(5)))
 
 
 def test_sequences_in_verification_are_offered_for_drafting_ahead_once() -> None:
     ledger, verify = verifying(range(2))
-    offered = tuple(Work(seq_id, Stage.AHEAD, 0) for seq_id in (0, 1))
-    assert pool_of(ledger) == Pool((), (), (), 99, ahead=offered)
+    offered = tuple(StageItem(seq_id, Stage.AHEAD, 0) for seq_id in (0, 1))
+    assert pool_of(ledger) == ReadyQueues((), (), (), 99, ahead=offered)
     ahead = Job(offered[:1])
     ledger.start(ahead)
     assert pool_of(ledger).ahead == offered[1:]
@@ -238,7 +238,7 @@ def test_a_verification_that_failed_takes_its_offers_back() -> None:
     ahead = job((1, Stage.AHEAD, 0))
     ledger.start(ahead)
     ledger.undo(verify)
-    assert pool_of(ledger) == Pool((), (), tuple(verify.works), 99)
+    assert pool_of(ledger) == ReadyQueues((), (), tuple(verify.works), 99)
     assert [ledger.is_running(seq_id) for seq_id in (0, 1)] == [False, True]
 
 

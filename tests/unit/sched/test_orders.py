@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
-from outrider.sched.jobs import LaneOrder, Pool, Stage, Work
+from outrider.sched.jobs import LaneOrder, ReadyQueues, Stage, StageItem
 from outrider.sched.lane_order import (
     DRAFTS_FIRST,
     VERDICTS_FIRST,
@@ -24,14 +24,14 @@ LANES = ("decode", "verify", "prefill")
 VERIFY_FIRST = ("verify", "decode", "prefill")
 
 
-def pool(*, prefill: int = 0, draft: int = 0, verify: int = 0) -> Pool:
+def pool(*, prefill: int = 0, draft: int = 0, verify: int = 0) -> ReadyQueues:
     stages = (Stage.PREFILL, Stage.DRAFT, Stage.VERIFY)
     counts = (prefill, draft, verify)
     works = [
-        tuple(Work(100 * i + n, stage, 1) for n in range(count))
+        tuple(StageItem(100 * i + n, stage, 1) for n in range(count))
         for i, (stage, count) in enumerate(zip(stages, counts, strict=True))
     ]
-    return Pool(works[0], works[1], works[2], num_free_tokens=100)
+    return ReadyQueues(works[0], works[1], works[2], num_free_tokens=100)
 
 
 def job(lane: str, began: float, ended: float, seq_ids: tuple[int, ...] = (0,)) -> JobTrace:

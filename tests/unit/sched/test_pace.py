@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.sched import pace as module
-from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, PromptPace
 from outrider.sched.schedules import SingleLane
 
@@ -20,7 +20,7 @@ def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(*stages: Stage, tokens: int, seqs: int = 1) -> Job:
     """One that feeds so many `tokens` of `seqs` sequences in each of its stages."""
     shares = [tokens // seqs] * (seqs - 1) + [tokens - tokens // seqs * (seqs - 1)]
-    return Job(tuple(Work(i, stage, n) for stage in stages for i, n in enumerate(shares)))
+    return Job(tuple(StageItem(i, stage, n) for stage in stages for i, n in enumerate(shares)))
 
 
 def test_nothing_is_bounded_before_anything_is_known() -> None:
@@ -65,8 +65,8 @@ def test_drafting_and_rounds_say_nothing_of_prompts() -> None:
 
 
 def test_a_schedule_keeps_within_it() -> None:
-    waiting = (Work(0, Stage.PREFILL, 1000), Work(1, Stage.PREFILL, 7))
-    pool = Pool(waiting, (), (), 9999, most_prompt_tokens=40)
+    waiting = (StageItem(0, Stage.PREFILL, 1000), StageItem(1, Stage.PREFILL, 7))
+    pool = ReadyQueues(waiting, (), (), 9999, most_prompt_tokens=40)
     job = SingleLane(256).next_job("main", pool, 2)
     assert job is not None
     assert sum(work.num_tokens for work in job.of(Stage.PREFILL) + job.of(Stage.VERIFY)) == 40

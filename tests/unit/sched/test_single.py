@@ -5,16 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sched.jobs import Job, Pool, Stage, Work
+from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 from outrider.sched.schedules import SingleLane
 
 
-def pool_of(unread: list[int], num_decoding: int = 0) -> Pool:
-    draft = tuple(Work(100 + i, Stage.DRAFT, 1) for i in range(num_decoding))
-    return Pool(tuple(Work(i, Stage.PREFILL, n) for i, n in enumerate(unread)), draft, (), 99)
+def pool_of(unread: list[int], num_decoding: int = 0) -> ReadyQueues:
+    draft = tuple(StageItem(100 + i, Stage.DRAFT, 1) for i in range(num_decoding))
+    return ReadyQueues(
+        tuple(StageItem(i, Stage.PREFILL, n) for i, n in enumerate(unread)), draft, (), 99
+    )
 
 
-def next_job(lane: SingleLane, pool: Pool) -> Job:
+def next_job(lane: SingleLane, pool: ReadyQueues) -> Job:
     job = lane.next_job("main", pool, len(pool.prefill) + len(pool.draft))
     assert job is not None
     return job

@@ -7,16 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sched.jobs import Job, JobKind, Pool, Stage, Work, chunks, job_of, rounds, shares
+from outrider.sched.jobs import (
+    Job,
+    JobKind,
+    ReadyQueues,
+    Stage,
+    StageItem,
+    chunks,
+    job_of,
+    rounds,
+    shares,
+)
 
 needs = st.lists(st.integers(2, 40), min_size=1, max_size=8)
 
 
-def prompts(*unread: int) -> Pool:
-    return Pool(tuple(Work(i, Stage.PREFILL, n) for i, n in enumerate(unread)), (), (), 99)
+def prompts(*unread: int) -> ReadyQueues:
+    return ReadyQueues(
+        tuple(StageItem(i, Stage.PREFILL, n) for i, n in enumerate(unread)), (), (), 99
+    )
 
 
-def given_to(works: list[Work]) -> dict[int, int]:
+def given_to(works: list[StageItem]) -> dict[int, int]:
     assert all(work.stage is Stage.PREFILL for work in works)
     return {work.seq_id: work.num_tokens for work in works}
 
@@ -67,13 +79,13 @@ def test_no_prompts_no_chunks() -> None:
 
 
 def test_a_round_is_a_draft_and_a_verification() -> None:
-    assert rounds([Work(3, Stage.PREFILL, 5)]) == [
-        Work(3, Stage.DRAFT, 5),
-        Work(3, Stage.VERIFY, 5),
+    assert rounds([StageItem(3, Stage.PREFILL, 5)]) == [
+        StageItem(3, Stage.DRAFT, 5),
+        StageItem(3, Stage.VERIFY, 5),
     ]
     assert job_of([]) is None
-    assert job_of(rounds([Work(3, Stage.DRAFT, 1)])) == Job(
-        (Work(3, Stage.DRAFT, 1), Work(3, Stage.VERIFY, 1))
+    assert job_of(rounds([StageItem(3, Stage.DRAFT, 1)])) == Job(
+        (StageItem(3, Stage.DRAFT, 1), StageItem(3, Stage.VERIFY, 1))
     )
 
 
@@ -92,7 +104,7 @@ def test_a_round_is_a_draft_and_a_verification() -> None:
 def test_a_job_says_which_parts_of_the_engine_it_takes(
     stages: tuple[Stage, ...], kind: JobKind
 ) -> None:
-    works = [Work(i, stage, 1) for i in range(2) for stage in reversed(stages)]
+    works = [StageItem(i, stage, 1) for i in range(2) for stage in reversed(stages)]
     job = Job(tuple(works))
     assert (job.stages, job.kind) == (stages, kind)
     assert all(job.of(stage) == tuple(w for w in works if w.stage is stage) for stage in Stage)

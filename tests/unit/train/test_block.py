@@ -17,7 +17,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.block import Context, load_block, read_block_config
-from outrider.drafters.parallel_heads import BlockDrafter, Places
+from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -103,7 +103,7 @@ def test_what_was_learned_is_what_the_engine_drafts(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
     fill(tmp_path, own.export(net), "", {})
     block = load_block(tmp_path, read_block_config(tmp_path, target.spec), target)
-    drafter = BlockDrafter(block, Places(first_maximum, "the net"))
+    drafter = BlockDrafter(block, ParallelHeadSampler(first_maximum, "the net"))
     rig = Rig(target, drafter, controller=FixedController(Budget(3)), page_size=4)
     assert rig.run([Request(PROMPT, params)])[0] == plain
     emitted = [trace.num_emitted for trace in rig.traces if trace.num_emitted]

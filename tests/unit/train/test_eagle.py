@@ -18,7 +18,7 @@ from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.growth import Growth
@@ -87,7 +87,7 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     drafter.open(0, text)
     hidden = HiddenStates(len(text) - 1, partial(target.state.hidden, 0))
     asked = DraftRow(
-        0, text, None, Budget(count), SamplingParams(), KeyedNoise(0, 0, 0), hidden=hidden
+        0, text, None, Budget(count), SamplingParams(), KeyedRng(0, 0, 0), hidden=hidden
     )
     return drafter.propose([asked])[0].tokens
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.train.losses import TopLaws, distillation, head_loss, top_laws
+from outrider.train.losses import TopProbs, distillation, head_loss, top_laws
 
 
-def drawn(num_places: int) -> tuple[Tensor, Tensor, TopLaws]:
+def drawn(num_places: int) -> tuple[Tensor, Tensor, TopProbs]:
     rng = torch.Generator().manual_seed(num_places)
     x_PD, head_VD, taught_PV = (
         torch.randn(*shape, generator=rng) for shape in ((num_places, 6), (30, 6), (num_places, 30))
@@ -46,6 +46,6 @@ def test_slices_are_the_whole(num_places: int, learns_head: bool) -> None:
 def test_a_law_of_one_token_is_the_cross_entropy() -> None:
     x_PD, head_VD, _ = drawn(9)
     next_P = torch.arange(9)
-    laws = TopLaws(next_P[:, None], torch.zeros(9, 1))
+    laws = TopProbs(next_P[:, None], torch.zeros(9, 1))
     wanted = functional.cross_entropy(functional.linear(x_PD, head_VD), next_P)
     torch.testing.assert_close(head_loss(x_PD, head_VD, laws)[0], wanted, atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
@@ -89,7 +89,7 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path) -> None:
     )
     drafter.open(0, TEXT)
     hidden = HiddenStates(len(TEXT) - 1, partial(target.state.hidden, 0))
-    asked = DraftRow(0, TEXT, None, Budget(5), SamplingParams(), KeyedNoise(0, 0, 0), hidden=hidden)
+    asked = DraftRow(0, TEXT, None, Budget(5), SamplingParams(), KeyedRng(0, 0, 0), hidden=hidden)
     drafts = drafter.propose([asked])[0].tokens
     assert len(set(drafts)) > 1
     ids_1T = torch.tensor([[*TEXT, *drafts]])

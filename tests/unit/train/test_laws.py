@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.train.losses import LawCache, TopLaws, top_laws
+from outrider.train.losses import LawCache, TopProbs, top_laws
 
 WINDOW, KEPT, NUM_WINDOWS = 4, 3, 10
 
@@ -17,7 +17,7 @@ class Teacher:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def __call__(self, ids_BT: Tensor) -> TopLaws:
+    def __call__(self, ids_BT: Tensor) -> TopProbs:
         self.asked += host_ints(ids_BT[:, 0])
         generator = torch.Generator().manual_seed(int(ids_BT.sum()))
         return top_laws(torch.randn(ids_BT.numel(), 9, generator=generator), KEPT)

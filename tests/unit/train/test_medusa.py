@@ -16,7 +16,7 @@ from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_config
-from outrider.drafters.parallel_heads import MedusaDrafter, Places
+from outrider.drafters.parallel_heads import MedusaDrafter, ParallelHeadSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -90,7 +90,7 @@ def test_the_figure_is_what_the_engine_does(tmp_path: Path) -> None:
     net = built(own)
     fill(tmp_path, own.export(net), "", {})
     heads = load_medusa(tmp_path, read_medusa_config(tmp_path, target.spec), target)
-    drafter = MedusaDrafter(heads, Places(first_maximum, "the heads"))
+    drafter = MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads"))
     rig = Rig(target, drafter, controller=FixedController(Budget(3)), page_size=4)
     assert rig.run([Request(PROMPT, SamplingParams(max_tokens=40))])[0] == plain
     emitted = [trace.num_emitted for trace in rig.traces if trace.num_emitted]

@@ -17,7 +17,7 @@ from doubles.tiny_mtp import block_like, llama_block
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
@@ -75,7 +75,7 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     drafter.open(0, text)
     hidden = HiddenStates(len(text) - 1, partial(target.state.hidden, 0))
     asked = DraftRow(
-        0, text, None, Budget(count), SamplingParams(), KeyedNoise(0, 0, 0), hidden=hidden
+        0, text, None, Budget(count), SamplingParams(), KeyedRng(0, 0, 0), hidden=hidden
     )
     return drafter.propose([asked])[0].tokens
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft
-from outrider.core.protocols import JudgeRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.protocols import VerifyRow
+from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Laws
-from outrider.verify.lossy import LossyRule, Offer, above, among_top, in_nucleus, typical
+from outrider.verify.lossy import Candidate, LossyRule, above, among_top, in_nucleus, typical
 from outrider.verify.rules import rule_for
 
 LAW = (0.1, 0.4, 0.1, 0.3, 0.1, 0.0)
-NOISE = KeyedNoise(0, 0, 1)
+NOISE = KeyedRng(0, 0, 1)
 
 
 def passing(name: str, leniency: float, law: tuple[float, ...] = LAW) -> list[int]:
@@ -26,7 +26,7 @@ def passing(name: str, leniency: float, law: tuple[float, ...] = LAW) -> list[in
     laws_NV = torch.tensor([law, law], dtype=torch.float64)
     rule = rule_for(name, leniency)
     rows = [
-        JudgeRow(Draft.chain([token]), Laws(probs_NV=laws_NV), NOISE, laws_NV)
+        VerifyRow(Draft.chain([token]), Laws(probs_NV=laws_NV), NOISE, laws_NV)
         for token in range(len(law))
     ]
     return [token for token, verdict in enumerate(rule(rows)) if verdict.path]
@@ -80,10 +80,10 @@ def test_typical_acceptance_lets_the_likeliest_pass(epsilon: float) -> None:
 
 def test_offers() -> None:
     law_V = torch.tensor(LAW)
-    assert Offer(1, law_V, law_V).likeliest
-    assert not Offer(3, law_V, law_V).likeliest
-    assert Offer(3, 3, law_V).likeliest
-    offer = Offer(2, law_V, law_V)
+    assert Candidate(1, law_V, law_V).likeliest
+    assert not Candidate(3, law_V, law_V).likeliest
+    assert Candidate(3, 3, law_V).likeliest
+    offer = Candidate(2, law_V, law_V)
     assert [bool(x) for x in offer.likelier()] == [True, True, False, True, False, False]
     assert above(offer, 0.1)
     assert not among_top(offer, 3)
@@ -91,12 +91,12 @@ def test_offers() -> None:
     assert not typical(offer, 0.5)
 
 
-def greedy_row(draft: Draft) -> JudgeRow:
+def greedy_row(draft: Draft) -> VerifyRow:
     """Laws of a tree of at most four nodes, as greedy decoding gives them to a lossy rule."""
     soft_NV = torch.tensor([(0.5, 0.3, 0.2), (0.1, 0.2, 0.7), (0.6, 0.3, 0.1), (0.2, 0.5, 0.3)])
     soft_NV = soft_NV[: len(draft) + 1]
     best = tuple(int(token) for token in soft_NV.argmax(-1))
-    return JudgeRow(draft, Laws(tokens=best), NOISE, soft_NV)
+    return VerifyRow(draft, Laws(tokens=best), NOISE, soft_NV)
 
 
 def test_a_greedy_walk_keeps_what_is_likely_and_ends_with_the_likeliest() -> None:
@@ -120,7 +120,7 @@ def test_strict_argmax_is_greedy_decoding() -> None:
     tied = torch.full((3, 3), 1 / 3)
     for best in ((2, 1, 0), (0, 0, 0)):
         for token in range(3):
-            row = JudgeRow(Draft.chain([token, 1]), Laws(tokens=best), NOISE, tied)
+            row = VerifyRow(Draft.chain([token, 1]), Laws(tokens=best), NOISE, tied)
             wanted = (0, 1)[: 0 if token != best[0] else 1 + (best[1] == 1)]
             assert rule([row])[0].path == wanted
 
@@ -130,8 +130,8 @@ def test_the_token_after_the_path_is_drawn_from_the_target() -> None:
     laws_NV = torch.tensor([(0.5, 0.3, 0.2), (0.2, 0.2, 0.6)], dtype=torch.float64)
     counts = [0, 0, 0]
     for start in range(3000):
-        noise = KeyedNoise(0, 0, start)
-        row = JudgeRow(Draft.chain([2]), Laws(probs_NV=laws_NV), noise, laws_NV)
+        noise = KeyedRng(0, 0, start)
+        row = VerifyRow(Draft.chain([2]), Laws(probs_NV=laws_NV), noise, laws_NV)
         verdict = rule_for("threshold")([row])[0]
         assert verdict.path == ()
         counts[verdict.next_token] += 1

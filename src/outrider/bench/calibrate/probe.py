@@ -16,7 +16,7 @@ from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
 from outrider.bench.calibrate.stands import Stand
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
-from outrider.estimate.theory import RoundLaw
+from outrider.estimate.theory import RoundStats
 from outrider.planner.places import fitted_carry
 
 # K at which the carry of a drafter is found: between the shortest drafts and the deepest.
@@ -42,11 +42,11 @@ class Probe:
         whole = [[one for one in rounds if one.room == k] for rounds in found]
         return [some or every for some, every in zip(whole, found, strict=True) if every]
 
-    def law(self, k: int) -> RoundLaw:
+    def law(self, k: int) -> RoundStats:
         """Of rounds at depth `k`, by replay."""
         rounds = [one for text in self.rounds(k) for one in text]
         drafted = [one.drafted for one in rounds if one.drafted]
-        return RoundLaw(
+        return RoundStats(
             tuple(sum(one.kept > place for one in rounds) / len(rounds) for place in range(k)),
             len(drafted) / len(rounds),
             statistics.fmean(drafted) if drafted else 0.0,

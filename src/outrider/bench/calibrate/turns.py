@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from time import perf_counter
 
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.bench.calibrate.passes import Pass, Request, passes_of
 from outrider.bench.calibrate.stands import Stand
 from outrider.core.params import SamplingParams
@@ -81,8 +81,8 @@ class _Run:
     says which turn a pass belongs to, and `firsts` are those that are the first at their K."""
 
     stand: Stand
-    tickets: list[Ticket]
-    ended: list[Ticket] = field(default_factory=list[Ticket])
+    tickets: list[RequestHandle]
+    ended: list[RequestHandle] = field(default_factory=list[RequestHandle])
     turns: dict[int, int] = field(default_factory=dict[int, int])
     firsts: set[int] = field(default_factory=set[int])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 
-from outrider.api.request import Ticket
+from outrider.api.request import RequestHandle
 from outrider.bench.calibrate.stands import Stand
 from outrider.bench.calibrate.turns import WARM_SECONDS
 from outrider.bench.quiet import Neighbours
@@ -83,7 +83,7 @@ def run_once(
     _warm_up(stand, prompts[0], k, clock)
     llm.forget()
     dial.set((0,))
-    tickets: list[Ticket] = []
+    tickets: list[RequestHandle] = []
     try:
         tickets.extend(llm.submit(prompt, params) for prompt in prompts)
         while not all(ticket.reader.seq.num_emitted for ticket in tickets):

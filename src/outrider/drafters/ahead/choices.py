@@ -33,7 +33,7 @@ class AheadChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class AheadRoom:
+class AheadCapacity:
     """`num_rows` packed tokens and `num_logits` rows of logits in one pass; `num_slots` KV
     positions of every sequence beyond its text."""
 
@@ -42,13 +42,13 @@ class AheadRoom:
     num_slots: int
 
 
-def room_needed(k: int, fan_out: int, batch: int) -> AheadRoom:
+def room_needed(k: int, fan_out: int, batch: int) -> AheadCapacity:
     """For `batch` sequences that draft `k` tokens after each of `fan_out` foreseen verdicts.
 
     A sequence stages a trunk (a token that was not read yet, the pending one and the draft) and `k`
     nodes a branch. A pass reads all trunks, or the newest node of every branch.
     """
-    return AheadRoom(
+    return AheadCapacity(
         num_rows=batch * max(k + 2, fan_out),
         num_logits=batch * max(k + 1, fan_out),
         num_slots=k + 2 + k * fan_out,

@@ -20,10 +20,17 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
 from outrider.core.rng import ROOT
-from outrider.drafters.ahead.choices import AheadChoices, AheadRoom
+from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices
 from outrider.drafters.ahead.forecast import Fallback, Forecast, Kind, Policy, Saguaro, Source
-from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable, Pace, fork, rank
-from outrider.drafters.ahead.tree import Drawing, Tree, Trunk, Trunks, grow_all
+from outrider.drafters.ahead.table import (
+    ForcedHits,
+    Pace,
+    PreparedRound,
+    SpeculationCache,
+    fork,
+    rank,
+)
+from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, Drawing, Tree, grow_all
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 
@@ -82,7 +89,7 @@ class AheadOptions:
     or the share of verdicts that count as foreseen (`ForcedHits`); `free` makes their drafts in no
     time, where there is such a drafter. `always` goes on however long it takes."""
 
-    room: AheadRoom
+    room: AheadCapacity
     fan_out: int = 16
     policy: Policy = "top"
     fallback: Kind = "jit"
@@ -148,9 +155,9 @@ class AheadDrafter:
         self._fallback = Fallback(jit, self._fast, options.fallback, clock)
         self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
         self._forecast = Forecast(options.policy)
-        self._trunks = Trunks(model, jit, options.room)
+        self._trunks = DraftPrefixes(model, jit, options.room)
         self._pace = Pace(options.fan_out, options.always)
-        self._table = OutcomeTable()
+        self._table = SpeculationCache()
         self._answers: dict[int, _Answer] = {}
         self._stats = AheadStats()
 
@@ -229,7 +236,7 @@ class AheadDrafter:
             trees.append(Tree(trunk.row, trunk.root, branches, self._drawing))
         num_nodes = grow_all(self._model, trees)
         for tree, trunk, ranking in zip(trees, trunks, rankings, strict=True):
-            foreseen = Foreseen(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
+            foreseen = PreparedRound(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
             self._table.put(trunk.row.seq_id, foreseen)
         self._count(trunks, trees, num_nodes)
         ended = self._clock()
@@ -237,7 +244,7 @@ class AheadDrafter:
         saved = estimates.hits.mean * estimates.jit_seconds.mean
         self._pace.observe(ended - began, rows[0].window, saved)
 
-    def _count(self, trunks: Sequence[Trunk], trees: Sequence[Tree], num_nodes: int) -> None:
+    def _count(self, trunks: Sequence[DraftPrefix], trees: Sequence[Tree], num_nodes: int) -> None:
         self._stats.num_prepared += len(trunks)
         self._stats.num_branches += sum(len(tree.branches) for tree in trees)
         self._stats.num_tree_nodes += num_nodes
@@ -308,7 +315,7 @@ def in_turns(model: CausalLM, drawing: Drawing, *, chunk: int) -> ModelDrafter:
 
 
 def ahead(
-    model: CausalLM, drawing: Drawing, choices: AheadChoices, room: AheadRoom, *, chunk: int
+    model: CausalLM, drawing: Drawing, choices: AheadChoices, room: AheadCapacity, *, chunk: int
 ) -> AheadDrafter:
     """The same, ahead of verdicts too, in the `room` that the model was given."""
     if choices.saguaro < 1:

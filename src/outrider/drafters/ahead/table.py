@@ -23,7 +23,7 @@ from outrider.core.clock import host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT, KeyedNoise, Role
+from outrider.core.rng import ROOT, KeyedRng, Role
 from outrider.drafters.ahead.forecast import NUM_RANKS, Forecast
 
 # Of nobody's request: these coins must not be the numbers that a request draws with.
@@ -31,7 +31,7 @@ _COIN_SEED = 0x6F75_7472_6964_6572
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class PreparedRound:
     """What was prepared for one round that began with `start` tokens and verified `draft`.
 
     `branches` are keyed by (n, pending). `likeliest[n]` lists ids that may follow n accepted
@@ -65,16 +65,16 @@ class Foreseen:
         return listed.index(row.tokens[-1]) if row.tokens[-1] in listed else None
 
 
-class OutcomeTable:
+class SpeculationCache:
     """One round's entries a sequence; the next look takes them away, found or not."""
 
     def __init__(self) -> None:
-        self._rounds: dict[int, Foreseen] = {}
+        self._rounds: dict[int, PreparedRound] = {}
 
-    def put(self, seq_id: int, foreseen: Foreseen) -> None:
+    def put(self, seq_id: int, foreseen: PreparedRound) -> None:
         self._rounds[seq_id] = foreseen
 
-    def take(self, row: DraftRow) -> Foreseen | None:
+    def take(self, row: DraftRow) -> PreparedRound | None:
         """What was prepared for the round before `row`, if it was that round."""
         foreseen = self._rounds.pop(row.seq_id, None)
         return foreseen if foreseen is not None and foreseen.fits(row) else None
@@ -101,7 +101,7 @@ class ForcedHits:
     share: float
 
     def hits(self, seq_id: int, start: int) -> bool:
-        return KeyedNoise(_COIN_SEED, seq_id, start).coin(self.share, ROOT, Role.DRAFT)
+        return KeyedRng(_COIN_SEED, seq_id, start).coin(self.share, ROOT, Role.DRAFT)
 
 
 def _beginning(draft: Draft, depth: int) -> Draft:

@@ -19,9 +19,9 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
-from outrider.core.rng import DrawNode, Noise, pick_node
+from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
-from outrider.drafters.ahead.choices import AheadRoom
+from outrider.drafters.ahead.choices import AheadCapacity
 from outrider.drafters.ahead.table import Branch
 from outrider.drafters.growth import MAX_TEMPERATURE, ChangeLaws
 from outrider.drafters.model import ModelDrafter
@@ -51,7 +51,7 @@ class Tree:
     lost: bool = False
     _chains: list[list[int]] = field(default_factory=list[list[int]])
     _tips: list[int] = field(default_factory=list[int])
-    _noise: list[Noise] = field(default_factory=list[Noise])
+    _noise: list[Rng] = field(default_factory=list[Rng])
     _laws_KBV: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ def grow_all(model: CausalLM, trees: Sequence[Tree]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Trunk:
+class DraftPrefix:
     """A draft that was read: `root` is the staged node of the pending token, and at most
     `num_branches` may be grown. `logits_NV` are the model's until its next step."""
 
@@ -153,7 +153,7 @@ class _Feed:
     num_branches: int
 
 
-class Trunks:
+class DraftPrefixes:
     """Reads with `model`, through `jit`, which keeps its memory.
 
     One pass of the draft model reads the trunks of a whole batch. Their rows stay staged, so that
@@ -161,14 +161,14 @@ class Trunks:
     branches is reserved before anything is fed; a sequence whose branches do not fit is not begun.
     """
 
-    def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadRoom) -> None:
+    def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadCapacity) -> None:
         self._model = model
         self._jit = jit
         self._room = room
 
     def read(
         self, rows: Sequence[AheadRow], texts: Mapping[int, Sequence[int]], fan_out: int
-    ) -> list[Trunk]:
+    ) -> list[DraftPrefix]:
         """`texts` end with the pending tokens. With room for `fan_out` branches each, or fewer;
         those that there is no room for are left out."""
         steps = [(row, step) for row in rows if (step := self._step(row, texts[row.seq_id]))]
@@ -176,13 +176,13 @@ class Trunks:
         if not feeds:
             return []
         logits_MV = self._model.step([feed.step for feed in feeds], _NO_NEEDS).logits_MV
-        trunks: list[Trunk] = []
+        trunks: list[DraftPrefix] = []
         start = 0
         for feed in feeds:
             step, end = feed.step, start + feed.step.num_logits
             self._jit.note(step.seq_id, step.tokens)
             logits_NV = logits_MV[start:end]
-            trunks.append(Trunk(feed.row, step.logits_from, feed.num_branches, logits_NV))
+            trunks.append(DraftPrefix(feed.row, step.logits_from, feed.num_branches, logits_NV))
             start = end
         return trunks
 

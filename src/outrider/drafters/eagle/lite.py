@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.growth import GrowingChain, Growth
+from outrider.drafters.growth import ChainBuilder, Growth
 from outrider.drafters.heads import NormedTarget, own_kernels
 
 ALPHA = 0.7
@@ -49,7 +49,7 @@ class LiteDrafter:
     def close(self, seq_id: int) -> None: ...
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [GrowingChain(row, self._depth(row)) for row in rows]
+        chains = [ChainBuilder(row, self._depth(row)) for row in rows]
         live = [chain for chain in chains if not chain.complete]
         if not live:
             return [chain.draft() for chain in chains]

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.protocols import StepRow
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
-from outrider.drafters.native import EntranceRoom, HeadPass, head_pass
+from outrider.drafters.native import HeadBuffers, HeadPass, head_pass
 from outrider.kernels.native.forward import (
     Attends,
     Entrance,
@@ -217,7 +217,7 @@ def native_pass(
 
 
 def _entrance(config: EagleConfig, layer: EagleLayer, num_tokens: int) -> Entrance:
-    room = EntranceRoom.of(num_tokens, config.layer.hidden_size)
+    room = HeadBuffers.of(num_tokens, config.layer.hidden_size)
     return Entrance(
         token_norm_D=layer.token_norm_D,
         state_norm_D=layer.state_norm_D,

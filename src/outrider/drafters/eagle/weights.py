@@ -19,8 +19,8 @@ from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
 from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts, native_pass
 from outrider.drafters.growth import Growth
 from outrider.drafters.heads import HeadNet, NormedTarget, own_kernels, placement_of
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter, WholeChains
-from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant, WholeTrees
+from outrider.drafters.hidden import ChainLimits, FusedChains, HiddenChainDrafter
+from outrider.drafters.hidden_tree import FusedTrees, HiddenTreeDrafter, Plant
 from outrider.kernels.plan import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
@@ -158,8 +158,8 @@ def eagle_drafter(
     growth: Growth,
     limits: ChainLimits,
     plant: Plant | None,
-    whole: WholeChains | None = None,
-    whole_trees: WholeTrees | None = None,
+    whole: FusedChains | None = None,
+    whole_trees: FusedTrees | None = None,
 ) -> Drafter:
     """Without `plant` it drafts chains, by `whole` where that can be; with it trees, by
     `whole_trees` where that can be."""

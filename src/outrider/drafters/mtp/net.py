@@ -38,7 +38,7 @@ from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
 from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant
 from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
-from outrider.drafters.native import EntranceRoom, HeadPass, head_pass, head_trees, whole_chains
+from outrider.drafters.native import HeadBuffers, HeadPass, head_pass, head_trees, whole_chains
 from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch
@@ -137,7 +137,7 @@ class MtpNet:
         if layer is None or self._gives_normed or self._kernels.forward is None:
             return None
         buffers = [getattr(scratch, buffer.name) for buffer in fields(ForwardBuffers)]
-        own = EntranceRoom.of(room.max_rows, config.hidden_size)
+        own = HeadBuffers.of(room.max_rows, config.hidden_size)
         parts = ForwardParts(
             embedding_VD=tables.embedding_VD,
             final_norm_D=weights.norm_D,

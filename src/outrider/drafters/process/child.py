@@ -19,7 +19,7 @@ from typing import Any
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
-from outrider.core.rng import KeyedNoise, Noise, Pick, pick_node, race_node
+from outrider.core.rng import KeyedRng, Pick, Rng, pick_node, race_node
 from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead, in_turns
 from outrider.drafters.ahead.tree import Drawing
@@ -230,9 +230,9 @@ class Server:
 class _After:
     """The numbers of the round after one that emits so many tokens."""
 
-    key: KeyedNoise
+    key: KeyedRng
 
-    def __call__(self, num_emitted: int) -> Noise:
+    def __call__(self, num_emitted: int) -> Rng:
         return replace(self.key, start=self.key.start + num_emitted)
 
 

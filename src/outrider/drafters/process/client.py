@@ -17,7 +17,7 @@ from threading import Lock
 from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError, MachineError, OutriderError
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
-from outrider.core.rng import KeyedNoise
+from outrider.core.rng import KeyedRng
 from outrider.drafters.process.frames import Frame, Kind
 from outrider.drafters.process.messages import (
     Answer,
@@ -223,7 +223,7 @@ class ProcessDrafter:
             frames.append(terms.frame(row.seq_id))
         return frames
 
-    def _asked(self, row: DraftRow, key: KeyedNoise) -> Asked:
+    def _asked(self, row: DraftRow, key: KeyedRng) -> Asked:
         told = self._known[row.seq_id]
         num_known = min(told.num_tokens, len(row.tokens))
         told.num_tokens = len(row.tokens)

@@ -17,9 +17,9 @@ from typing import TypeVar
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, KeyedNoise, Noise
+from outrider.core.rng import ROOT, KeyedRng, Rng
 from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Asked:
     num_known: int
     new: Sequence[int]
     budget: Budget
-    key: KeyedNoise
+    key: KeyedRng
     last: Outcome | None
 
     def put(self, writer: Writer) -> None:
@@ -105,7 +105,7 @@ class AskedAhead:
     pending: int
     draft: Draft
     budget: Budget
-    key: KeyedNoise
+    key: KeyedRng
     window: float = 0.0
 
     def put(self, writer: Writer) -> None:
@@ -215,9 +215,9 @@ def read_failure(body: bytes) -> OutriderError:
     return kind(text, hint=hint or None)
 
 
-def key_of(noise: Noise) -> KeyedNoise:
+def key_of(noise: Rng) -> KeyedRng:
     """Raises DrafterError for numbers without a key, which another process cannot make."""
-    if not isinstance(noise, KeyedNoise):
+    if not isinstance(noise, KeyedRng):
         raise DrafterError("a drafter in another process needs random numbers that have a key.")
     return noise
 
@@ -233,12 +233,12 @@ def _take_all(reader: Reader, take: Callable[[Reader], T]) -> list[T]:
     return [take(reader) for _ in range(reader.count())]
 
 
-def _put_key(writer: Writer, key: KeyedNoise) -> None:
+def _put_key(writer: Writer, key: KeyedRng) -> None:
     writer.put(_KEY, key.seed, key.sample, key.start)
 
 
-def _take_key(reader: Reader) -> KeyedNoise:
-    return KeyedNoise(*reader.take(_KEY))
+def _take_key(reader: Reader) -> KeyedRng:
+    return KeyedRng(*reader.take(_KEY))
 
 
 def _put_draft(writer: Writer, draft: Draft) -> None:
@@ -268,7 +268,7 @@ class Terms:
     """Of `params` only what shapes a law is sent; the rest comes out as its defaults."""
 
     params: SamplingParams
-    shaper: Shaper | None
+    shaper: LogitsProcessor | None
 
     def same(self, other: Terms | None) -> bool:
         """The very same objects: a shaper counts tokens, so it is never compared by value."""
@@ -294,7 +294,7 @@ def read_terms(body: bytes) -> tuple[int, Terms]:
     return seq_id, terms
 
 
-def _put_shaper(writer: Writer, shaper: Shaper) -> None:
+def _put_shaper(writer: Writer, shaper: LogitsProcessor) -> None:
     params, bias = shaper.params, shaper.params.logit_bias or {}
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     writer.put(_SHAPE, shaper.prompt_length, params.min_tokens, *penalties, len(bias))
@@ -306,7 +306,7 @@ def _put_shaper(writer: Writer, shaper: Shaper) -> None:
         writer.ints(word)
 
 
-def _take_shaper(reader: Reader) -> Shaper:
+def _take_shaper(reader: Reader) -> LogitsProcessor:
     prompt_length, min_tokens, *penalties, num_biases = reader.take(_SHAPE)
     repetition, presence, frequency = penalties
     bias: dict[int, float] = dict(reader.take(_BIAS) for _ in range(num_biases))
@@ -320,4 +320,4 @@ def _take_shaper(reader: Reader) -> Shaper:
     )
     stop_ids = frozenset(reader.ints())
     bad_words = tuple(tuple(reader.ints()) for _ in range(reader.count()))
-    return Shaper(params, prompt_length, stop_ids=stop_ids, bad_words=bad_words)
+    return LogitsProcessor(params, prompt_length, stop_ids=stop_ids, bad_words=bad_words)

@@ -25,7 +25,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import ROOT as DRAFT_ROOT
-from outrider.drafters.proposals import NO_OFFER, Offer
+from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
@@ -269,7 +269,7 @@ class SuffixDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         """Drafts, and how likely each of their tokens is to be kept."""
         return [self._offer(row) for row in rows]
 
@@ -282,7 +282,7 @@ class SuffixDrafter:
             raise ContractError("requests are open")
         self._memory.forget()
 
-    def _offer(self, row: DraftRow) -> Offer:
+    def _offer(self, row: DraftRow) -> ScoredDraft:
         reader = self._readers[row.seq_id]
         context = reader.read(row.tokens)
         if context is None or not row.budget.depth:
@@ -294,7 +294,7 @@ class SuffixDrafter:
         return _chain(context, reader.trust, row.budget.depth)
 
 
-def _chain(context: Context, trust: Trust, depth: int) -> Offer:
+def _chain(context: Context, trust: Trust, depth: int) -> ScoredDraft:
     tokens: list[int] = []
     kept: list[float] = []
     automaton, state, probability = context.automaton, context.state, 1.0
@@ -310,10 +310,10 @@ def _chain(context: Context, trust: Trust, depth: int) -> Offer:
         tokens.append(edge.token)
         kept.append(probability)
         state = edge.target
-    return Offer(Draft.chain(tokens), tuple(kept)) if tokens else NO_OFFER
+    return ScoredDraft(Draft.chain(tokens), tuple(kept)) if tokens else NO_OFFER
 
 
-def _tree(context: Context, trust: Trust, depth: int, size: int) -> Offer:
+def _tree(context: Context, trust: Trust, depth: int, size: int) -> ScoredDraft:
     """The likeliest `size` nodes; a parent is likelier than its children, so it comes first."""
     automaton = context.automaton
     tokens: list[int] = []
@@ -347,7 +347,7 @@ def _tree(context: Context, trust: Trust, depth: int, size: int) -> Offer:
         kept.append(-here.lost)
     if not kept or kept[0] < LEAST_KEPT:
         return NO_OFFER
-    return Offer(Draft(tuple(tokens), tuple(parents)), tuple(kept))
+    return ScoredDraft(Draft(tuple(tokens), tuple(parents)), tuple(kept))
 
 
 def _children(

@@ -13,15 +13,15 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.cuda_graph.memory import Drafting, RoundMemory, StackModel
+from outrider.engine.cuda_graph.memory import DraftModel, RoundMemory, StackModel
 from outrider.engine.cuda_graph.program import (
+    GraphCache,
     Launcher,
     MakeLaws,
     RoundSizes,
-    RoundTable,
     launcher_for,
 )
-from outrider.engine.cuda_graph.round import CapturedRound
+from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.cuda_graph.sampling import (
     RULES,
     Decisions,
@@ -41,7 +41,7 @@ def captured_round(
     draft: CausalLM | None,
     window: Callable[[], int],
     launcher: Launcher | None = None,
-) -> CapturedRound | str:
+) -> GraphRound | str:
     """Rounds over the models of `stages`, or why there are none, in a sentence.
 
     `draft` is the model of its drafter, if that is a model drafter; `window` says how many tokens a
@@ -69,7 +69,7 @@ def captured_round(
         makes_laws=config.sampler in RULES,
     )
     device = target.scratch.x_ND.device
-    table = RoundTable(
+    table = GraphCache(
         sizes=sizes,
         target=target,
         draft=None if drafting is None else drafting.model,
@@ -78,7 +78,7 @@ def captured_round(
         if _attention(target) == "triton"
         else partial(torch_laws, config.sampler, k),
     )
-    return CapturedRound(stages, table, RoundMemory(target, drafting, k))
+    return GraphRound(stages, table, RoundMemory(target, drafting, k))
 
 
 def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
@@ -89,7 +89,7 @@ def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
     return None
 
 
-def _device_refusal(target: StackModel, drafting: Drafting | None) -> str | None:
+def _device_refusal(target: StackModel, drafting: DraftModel | None) -> str | None:
     models = [target] if drafting is None else [target, drafting.model]
     device = target.scratch.x_ND.device
     if device.type != "cuda":
@@ -107,11 +107,11 @@ def _stack(model: CausalLM | None) -> StackModel | None:
             return None
 
 
-def _drafting(drafter: Drafter, model: CausalLM | None) -> Drafting | None:
+def _drafting(drafter: Drafter, model: CausalLM | None) -> DraftModel | None:
     stack = _stack(model)
     match drafter:
         case ModelDrafter() if stack is not None:
-            return Drafting(stack, drafter)
+            return DraftModel(stack, drafter)
         case _:
             return None
 
@@ -133,10 +133,10 @@ def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
     from outrider.engine.cuda_graph.triton import TritonGreedyLaws, TritonRoundLaws
-    from outrider.kernels.triton.launchers import TritonLaws
+    from outrider.kernels.triton.launchers import TritonProbs
     from outrider.kernels.triton.scratch import Room
 
-    laws = TritonLaws(Room(device))
+    laws = TritonProbs(Room(device))
 
     def make(logits_BKV: Tensor | None) -> RoundLaws:
         if logits_BKV is None:

@@ -26,7 +26,7 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.sequence import FinishReason, LiveSequence
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.round import Settled, settle
+from outrider.engine.round import FinishedRow, settle
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch, Stack
@@ -142,7 +142,7 @@ def _rows_like(buffer: Tensor, num_rows: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftModel:
     """A model and the drafter that owns its memory."""
 
     model: StackModel
@@ -172,7 +172,7 @@ class RoundMemory:
     """
 
     target: StackModel
-    drafting: Drafting | None
+    drafting: DraftModel | None
     k: int
 
     def most_tokens(self, seq: LiveSequence) -> int:
@@ -195,7 +195,7 @@ class RoundMemory:
         """Count what a round emitted as text that both models have read, all but its last token."""
         start = len(seq.tokens)
         self.target.state.note_chain(seq.seq_id, (seq.tokens[-1], *outcome.tokens[:-1]))
-        settle(self.target.state, [Settled(seq, 1, outcome, ending)])
+        settle(self.target.state, [FinishedRow(seq, 1, outcome, ending)])
         if self.drafting is None:
             return
         state = self.drafting.model.state

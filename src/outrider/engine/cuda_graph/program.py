@@ -236,7 +236,7 @@ MakeLaws: TypeAlias = Callable[[Tensor | None], RoundLaws]
 
 
 @dataclass(slots=True)
-class RoundTable:
+class GraphCache:
     """Owns the static memory. `enter` writes rows and picks the program that `launch` runs.
 
     A bucket is the next power of two, so that few graphs serve every batch size; memory is

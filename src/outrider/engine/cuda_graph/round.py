@@ -21,7 +21,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
-from outrider.engine.cuda_graph.program import RoundTable, Ticket
+from outrider.engine.cuda_graph.program import GraphCache, Ticket
 from outrider.engine.round import Chunk, PassTimes, clamp
 from outrider.engine.stages import Stages
 
@@ -43,11 +43,11 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class CapturedRound:
+class GraphRound:
     """`Round` over a table of programs, one a bucket."""
 
     stages: Stages
-    table: RoundTable
+    table: GraphCache
     memory: RoundMemory
     _flight: _Flight | None = None
     _budgets: list[int] = field(default_factory=list[int])

@@ -86,7 +86,7 @@ class Decisions:
 
 
 def keyed_uniforms(keys: Keys, decisions: Decisions) -> Tensor:
-    """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedNoise`.
+    """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedRng`.
 
     A captured round cannot ask the host for a number, so it runs the Philox4x32-10 of core/rng.py
     over the same key (seed, sample, start, node, role): the text of a seed is the same. A product
@@ -104,7 +104,7 @@ def keyed_uniforms(keys: Keys, decisions: Decisions) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ChainBatch:
     """Chains and their laws. `coins_BK` and `next_BW` are uniform float64 numbers."""
 
     tokens_BK: Tensor
@@ -116,7 +116,7 @@ class Offer:
 
 
 # How many tokens each row keeps, and the share of its residual (None: one).
-Rule: TypeAlias = Callable[[Offer], tuple[Tensor, Tensor | None]]
+Rule: TypeAlias = Callable[[ChainBatch], tuple[Tensor, Tensor | None]]
 
 
 class GreedyLaws:
@@ -159,7 +159,7 @@ class TorchRoundLaws:
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
         k = tokens_BK.shape[1]
-        offer = Offer(
+        offer = ChainBatch(
             tokens_BK,
             rows.depth_B,
             laws(logits_BWV, rows.temperature_B),
@@ -191,13 +191,13 @@ def judge_greedy(logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
     return Judged(kept_B, next_B, _any_broken(most_BW, rows))
 
 
-def token_rule(offer: Offer) -> tuple[Tensor, Tensor | None]:
+def token_rule(offer: ChainBatch) -> tuple[Tensor, Tensor | None]:
     """As verify/exact.py."""
     chance_BK = ratios(offer.tokens_BK, offer.q_BKV, offer.p_BWV)
     return kept_prefix((chance_BK >= 1) | (offer.coins_BK < chance_BK), offer.depth_B), None
 
 
-def block_rule(offer: Offer) -> tuple[Tensor, Tensor | None]:
+def block_rule(offer: ChainBatch) -> tuple[Tensor, Tensor | None]:
     """As verify/exact.py."""
     p_BWV, q_BKV, depth_B = offer.p_BWV, offer.q_BKV, offer.depth_B
     shares = [torch.ones_like(offer.next_BW[:, 0])]
@@ -228,7 +228,7 @@ def _uncovered(p_BV: Tensor, q_BV: Tensor, share_B: Tensor) -> Tensor:
     return (share_B[:, None] * p_BV.double() - q_BV.double()).clamp_min(0).sum(-1)
 
 
-def _own_token(offer: Offer, kept_B: Tensor, share_B: Tensor | None) -> Tensor:
+def _own_token(offer: ChainBatch, kept_B: Tensor, share_B: Tensor | None) -> Tensor:
     """The residual's token, or the bonus where a row kept all of its chain."""
     p_BV = _at(offer.p_BWV, kept_B)
     weights_BV, k = p_BV, offer.tokens_BK.shape[1]

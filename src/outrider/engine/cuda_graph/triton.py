@@ -13,13 +13,13 @@ from torch import Tensor
 
 from outrider.core.rng import Role
 from outrider.engine.cuda_graph.sampling import Judged, Keys, Rows, kept_prefix
-from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, TritonProbs, Verdicts
 
 
 class TritonRoundLaws:
     """`logits_BKV` is room for the drafter's logits; `block` chooses between the two rules."""
 
-    def __init__(self, laws: TritonLaws, logits_BKV: Tensor, *, block: bool) -> None:
+    def __init__(self, laws: TritonProbs, logits_BKV: Tensor, *, block: bool) -> None:
         self._laws, self._logits_BKV, self._block = laws, logits_BKV, block
 
     def begin(self, rows: Rows) -> None:
@@ -28,16 +28,16 @@ class TritonRoundLaws:
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
         self._logits_BKV[:, node].copy_(logits_BV)
         token_B = torch.empty_like(rows.depth_B)
-        law = LawRows(logits_BV, rows.temperature_B)
+        law = ProbRows(logits_BV, rows.temperature_B)
         self._laws.draw(law, _keys(rows.keys), node, Role.DRAFT, token_B)
         return token_B.clamp_min(0), token_B < 0
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
         found = Verdicts(torch.empty_like(rows.depth_B), torch.empty_like(rows.depth_B))
-        q = LawRows(self._logits_BKV, rows.temperature_B) if tokens_BK.shape[1] else None
+        q = ProbRows(self._logits_BKV, rows.temperature_B) if tokens_BK.shape[1] else None
         self._laws.judge(
             Chains(tokens_BK.contiguous(), rows.depth_B),
-            LawRows(logits_BWV, rows.temperature_B),
+            ProbRows(logits_BWV, rows.temperature_B),
             q,
             _keys(rows.keys),
             found,
@@ -49,7 +49,7 @@ class TritonRoundLaws:
 class TritonGreedyLaws:
     """For batches without a sampled row: one argmax a draft token, one for the target."""
 
-    def __init__(self, laws: TritonLaws) -> None:
+    def __init__(self, laws: TritonProbs) -> None:
         self._laws = laws
 
     def begin(self, rows: Rows) -> None:

@@ -40,7 +40,7 @@ class RoundModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class CacheSpan:
     """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
     room for them and for the draft: always the same object of a sequence, which only grows."""
 
@@ -142,7 +142,7 @@ class Lane:
     def address(self) -> int:
         return ctypes.addressof(self.memory)
 
-    def read(self, row: int, feed: Feed, start: int) -> int:
+    def read(self, row: int, feed: CacheSpan, start: int) -> int:
         """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
         end = start + len(feed.unread)
         self.unread[start:end] = feed.unread
@@ -177,7 +177,7 @@ class ChainRow:
     """One sequence: what is read of it, how deep to draft, and how tokens are chosen; temperature 0
     is greedy and needs no numbers."""
 
-    feed: Feed
+    feed: CacheSpan
     depth: int
     temperature: float = 0.0
     top_k: int = 0
@@ -262,12 +262,12 @@ class RoundRow:
     sample: int
     start: int
     temperature: float
-    target: Feed
+    target: CacheSpan
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     drafted: Sequence[int] = ()
-    draft: Feed | None = None
+    draft: CacheSpan | None = None
     depth: int = 0
 
 

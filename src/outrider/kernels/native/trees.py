@@ -30,7 +30,7 @@ from outrider.core.tree_nodes import (
     TreeLimits,
     rank,
 )
-from outrider.kernels.native.rounds import Feed, Lane, RoundModel
+from outrider.kernels.native.rounds import CacheSpan, Lane, RoundModel
 
 # As in csrc/trees.h.
 MOST_NODES, MOST_WIDTH = 256, 16
@@ -213,7 +213,9 @@ class NativeTreeDrafts:
             and all(map(fits, limits))
         )
 
-    def __call__(self, feeds: Sequence[Feed], limits: Sequence[TreeLimits]) -> list[Grown] | None:
+    def __call__(
+        self, feeds: Sequence[CacheSpan], limits: Sequence[TreeLimits]
+    ) -> list[Grown] | None:
         """None if some logits are no numbers, or a token is not in the vocabulary; then memory
         holds nothing that counts."""
         trees = [new_tree(limit) for limit in limits]

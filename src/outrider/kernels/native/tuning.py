@@ -96,7 +96,7 @@ class Answer:
 
 
 # Candidates by name, the plain one first; of each, a turn at every work by name.
-Contest = Mapping[str, Mapping[str, Callable[[], object]]]
+ModeTrial = Mapping[str, Mapping[str, Callable[[], object]]]
 # What a process knows already, by folder and question.
 Known = dict[tuple[Path | None, str], Answer]
 _KNOWN: Known = {}
@@ -105,7 +105,7 @@ _LOCK = RLock()
 
 def decide(
     question: Mapping[str, str],
-    contest: Callable[[], Contest],
+    contest: Callable[[], ModeTrial],
     *,
     folder: Path | None,
     clock: Callable[[], float] = perf_counter,
@@ -136,7 +136,7 @@ def forget(folder: Path | None) -> int:
 
 def _found_or_made(
     question: Mapping[str, str],
-    contest: Callable[[], Contest],
+    contest: Callable[[], ModeTrial],
     folder: Path | None,
     clock: Callable[[], float],
 ) -> Answer:
@@ -154,7 +154,7 @@ def _found_or_made(
 
 
 def time_in_turns(
-    contest: Contest, *, started: float, clock: Callable[[], float] = perf_counter
+    contest: ModeTrial, *, started: float, clock: Callable[[], float] = perf_counter
 ) -> tuple[Timing, ...]:
     """Medians over rotating turns, until the budget that began at `started` is spent; the first
     turn of each warms it up."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from outrider.core.clock import host_floats, host_ints
 from outrider.core.errors import NumericsError
 from outrider.core.sampling import PLAIN
-from outrider.kernels.triton.launchers import LawRows, TritonLaws, num_pieces
+from outrider.kernels.triton.launchers import ProbRows, TritonProbs, num_pieces
 from outrider.kernels.triton.scratch import Room
 
 
-class EagerLaws:
+class EagerProbs:
     """argmax, softmax, pick and leftover. Takes contiguous float32 on its device;
     anything else goes to the definitions. Weights are left in one place, which calls use again.
 
@@ -26,7 +26,7 @@ class EagerLaws:
     """
 
     def __init__(self, room: Room, device: torch.device) -> None:
-        self._laws, self._device = TritonLaws(room), device
+        self._laws, self._device = TritonProbs(room), device
         self._temperature_1 = torch.ones(1, device=device)
         self._number_1 = torch.zeros(1, dtype=torch.float64, device=device)
         self._token_1 = torch.zeros(1, dtype=torch.int64, device=device)
@@ -51,7 +51,7 @@ class EagerLaws:
         if not self._plain(weights_V):
             return PLAIN.pick(weights_V, uniform)
         self._number_1.fill_(uniform)
-        self._laws.pick(LawRows(weights_V[None], None), self._number_1, self._token_1)
+        self._laws.pick(ProbRows(weights_V[None], None), self._number_1, self._token_1)
         (token,) = host_ints(self._token_1)
         if token < 0:
             raise NumericsError("the model")

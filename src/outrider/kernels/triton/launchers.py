@@ -32,7 +32,7 @@ MOST_OF_A_PIECE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class LawRows:
+class ProbRows:
     """Contiguous float32 rows of shape RV, or BWV and the like, which count as rows.
 
     `temperature_B` (float32, one a sequence) makes them logits; None says that they are
@@ -103,7 +103,7 @@ class _Pieces:
         return (shape, torch.float32), (shape, torch.float32), (shape, torch.int32)
 
 
-class TritonLaws:
+class TritonProbs:
     """The operators of one stream; `room` may be the one that `TritonOps` has."""
 
     __slots__ = ("_room",)
@@ -117,7 +117,7 @@ class TritonLaws:
         num_rows, size = logits_RV.shape
         assert out_RV.is_contiguous()
         cut, rows_per_law = _Pieces(size), num_rows // max(1, temperature_R.shape[0])
-        laws = LawRows(logits_RV, temperature_R)
+        laws = ProbRows(logits_RV, temperature_R)
         seen = _look(laws, rows_per_law, self._room.carve(*cut.room(num_rows)))
         launch(
             sampling.softmax_kernel,
@@ -130,12 +130,12 @@ class TritonLaws:
         cut = _Pieces(logits_RV.shape[-1])
         _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
 
-    def draw(self, laws: LawRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor) -> None:
+    def draw(self, laws: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor) -> None:
         """One token of each of B laws, by the number of (`node`, `role`)."""
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)
         self._pick(laws, numbers, out_B, node_word=node + 1, GIVEN=False, ROLE=int(role))
 
-    def pick(self, laws: LawRows, uniform_B: Tensor, out_B: Tensor) -> None:
+    def pick(self, laws: ProbRows, uniform_B: Tensor, out_B: Tensor) -> None:
         """One token of each of B laws, by numbers that are given: float64, in [0, 1)."""
         assert uniform_B.dtype == torch.float64
         numbers = (uniform_B, uniform_B, uniform_B)
@@ -163,7 +163,7 @@ class TritonLaws:
 
     def _pick(
         self,
-        laws: LawRows,
+        laws: ProbRows,
         numbers: tuple[Tensor, Tensor, Tensor],
         out_B: Tensor,
         *,
@@ -187,8 +187,8 @@ class TritonLaws:
     def judge(
         self,
         chains: Chains,
-        p: LawRows,
-        q: LawRows | None,
+        p: ProbRows,
+        q: ProbRows | None,
         keys: RoundKeys,
         out: Verdicts,
         *,
@@ -253,13 +253,13 @@ def num_pieces(size: int) -> int:
     return _Pieces(size).count
 
 
-def _flags(p: LawRows, q: LawRows | None) -> dict[str, bool]:
+def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
     q_ready = q is None or q.temperature_B is None
     return {"P_READY": p.temperature_B is None, "Q_READY": q_ready, "POINT": q is None}
 
 
 def _look(
-    laws: LawRows, rows_per_law: int, views: Sequence[Tensor]
+    laws: ProbRows, rows_per_law: int, views: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What kernels are told of a law: its rows, temperatures and pieces, which are filled here."""
     rows_RV, temperature_B = laws.rows_RV, laws.temperature_B

@@ -29,7 +29,7 @@ from typing import IO, Any
 import torch
 
 from outrider.core.errors import ContractError
-from outrider.core.spec import StateRoom
+from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, pick_device
 from outrider.models.parallel.comm import RankError, TorchComm
@@ -323,7 +323,7 @@ def follow() -> None:
 
 
 def _options(given: dict[str, Any]) -> LoadOptions:
-    room: dict[str, Any] = {**given["room"], "states": StateRoom(**given["room"]["states"])}
+    room: dict[str, Any] = {**given["room"], "states": RecurrentCapacity(**given["room"]["states"])}
     values: dict[str, Any] = {**given, "room": Room(**room)}
     return LoadOptions(**values)
 

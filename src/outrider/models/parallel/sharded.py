@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
-from outrider.core.protocols import DraftNeeds, StateStore, StepOutput, StepRow
+from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels
@@ -53,7 +53,7 @@ class MirroredKV:
     this side, so that an engine can let its requests go; nothing can be opened.
     """
 
-    def __init__(self, store: StateStore, ranks: Peers) -> None:
+    def __init__(self, store: CacheStore, ranks: Peers) -> None:
         self._store, self._ranks = store, ranks
         self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
         # The thread must run before an interrupt can fall: a pool does not count one that was being

@@ -7,11 +7,11 @@ import torch
 from checks.drafters import row
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
-from outrider.drafters.ahead.table import ForcedHits, Foreseen, OutcomeTable
+from outrider.drafters.ahead.table import ForcedHits, PreparedRound, SpeculationCache
 
 DRAFT = (5, 6, 7)
 BRANCH = Draft.chain((1, 2, 3), torch.arange(12.0).view(3, 4))
-FORESEEN = Foreseen(4, DRAFT, {(1, 9): BRANCH}, [[8], [3, 9], [], [2]])
+FORESEEN = PreparedRound(4, DRAFT, {(1, 9): BRANCH}, [[8], [3, 9], [], [2]])
 
 
 def asked(accepted: int, token: int, *, start: int = 4, depth: int = 3) -> DraftRow:
@@ -20,8 +20,8 @@ def asked(accepted: int, token: int, *, start: int = 4, depth: int = 3) -> Draft
     return row(0, [0] * start + list(outcome.tokens), depth=depth, last=outcome)
 
 
-def find(ask: DraftRow, foreseen: Foreseen = FORESEEN) -> Draft | None:
-    table = OutcomeTable()
+def find(ask: DraftRow, foreseen: PreparedRound = FORESEEN) -> Draft | None:
+    table = SpeculationCache()
     table.put(0, foreseen)
     found = table.take(ask)
     assert len(table) == 0
@@ -42,7 +42,7 @@ def test_another_verdict_is_not() -> None:
 def test_another_rounds_verdict_is_not_though_it_reads_the_same() -> None:
     """A round may go by without asking; what is left over was drafted for another text."""
     assert find(asked(1, 9, start=5)) is None
-    empty = Foreseen(4, (), {(0, 9): BRANCH}, [[9]])
+    empty = PreparedRound(4, (), {(0, 9): BRANCH}, [[9]])
     later = Outcome(0, Draft.empty(), Verdict((), 9))
     assert find(row(0, [0] * 6 + [9], depth=3, last=later), empty) is None
 
@@ -57,7 +57,7 @@ def test_a_first_round_finds_nothing() -> None:
 
 
 def test_an_entry_is_used_once_and_only_for_its_sequence() -> None:
-    table = OutcomeTable()
+    table = SpeculationCache()
     table.put(1, FORESEEN)
     assert table.take(asked(1, 9)) is None
     table.put(0, FORESEEN)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from checks.drafters import row
-from outrider.core.logits import Shaper
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.portfolio import ForcedDrafter
-from outrider.drafters.proposals import Offer
+from outrider.drafters.proposals import ScoredDraft
 
 VOCAB = 6
 PROMPT = (4, 4)
@@ -28,10 +28,10 @@ def offer(
     allowed: Callable[[Sequence[int]], Tensor | None] | None,
     written: Sequence[int] = (),
     depth: int = 5,
-) -> Offer:
+) -> ScoredDraft:
     drafter = ForcedDrafter()
     drafter.open(0, PROMPT)
-    shaper = Shaper(SamplingParams(), len(PROMPT), allowed=allowed)
+    shaper = LogitsProcessor(SamplingParams(), len(PROMPT), allowed=allowed)
     asked = replace(row(0, [*PROMPT, *written], depth=depth), shaper=shaper)
     found = drafter.offers([asked])[0]
     drafter.close(0)

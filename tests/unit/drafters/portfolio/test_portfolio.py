@@ -12,8 +12,8 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.drafters.portfolio_model import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, Neural, Pace
-from outrider.drafters.proposals import NO_OFFER, Offer
+from outrider.drafters.portfolio_model import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, ModelMember, Pace
+from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 
 K = 6
 Text = Sequence[int]
@@ -34,10 +34,10 @@ class Lookup:
         del prompt
         self.opened.add(seq_id)
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         self.heard += [len(asked.tokens) for asked in rows]
         kept = [tuple(self.kept(asked.tokens)[: asked.budget.depth]) for asked in rows]
-        return [Offer(Draft.chain([self.token] * len(k)), k) if k else NO_OFFER for k in kept]
+        return [ScoredDraft(Draft.chain([self.token] * len(k)), k) if k else NO_OFFER for k in kept]
 
     def close(self, seq_id: int) -> None:
         self.opened.remove(seq_id)
@@ -90,7 +90,9 @@ class Game:
 
     def __post_init__(self) -> None:
         self.model = Model(self.clock, self.seconds)
-        self.portfolio = PortfolioDrafter(self.members, Neural(self.model, Pace(clock=self.clock)))
+        self.portfolio = PortfolioDrafter(
+            self.members, ModelMember(self.model, Pace(clock=self.clock))
+        )
         self.portfolio.open(0, self.text)
 
     def play(self, num_rounds: int, depth: int = K) -> list[str]:
@@ -235,7 +237,7 @@ def test_needs_are_those_of_all_members() -> None:
 def failing(error: Exception, seq_id: int) -> PortfolioDrafter:
     clock = FakeClock()
     model = Model(clock, error=lambda asked: error if asked.seq_id == seq_id else None)
-    portfolio = PortfolioDrafter([Lookup("a", 1, silent)], Neural(model, Pace(clock=clock)))
+    portfolio = PortfolioDrafter([Lookup("a", 1, silent)], ModelMember(model, Pace(clock=clock)))
     for one in (0, 1):
         portfolio.open(one, [5])
     return portfolio
@@ -260,7 +262,7 @@ def test_memory_that_is_full_costs_one_draft() -> None:
 def test_a_model_that_cannot_open_leaves_the_lookups() -> None:
     clock = FakeClock()
     model = Model(clock, open_error=CapacityError("full"))
-    portfolio = PortfolioDrafter([Lookup("a", 1, sure(2))], Neural(model, Pace(clock=clock)))
+    portfolio = PortfolioDrafter([Lookup("a", 1, sure(2))], ModelMember(model, Pace(clock=clock)))
     portfolio.open(0, [5])
     assert portfolio.propose([row(0, [5], depth=K)])[0].by == "a"
     portfolio.close(0)
@@ -276,7 +278,7 @@ def test_a_shallower_tree_is_a_smaller_one() -> None:
             seen.extend(one.budget for one in rows)
             return Model.propose(self, rows)
 
-    portfolio = PortfolioDrafter([], Neural(Watching(clock, 0.01), Pace(clock=clock)))
+    portfolio = PortfolioDrafter([], ModelMember(Watching(clock, 0.01), Pace(clock=clock)))
     portfolio.open(0, [5])
     asked = replace(row(0, [5], depth=K), budget=Budget(K, num_nodes=24))
     portfolio.propose([asked])

@@ -8,18 +8,18 @@ from checks.drafters import row
 from doubles.drafters import RowDrafter
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
-from outrider.drafters.portfolio import Shadowed
+from outrider.drafters.portfolio import ReplayScored
 from outrider.estimate.worth import LEAST_KEPT
 
 
-def shadow(guess: Callable[[Sequence[int]], Sequence[int]]) -> Shadowed:
+def shadow(guess: Callable[[Sequence[int]], Sequence[int]]) -> ReplayScored:
     def draft(asked: DraftRow) -> Draft:
         return Draft.chain(guess(asked.tokens)[: asked.budget.depth])
 
-    return Shadowed(RowDrafter(draft))
+    return ReplayScored(RowDrafter(draft))
 
 
-def follow(shadowed: Shadowed, text: Sequence[int], cuts: Sequence[int]) -> list[float]:
+def follow(shadowed: ReplayScored, text: Sequence[int], cuts: Sequence[int]) -> list[float]:
     """What the first token was said to be worth at each cut of the text, 0 without an offer."""
     found = list[float]()
     for cut in cuts:
@@ -75,7 +75,7 @@ def test_it_is_asked_only_for_rows_that_it_serves() -> None:
         asked.append(one.seq_id)
         return Draft.chain([7])
 
-    shadowed = Shadowed(RowDrafter(draft), serves=lambda one: one.seq_id == 1)
+    shadowed = ReplayScored(RowDrafter(draft), serves=lambda one: one.seq_id == 1)
     offers = shadowed.offers([row(i, [5], depth=4) for i in range(3)])
     assert [len(offer.draft) for offer in offers] == [0, 1, 0]
     assert shadowed.offers([row(0, [5], depth=4)])[0].kept == ()

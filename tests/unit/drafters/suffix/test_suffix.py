@@ -14,7 +14,7 @@ from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import ROOT
-from outrider.drafters.proposals import Offer, least_kept
+from outrider.drafters.proposals import ScoredDraft, least_kept
 from outrider.drafters.suffix.drafter import SuffixDrafter
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
@@ -34,14 +34,14 @@ def told(drafter: SuffixDrafter, seq_id: int, text: Sequence[int], *, prompt: in
 
 def offer(
     drafter: SuffixDrafter, text: Sequence[int], *, depth: int = 8, num_nodes: int = 0
-) -> Offer:
+) -> ScoredDraft:
     drafter.open(99, text)
     found = drafter.offers([asked(99, text, depth=depth, num_nodes=num_nodes)])[0]
     drafter.close(99)
     return found
 
 
-def check_offer(found: Offer, depth: int, num_nodes: int) -> None:
+def check_offer(found: ScoredDraft, depth: int, num_nodes: int) -> None:
     draft, kept = found.draft, found.kept
     assert len(kept) == len(draft) <= max(depth, num_nodes)
     assert draft.max_depth <= depth

@@ -18,7 +18,7 @@ from outrider.kernels.reference.delta import Run
 from outrider.kernels.triton import delta_ops, ops
 from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton.delta_ops import TritonDelta
-from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, TritonLaws, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
 from outrider.kernels.triton.scratch import Room
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
@@ -96,17 +96,17 @@ def read_ops() -> None:
 
 
 def read_laws(length: int, size: int) -> None:
-    one, place_B = TritonLaws(Room(CPU)), torch.zeros(2, dtype=torch.int32)
+    one, place_B = TritonProbs(Room(CPU)), torch.zeros(2, dtype=torch.int32)
     p_BWV, q_BKV = torch.empty(2, length + 1, size), torch.empty(2, length, size)
     temperature_B, tokens_BK = torch.ones(2), torch.zeros(2, length).long()
     keys = RoundKeys(place_B.long(), place_B, place_B)
     chains, out = Chains(tokens_BK, place_B), Verdicts(place_B, place_B)
     for temperature in (temperature_B, None):
-        p, q = LawRows(p_BWV, temperature), LawRows(q_BKV, temperature)
+        p, q = ProbRows(p_BWV, temperature), ProbRows(q_BKV, temperature)
         for drafter in (q, None):
             for block in (True, False):
                 one.judge(chains, p, drafter, keys, out, block=block)
-        row = LawRows(q_BKV[:, 0].contiguous(), temperature)
+        row = ProbRows(q_BKV[:, 0].contiguous(), temperature)
         one.draw(row, keys, 0, Role.DRAFT, place_B)
         one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
     one.argmax(q_BKV[:, 0].contiguous(), place_B.long())

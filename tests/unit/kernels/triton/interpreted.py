@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.kernels.registry import Kernels, choose
 from outrider.kernels.triton import ops as ops_module
-from outrider.kernels.triton.launchers import TritonLaws
+from outrider.kernels.triton.launchers import TritonProbs
 from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Room
 from outrider.kernels.triton.tiles import AttentionShape, attention_shape
@@ -28,8 +28,8 @@ def triton_ops(scheme: str = "none") -> TritonOps:
 
 
 @functools.cache
-def triton_laws() -> TritonLaws:
-    return TritonLaws(Room(CPU))
+def triton_laws() -> TritonProbs:
+    return TritonProbs(Room(CPU))
 
 
 @functools.cache

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.protocols import AcceptanceRule, JudgeRow
-from outrider.core.rng import KeyedNoise, Role
+from outrider.core.protocols import AcceptanceRule, VerifyRow
+from outrider.core.rng import KeyedRng, Role
 from outrider.core.sampling import Laws
 from outrider.kernels.triton import launchers as laws_module
-from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, Verdicts
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
@@ -48,31 +48,31 @@ class Case:
         chain_B = torch.arange(len(self.lengths))
         return RoundKeys(self.seed * (1 + chain_B), chain_B.int(), (7 + 3 * chain_B).int())
 
-    def noise(self, chain: int) -> KeyedNoise:
-        return KeyedNoise(self.seed * (1 + chain) % 2**64, chain, 7 + 3 * chain)
+    def noise(self, chain: int) -> KeyedRng:
+        return KeyedRng(self.seed * (1 + chain) % 2**64, chain, 7 + 3 * chain)
 
-    def target(self) -> LawRows:
+    def target(self) -> ProbRows:
         logits_BWV = randn(len(self.lengths), NUM_DRAFTED + 1, VOCAB, seed=self.seed % 1000) * 2
-        return LawRows(logits_BWV, torch.tensor(self.temperatures))
+        return ProbRows(logits_BWV, torch.tensor(self.temperatures))
 
-    def drafter(self) -> LawRows:
+    def drafter(self) -> ProbRows:
         near_BWV = self.target().rows_RV
         near_BWV = near_BWV + 0.6 * randn(*near_BWV.shape, seed=1)
-        return LawRows(near_BWV[:, :-1].contiguous(), torch.tensor(self.temperatures))
+        return ProbRows(near_BWV[:, :-1].contiguous(), torch.tensor(self.temperatures))
 
     def drafted(self) -> Tensor:
         """Drawn by the kernel from the drafter's laws; -1 where there is no token."""
         laws = self.drafter()
         tokens_BK = torch.full((len(self.lengths), NUM_DRAFTED), -1)
         for node in range(NUM_DRAFTED):
-            law = LawRows(laws.rows_RV[:, node].contiguous(), laws.temperature_B)
+            law = ProbRows(laws.rows_RV[:, node].contiguous(), laws.temperature_B)
             token_B = torch.empty(len(self.lengths), dtype=torch.int64)
             triton_laws().draw(law, self.keys, node, Role.DRAFT, token_B)
             tokens_BK[:, node] = torch.where(node < torch.tensor(self.lengths), token_B, -1)
         return tokens_BK
 
     def verdicts(
-        self, tokens_BK: Tensor, p: LawRows, q: LawRows | None, *, block: bool
+        self, tokens_BK: Tensor, p: ProbRows, q: ProbRows | None, *, block: bool
     ) -> list[tuple[int, int]]:
         """(accepted, next token) of each chain."""
         num = len(self.lengths)
@@ -88,13 +88,13 @@ class Case:
         for chain, length in enumerate(self.lengths):
             tokens = host_ints(tokens_BK[chain, :length])
             draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[chain, :length])
-            row = JudgeRow(draft, Laws(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain))
+            row = VerifyRow(draft, Laws(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain))
             (verdict,) = rule([row])
             found.append((len(verdict.path), verdict.next_token))
         return found
 
 
-def probabilities(laws: LawRows) -> Tensor:
+def probabilities(laws: ProbRows) -> Tensor:
     assert laws.temperature_B is not None
     out = torch.full_like(laws.rows_RV, torch.nan)
     triton_laws().softmax(laws.rows_RV.view(-1, VOCAB), laws.temperature_B, out.view(-1, VOCAB))
@@ -127,7 +127,7 @@ def test_tokens_that_were_chosen_are_judged_by_the_token_rule(seed: int) -> None
 def test_a_draft_that_is_the_target_is_kept(block: bool) -> None:
     case = Case(5, lengths=(2, 1, 2))
     p = case.target()
-    same = LawRows(p.rows_RV[:, :-1].contiguous(), p.temperature_B)
+    same = ProbRows(p.rows_RV[:, :-1].contiguous(), p.temperature_B)
     best_BK = same.rows_RV.argmax(-1)
     found = case.verdicts(best_BK, p, same, block=block)
     assert [accepted for accepted, _ in found] == [2, 1, 2]
@@ -151,6 +151,6 @@ def test_a_likely_token_makes_up_for_no_more_than_there_is() -> None:
     q_KV = torch.tensor([[0.25] * 4, [0.4, 0.2, 0.2, 0.2]])
     p_BWV, q_BKV = p_WV.repeat(6, 1, 1), q_KV.repeat(6, 1, 1)
     tokens_BK = torch.zeros(6, NUM_DRAFTED, dtype=torch.int64)
-    found = case.verdicts(tokens_BK, LawRows(p_BWV, None), LawRows(q_BKV, None), block=True)
+    found = case.verdicts(tokens_BK, ProbRows(p_BWV, None), ProbRows(q_BKV, None), block=True)
     assert found == case.expected(BlockRule(), tokens_BK, p_BWV, q_BKV)
     assert 0 < sum(accepted == 2 for accepted, _ in found) < 6

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.core.rng import Role
 from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton import ops
-from outrider.kernels.triton.launchers import Chains, LawRows, RoundKeys, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, Verdicts
 from outrider.kernels.triton.ops import HeadNorms
 from outrider.kernels.triton.scratch import Room
 from unit.kernels.implementations import randn
@@ -69,7 +69,7 @@ CASE = make_pass([Sequenced(5, (-1, 0, 0))], heads=Heads(2, 1, 16))
 X_ND, WEIGHT_D, OUT_ND = randn(3, 32), randn(32), torch.empty(3, 32)
 TABLES = (randn(9, 8), randn(9, 8))
 KEYS = RoundKeys(torch.zeros(1).long(), torch.zeros(1).int(), torch.zeros(1).int())
-LAW, TOKEN_1 = LawRows(randn(1, 9), torch.ones(1)), torch.zeros(1).long()
+LAW, TOKEN_1 = ProbRows(randn(1, 9), torch.ones(1)), torch.zeros(1).long()
 
 
 def _judge() -> None:
@@ -78,7 +78,7 @@ def _judge() -> None:
 
 
 TOKENS_BK, LENGTHS_B = torch.zeros(1, 2).long(), torch.full((1,), 2).int()
-P, Q = LawRows(randn(1, 3, 9), torch.ones(1)), LawRows(randn(1, 2, 9), torch.ones(1))
+P, Q = ProbRows(randn(1, 3, 9), torch.ones(1)), ProbRows(randn(1, 2, 9), torch.ones(1))
 PACKED = {scheme: triton_ops(scheme).pack(randn(32, 32)) for scheme in ("none", "int8", "int4")}
 HEAD_NORMS = HeadNorms(randn(16), randn(16), 1e-5)
 ARENA = (CASE.k_GSD, CASE.v_GSD)

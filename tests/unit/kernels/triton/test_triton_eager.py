@@ -19,7 +19,7 @@ from outrider.kernels import registry
 from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
-from outrider.kernels.triton.eager import EagerLaws
+from outrider.kernels.triton.eager import EagerProbs
 from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Room
 from outrider.models import loading
@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore::RuntimeWarni
 
 
 @functools.cache
-def eager() -> EagerLaws:
-    return EagerLaws(Room(CPU), CPU)
+def eager() -> EagerProbs:
+    return EagerProbs(Room(CPU), CPU)
 
 
 def alike(*_: object) -> bool:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.core.rng import KeyedNoise, Role, inverse_cdf
+from outrider.core.rng import KeyedRng, Role, inverse_cdf
 from outrider.core.sampling import leftover
 from outrider.kernels.triton import launchers as laws_module
-from outrider.kernels.triton.launchers import LawRows, RoundKeys
+from outrider.kernels.triton.launchers import ProbRows, RoundKeys
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
 
@@ -43,7 +43,7 @@ def test_a_law_that_is_not_numbers_draws_minus_one() -> None:
     place_B, out_B = torch.arange(4), torch.zeros(4, dtype=torch.int64)
     keys = RoundKeys(place_B, place_B, place_B)
     for temperature, bad in ((0.8, [1, 2]), (0.0, [1])):
-        laws = LawRows(logits_BV, torch.full((4,), temperature))
+        laws = ProbRows(logits_BV, torch.full((4,), temperature))
         triton_laws().draw(laws, keys, 0, Role.NEXT, out_B)
         assert [row for row in range(4) if out_B[row] < 0] == bad
 
@@ -53,9 +53,9 @@ def test_a_law_that_is_not_numbers_draws_minus_one() -> None:
 def test_draws_are_those_of_keyed_noise(seed: int, start: int) -> None:
     law_1V, out_1 = probabilities(randn(1, VOCAB), torch.ones(1)), torch.zeros(1).long()
     keys = RoundKeys(torch.tensor([seed]), torch.tensor([2]), torch.tensor([start]))
-    noise = KeyedNoise(seed % 2**64, 2, start)
+    noise = KeyedRng(seed % 2**64, 2, start)
     for node, role in ((-1, Role.NEXT), (4, Role.DRAFT)):
-        triton_laws().draw(LawRows(law_1V, None), keys, node, role, out_1)
+        triton_laws().draw(ProbRows(law_1V, None), keys, node, role, out_1)
         assert host_ints(out_1) == [noise.pick(law_1V[0], node, role)]
 
 
@@ -65,7 +65,7 @@ def test_picks_are_those_of_the_inverse_cdf(weights: list[float]) -> None:
     weights_V = torch.tensor([*weights, 0.5])
     uniforms = [0.0, 0.3, float(np.nextafter(1, 0))]
     rows_BV, out_B = weights_V.repeat(3, 1), torch.zeros(3, dtype=torch.int64)
-    triton_laws().pick(LawRows(rows_BV, None), torch.tensor(uniforms, dtype=torch.float64), out_B)
+    triton_laws().pick(ProbRows(rows_BV, None), torch.tensor(uniforms, dtype=torch.float64), out_B)
     assert host_ints(out_B) == [inverse_cdf(weights_V, uniform) for uniform in uniforms]
 
 
