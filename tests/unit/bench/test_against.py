@@ -55,18 +55,18 @@ def test_a_taste_of_this_commit_against_itself(
 def test_a_sleep_and_another_token_are_found(against: ModuleType, tmp_path: Path) -> None:
     source, planted = ROOT / "src", tmp_path / "src"
     shutil.copytree(source, planted, copy_function=os.symlink)
-    file = planted / "outrider" / "api" / "reader.py"
+    file = planted / "outrider" / "api" / "output.py"
     text = file.read_text("utf-8")
     file.unlink()
     file.write_text(
         text
-        + "\n\n_result = Reader.result\n\n\n"
+        + "\n\n_result = OutputStream.result\n\n\n"
         + "def _slower(self, **words):\n"
         + "    import time, dataclasses\n"
         + "    time.sleep(0.1)\n"
         + "    result = _result(self, **words)\n"
         + "    return dataclasses.replace(result, token_ids=result.token_ids[:-1])\n\n\n"
-        + "Reader.result = _slower\n",
+        + "OutputStream.result = _slower\n",
         "utf-8",
     )
     cells = against.chosen(CELL, threads=1)
