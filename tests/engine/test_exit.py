@@ -14,7 +14,7 @@ pytestmark = pytest.mark.wide
 SCRIPT = """
 import atexit, sys, time
 import torch
-from outrider.engine.lanes import Work
+from outrider.engine.lanes import LaneWork
 from outrider.engine.lane_threads import ThreadLanes
 
 def call(task):
@@ -23,7 +23,7 @@ def call(task):
     while time.monotonic() < until:
         torch.mm(matrix, matrix)
     task.append("done")
-    return Work()
+    return LaneWork()
 
 matrix, task = torch.ones(64, 64), []
 lanes = ThreadLanes({"draft": call}, lambda number: None, {})
