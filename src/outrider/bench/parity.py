@@ -7,12 +7,13 @@ with `transformers`, an implementation that shares no code with ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
 from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
+from outrider.core.draft import common_prefix
 from outrider.core.params import SamplingParams
 
 Tokens = Sequence[tuple[int, ...]]
@@ -94,20 +95,15 @@ def _cell(config: EngineConfig, prompts: Sequence[str], plain: Tokens, matrix: M
 def num_equal(expected: Tokens, got: Tokens) -> int:
     """Tokens of `expected` that `got` has in the same place, up to each prompt's first difference;
     a prompt that goes on longer than expected counts as different at its end."""
-    return sum(_num_common(a, b) - (len(b) > len(a)) for a, b in zip(expected, got, strict=True))
+    return sum(common_prefix(a, b) - (len(b) > len(a)) for a, b in zip(expected, got, strict=True))
 
 
 def first_difference(expected: Tokens, got: Tokens) -> tuple[int, int] | None:
     """(prompt, token) of the first difference, or None."""
     for index, (a, b) in enumerate(zip(expected, got, strict=True)):
         if tuple(a) != tuple(b):
-            return index, _num_common(a, b)
+            return index, common_prefix(a, b)
     return None
-
-
-def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs: Iterable[tuple[int, int]] = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def compare_with_transformers(

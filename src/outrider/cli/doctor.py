@@ -13,7 +13,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -36,9 +36,6 @@ from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
-
-if TYPE_CHECKING:
-    pass
 
 
 def doctor(call: Call[DoctorOptions]) -> int:

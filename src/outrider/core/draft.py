@@ -81,8 +81,8 @@ _EMPTY = Draft((), ())
 
 
 def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """How many of the tokens of a chain, from the first, are those of `text`: what comes after them
-    was refused, or `text` has not come that far."""
+    """Length of the common beginning: how many tokens of a chain are those of `text`. What follows
+    them was refused, or `text` has not come that far."""
     count = 0
     for token, written in zip(drafted, text, strict=False):
         if token != written:

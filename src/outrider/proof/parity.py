@@ -28,6 +28,7 @@ from outrider.api.plan import source_of
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
+from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
@@ -303,13 +304,7 @@ def differences(written: Written, plain: Written) -> list[Difference]:
     found: list[Difference] = []
     for prompt, (text, wanted) in enumerate(zip(written.texts, plain.texts, strict=True)):
         if text != wanted:
-            at = num_common(text, wanted)
+            at = common_prefix(text, wanted)
             ours, theirs = ((*ids, None)[at] for ids in (text, wanted))
             found.append(Difference(written.cell, prompt, at, plain=theirs, speculative=ours))
     return found
-
-
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

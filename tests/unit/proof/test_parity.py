@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.config import EngineConfig
+from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.proof.check import Check, Effort
@@ -20,7 +21,6 @@ from outrider.proof.parity import (
     Written,
     differences,
     fingerprint,
-    num_common,
     subject_of,
     task,
 )
@@ -125,7 +125,7 @@ def test_the_first_difference_of_each_text_is_found() -> None:
     found = differences(written((1, 9, 3), (4, 5), (6, 6), (7,)), plain)
     places = [(d.prompt, d.position, d.plain, d.speculative) for d in found]
     assert places == [(0, 1, 2, 9), (2, 1, None, 6), (3, 1, 8, None)]
-    assert num_common((), (1,)) == 0
+    assert common_prefix((), (1,)) == 0
 
 
 @pytest.mark.weights

@@ -17,6 +17,7 @@ from outrider.bench.interval import ratio_of_medians
 from outrider.bench.peers.contestants import DRAFTERS, OURS
 from outrider.bench.peers.found import Entry, Found, Place, Run
 from outrider.bench.race import Score
+from outrider.core.draft import common_prefix
 from outrider.metrics.summary import percentile
 
 
@@ -108,12 +109,12 @@ def _same_text(found: Found, entry: Entry, stop_ids: Sequence[int]) -> dict[str,
         (_trimmed(mine.ids, stop_ids), _trimmed(other.ids, stop_ids))
         for mine, other in _paired(found.runs[entry], found.runs[plain[0]])
     ]
-    common = [_common(mine, other) for mine, other in pairs if mine != other]
+    common = [common_prefix(mine, other) for mine, other in pairs if mine != other]
     return {
         "equal": sum(mine == other for mine, other in pairs),
         "of": len(pairs),
         "first_difference": min(common, default=None),
-        "equal_tokens": sum(_common(mine, other) for mine, other in pairs),
+        "equal_tokens": sum(common_prefix(mine, other) for mine, other in pairs),
         "of_tokens": sum(len(other) for _, other in pairs),
     }
 
@@ -125,11 +126,6 @@ def _paired(first: Mapping[Place, Run], second: Mapping[Place, Run]) -> list[tup
 
 def _trimmed(ids: tuple[int, ...], stop_ids: Sequence[int]) -> tuple[int, ...]:
     return ids[:-1] if ids and ids[-1] in stop_ids else ids
-
-
-def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    same = [a == b for a, b in zip(first, second, strict=False)]
-    return same.index(False) if False in same else len(same)
 
 
 def _ratios(found: Found) -> Iterator[dict[str, Any]]:

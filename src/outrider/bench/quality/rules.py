@@ -17,6 +17,7 @@ from outrider.api.result import GenerationResult
 from outrider.bench.interval import Ratio, ratio_of_medians
 from outrider.bench.quality.judge import Nats
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
+from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 
@@ -134,7 +135,7 @@ def _row(rule: str, texts: _Texts, plain: _Texts, *, must_match: bool) -> RuleRo
         num_same=sum(mine == own for mine, own in pairs),
         num_tokens=sum(map(len, texts.ids)),
         first_difference=min(
-            (_common(*pair) for pair in pairs if pair[0] != pair[1]), default=None
+            (common_prefix(*pair) for pair in pairs if pair[0] != pair[1]), default=None
         ),
         acceptance=sum(s.num_accepted for s in stats) / drafted if drafted else None,
         tokens_per_round=emitted / rounds if rounds else None,
@@ -153,12 +154,6 @@ def _against(nats: Sequence[Nats], plain: Sequence[Nats]) -> Ratio | None:
     if not pairs:
         return None
     return ratio_of_medians([mine for mine, _ in pairs], [own for _, own in pairs])
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    same = [a == b for a, b in zip(first, second, strict=False)]
-    return same.index(False) if False in same else len(same)
 
 
 def _refused(study: Study, rule: str, error: OutriderError) -> RuleRow:
