@@ -16,8 +16,9 @@ from doubles.every_branch import EveryBranch, Law, Tokens, law
 from doubles.racing import Racing
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AcceptanceRule, VerifyRow
-from outrider.core.rng import ROOT, Rng, Role
+from outrider.core.rng import Rng, Role
 from outrider.core.sampling import Laws
+from outrider.core.tree import ROOT
 
 TOLERANCE = 1e-9
 Weights = tuple[int, ...]

@@ -23,7 +23,7 @@ from doubles.stamped import StampedArena
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.sched.jobs import Job, JobKind, LaneSizes, Stage
 from outrider.sched.ledger import Ledger
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import ROOT, KeyedRng, Role, inverse_cdf
+from outrider.core.rng import KeyedRng, Role, inverse_cdf
+from outrider.core.tree import ROOT
 
 FULL = 0xFFFFFFFF
 # Known answers of Random123 for Philox4x32-10: key, counter, first two words of the block.

@@ -11,8 +11,8 @@ from torch import Tensor
 from checks.state import NEEDS, PROBE, path_to
 from doubles.tiny_hybrids import tiny_hybrid
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import RecurrentCapacity
+from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 

@@ -24,7 +24,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 
 VOCAB = 5
 NEEDS = DraftNeeds()

@@ -17,8 +17,9 @@ from checks.effort import examples
 from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AcceptanceRule, VerifyRow
-from outrider.core.rng import ROOT, KeyedRng, Rng
+from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import Laws
+from outrider.core.tree import ROOT
 from outrider.verify.rules import EXACT, LOSSY, rule_for
 
 VOCAB = 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from doubles.kinds import KINDS, Kind, close_to
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 
 NEEDS = DraftNeeds()
 TEXT = (1, 4, 2, 2, 0, 3, 1)

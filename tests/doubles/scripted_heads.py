@@ -18,8 +18,8 @@ from torch import Tensor
 
 from doubles.tiny_attention import toy_spec
 from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
 from outrider.drafters.heads import NetOutput
 from outrider.lab.scripted import TokenMemory
 

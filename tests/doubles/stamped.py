@@ -15,7 +15,7 @@ from doubles.tiny_attention import toy_spec
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 
 _PRIME = 2**31 - 1
 

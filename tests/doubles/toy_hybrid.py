@@ -18,7 +18,7 @@ from torch import Tensor
 from doubles.tiny_attention import WIDTH, toy_spec
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import ROOT, Role
+from outrider.core.rng import Role
+from outrider.core.tree import ROOT
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
 from outrider.engine.cuda_graph.sampling import Decisions, Keys, keyed_uniforms
 

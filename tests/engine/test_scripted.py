@@ -27,7 +27,7 @@ from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.stepwise import StepwiseLM
 

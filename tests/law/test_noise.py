@@ -17,7 +17,8 @@ from checks.noise import (
     check_published_vectors,
 )
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import ROOT, KeyedRng, Role, inverse_cdf
+from outrider.core.rng import KeyedRng, Role, inverse_cdf
+from outrider.core.tree import ROOT
 
 # Fixed seeds make these exact repetitions; the bound is 5 sigma of a chi-square variable.
 NUM_DRAWS = 4000

@@ -15,8 +15,8 @@ from checks.state import NEEDS, PROBE, Rollback, check, check_rollback, fresh_lo
 from doubles.tiny_hybrids import hybrid_kind, tiny_hybrid
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import RecurrentCapacity
+from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 

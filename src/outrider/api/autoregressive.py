@@ -25,8 +25,9 @@ from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, KeyedRng
+from outrider.core.rng import KeyedRng
 from outrider.core.sampling import draw, processed_probs
+from outrider.core.tree import ROOT
 from outrider.metrics.summary import summarise
 
 

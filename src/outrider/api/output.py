@@ -16,8 +16,7 @@ from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
-from outrider.core.errors import ContractError, foreign, ordinary
-from outrider.core.interrupts import is_interrupt
+from outrider.core.errors import ContractError, foreign
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
@@ -234,11 +233,10 @@ class RequestRouter:
     def _guarded(self, reader: OutputStream, call: Callable[..., None], *given: Outcome) -> None:
         """What a tokenizer raises is the request's failure, and nobody else's."""
         try:
-            call(*given)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            reader.seq.error = ordinary(error)
+            with foreign():
+                call(*given)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may be anybody's code
+            reader.seq.error = error
 
     def _end(self, reader: OutputStream) -> None:
         self._readers.pop(reader.seq.seq_id, None)

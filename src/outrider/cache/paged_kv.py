@@ -26,8 +26,8 @@ from torch import Tensor
 from outrider.cache.pages import Columns, PagePool, PageTable
 from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
 from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
 

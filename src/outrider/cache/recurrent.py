@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell
 
 Cell = TypeVar("Cell")

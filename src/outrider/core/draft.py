@@ -12,8 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from outrider.core.errors import DrafterError
-from outrider.core.rng import ROOT
 from outrider.core.sampling import TokenLogprobs
+from outrider.core.tree import ROOT
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
 

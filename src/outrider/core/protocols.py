@@ -18,9 +18,10 @@ from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, Rng
+from outrider.core.rng import Rng
 from outrider.core.sampling import Laws
 from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import NumericsError
 from outrider.core.philox import philox_exponentials, philox_uniform
-from outrider.core.tree import ROOT as ROOT
+from outrider.core.tree import ROOT
 
 # Race numbers are made for so many ids at a time: 2.5 times as fast as a whole vocabulary at once.
 _IN_CACHE = 1 << 15

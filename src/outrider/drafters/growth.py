@@ -22,9 +22,10 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT, DrawNode, Rng, Role, pick_node
+from outrider.core.rng import DrawNode, Rng, Role, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
 from outrider.core.tree import (
+    ROOT,
     Chances,
     Shape,
     best_shape,

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
-from outrider.core.rng import ROOT, DrawNode, pick_node
+from outrider.core.rng import DrawNode, pick_node
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.core.tree import Chances
+from outrider.core.tree import ROOT, Chances
 from outrider.drafters.growth import (
     ChainBuilder,
     ChangeLaws,

@@ -24,8 +24,7 @@ from itertools import accumulate
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.rng import ROOT
-from outrider.core.tree import Shape, best_shape
+from outrider.core.tree import ROOT, Shape, best_shape
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, least_kept
 from outrider.estimate.online import FadingRate, add_to_first
 

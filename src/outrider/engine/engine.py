@@ -22,7 +22,7 @@ from outrider.engine.failures import Failures
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, RequestTable
 from outrider.engine.round import Chunk
-from outrider.sched.jobs import Job, JobKind, JobObserver, LaneOrder, Schedule, Stage
+from outrider.sched.jobs import Job, JobKind, JobObserver, LaneOrder, Schedule, Stage, job_observers
 from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.residents)
-        learners = (self.order, self.schedule)
-        self._observers = [one for one in learners if isinstance(one, JobObserver)]
+        self._observers = job_observers(self.order, self.schedule)
 
     @property
     def drafter(self) -> Drafter:

@@ -17,9 +17,10 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
-from outrider.core.rng import ROOT, Pick
+from outrider.core.rng import Pick
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
+from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.drafting import drafting_seconds
 from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp

@@ -34,9 +34,9 @@ from outrider.core.protocols import (
     StepRow,
     VerifyRow,
 )
-from outrider.core.rng import ROOT
 from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
+from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, drafting_seconds, guarded_drafts
 from outrider.engine.round import Chunk, FinishedRow, Gaps, PassTimes, RoundTiming, clamp, settle

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
 
 
 @dataclass(slots=True)

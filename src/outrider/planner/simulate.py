@@ -25,11 +25,11 @@ from outrider.planner.simulate_events import Chance, Load, Pass, Running, Served
 from outrider.sched.jobs import (
     Job,
     JobKind,
-    JobObserver,
     Limits,
     ReadyQueues,
     Stage,
     StageItem,
+    job_observers,
     num_admissible,
 )
 from outrider.sched.lane_order import order_named
@@ -141,8 +141,7 @@ class _Simulation:
         self._order = order_named(
             config.lane_order, margin=config.verify_margin, target_ms=config.target_ms
         )
-        learners = (self._order, self._schedule)
-        self._observers = [one for one in learners if isinstance(one, JobObserver)]
+        self._observers = job_observers(self._order, self._schedule)
         self._ahead = config.schedule == "ssd"
         self._ledger = Ledger(drafts_ahead=self._ahead)
         self._limits = Limits(config.batch_size, sys.maxsize)

@@ -37,9 +37,10 @@ from outrider.core.draft import Draft
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import ROOT, DrawNode, Rng, pick_node
+from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import processed_probs
 from outrider.core.sequence import LiveSequence
+from outrider.core.tree import ROOT
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.proof.laws import plain_law

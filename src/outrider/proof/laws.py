@@ -43,7 +43,8 @@ from torch import Tensor
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.rng import ROOT, DrawNode, Role, pick_node, race_node
+from outrider.core.rng import DrawNode, Role, pick_node, race_node
+from outrider.core.tree import ROOT
 from outrider.verify.rules import rule_for
 
 

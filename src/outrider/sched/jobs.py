@@ -170,6 +170,11 @@ class JobObserver(Protocol):
         ...
 
 
+def job_observers(*candidates: object) -> tuple[JobObserver, ...]:
+    """Those of `candidates` that learn from jobs."""
+    return tuple([one for one in candidates if isinstance(one, JobObserver)])
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may be in flight at once: `num_sequences` of them, in `num_tokens` of the arena.

@@ -16,7 +16,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
 from outrider.estimate.online import FadingMean, nearest_rank
-from outrider.sched.jobs import DECODE, PREFILL, VERIFY, JobObserver, LaneOrder, ReadyQueues
+from outrider.sched.jobs import DECODE, PREFILL, VERIFY, LaneOrder, ReadyQueues, job_observers
 
 DRAFTS_FIRST = (DECODE, VERIFY)
 VERDICTS_FIRST = (VERIFY, DECODE)
@@ -126,7 +126,7 @@ class LearnedOrder:
         if not orders:
             raise ContractError("there is no order")
         self._orders = tuple(orders)
-        self._learners = [order for order in orders if isinstance(order, JobObserver)]
+        self._learners = job_observers(*orders)
         self._scores = [FadingMean(self.NEWEST) for _ in self._orders]
         self._tried_at = [0] * len(self._orders)
         self._current = 0

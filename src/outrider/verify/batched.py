@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.philox import Word, philox_uniforms
-from outrider.core.rng import ROOT, Role
+from outrider.core.rng import Role
+from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

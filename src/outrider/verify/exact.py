@@ -12,8 +12,9 @@ from torch import Tensor
 
 from outrider.core.draft import Verdict
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import ROOT, Rng, Role
+from outrider.core.rng import Rng, Role
 from outrider.core.sampling import PLAIN, Leftover, Sampling, draw, mass
+from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

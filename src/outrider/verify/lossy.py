@@ -31,8 +31,8 @@ from torch import Tensor
 from outrider.core.draft import Verdict
 from outrider.core.errors import ContractError
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import ROOT
 from outrider.core.sampling import draw
+from outrider.core.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)

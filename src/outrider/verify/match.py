@@ -15,8 +15,9 @@ from torch import Tensor
 
 from outrider.core.draft import Verdict
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import ROOT, Rng
+from outrider.core.rng import Rng
 from outrider.core.sampling import draw_at
+from outrider.core.tree import ROOT
 
 
 class MatchRule:

@@ -16,8 +16,8 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import RecurrentCapacity
+from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell, StateShape
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel

@@ -7,7 +7,7 @@ import torch
 
 from outrider.core.draft import Draft, Origin, Outcome, Verdict, common_prefix
 from outrider.core.errors import DrafterError
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 
 TREE = Draft((5, 6, 7, 8, 9), (ROOT, ROOT, 0, 0, 2))
 

@@ -23,9 +23,10 @@ from outrider.core.errors import (
 from outrider.core.fields import Meta, check_value
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT, KeyedRng
+from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Laws, draw, draw_at, mass
 from outrider.core.sequence import LiveSequence
+from outrider.core.tree import ROOT
 
 
 @pytest.mark.parametrize(

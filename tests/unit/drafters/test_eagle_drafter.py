@@ -19,8 +19,9 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import ROOT, KeyedRng, Rng
+from outrider.core.rng import KeyedRng, Rng
 from outrider.core.sampling import PLAIN
+from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.heads import NetOutput

@@ -17,7 +17,7 @@ from doubles.eagle_heads import EagleFolder, SlowEagle, TargetTables, save_tenso
 from doubles.tiny_checkpoints import random_llama, random_tensors, variant
 from outrider.core.errors import CheckpointError, OutriderError, VocabularyError
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.drafters.eagle.net import EagleNet
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.models.decoder import Room

@@ -29,7 +29,8 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
-from outrider.core.rng import ROOT, KeyedRng, Rng, inverse_cdf, race_node
+from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
+from outrider.core.tree import ROOT
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.growth import ChainBuilder, Growth
 from outrider.drafters.heads import HeadNet, NetOutput

@@ -22,7 +22,7 @@ from outrider.core.errors import CapacityError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.model import ModelTreeDrafter
 

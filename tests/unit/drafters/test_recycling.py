@@ -13,7 +13,7 @@ from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.drafters.recycling import WIDTH, RecyclingDrafter
 
 VOCAB = 20

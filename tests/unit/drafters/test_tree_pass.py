@@ -21,7 +21,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.hidden import ChainLimits, Part

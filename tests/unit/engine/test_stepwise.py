@@ -8,7 +8,7 @@ import torch
 from doubles.counting import CountingLM
 from doubles.kinds import KINDS, Kind, close_to
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.engine.stepwise import StepwiseLM
 
 NEEDS = DraftNeeds()

@@ -18,7 +18,7 @@ from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, wr
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.models.adapter.attention import ArenaCache, RowByRow, RowLinear
 from outrider.models.adapter.config import read_adapter_config
 from outrider.models.adapter.model import AdapterModel, load_adapter

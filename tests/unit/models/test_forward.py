@@ -12,7 +12,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

@@ -17,7 +17,7 @@ from doubles.kinds import close_to, stored
 from doubles.thread_ranks import ThreadRanks, sharded, share_out
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, refuse_split

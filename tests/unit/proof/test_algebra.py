@@ -12,8 +12,9 @@ from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import ROOT, pick_node
+from outrider.core.rng import pick_node
 from outrider.core.sampling import draw
+from outrider.core.tree import ROOT
 from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
 from outrider.proof.cases import FIXED, chain, generated
 from outrider.proof.check import Effort

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices
 from outrider.drafters.ahead.forecast import Fallback, Forecast, Kind, Policy, Saguaro, Source
 from outrider.drafters.ahead.table import (

@@ -23,7 +23,8 @@ from outrider.core.clock import host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT, KeyedRng, Role
+from outrider.core.rng import KeyedRng, Role
+from outrider.core.tree import ROOT
 from outrider.drafters.ahead.forecast import NUM_RANKS, Forecast
 
 # Of nobody's request: these coins must not be the numbers that a request draws with.

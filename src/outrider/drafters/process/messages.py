@@ -19,7 +19,8 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
-from outrider.core.rng import ROOT, KeyedRng, Rng
+from outrider.core.rng import KeyedRng, Rng
+from outrider.core.tree import ROOT
 from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
 
 T = TypeVar("T")

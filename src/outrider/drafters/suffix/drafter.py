@@ -24,7 +24,7 @@ from typing import NamedTuple
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.rng import ROOT as DRAFT_ROOT
+from outrider.core.tree import ROOT as DRAFT_ROOT
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
 from outrider.estimate.online import FadingRate, RequestRates

@@ -17,8 +17,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.rng import ROOT, Role
+from outrider.core.rng import Role
 from outrider.core.sampling import MIN_TEMPERATURE
+from outrider.core.tree import ROOT
 from outrider.verify.batched import leftover, pick, ratios
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
-from outrider.core.rng import ROOT
 from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.adapter.attention import ArenaCache, RowByRow, attending, prepare, use_kernels
 from outrider.models.adapter.config import AdapterConfig, read_adapter_config

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.protocols import DraftRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.drafters.proposals import ScoredDraft, least_kept
 from outrider.drafters.suffix.drafter import SuffixDrafter
 

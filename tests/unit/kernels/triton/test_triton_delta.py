@@ -19,7 +19,7 @@ from torch.nn import functional
 from checks.recurrent import model_with
 from checks.state import NEEDS
 from outrider.core.protocols import StepRow
-from outrider.core.rng import ROOT
+from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import Cells, Run, torch_delta
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.delta_tables import delta_tables
