@@ -264,9 +264,9 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
     next(stream)
     retire = RequestRouter.retire
 
-    def interrupted(desk: RequestRouter, reader: OutputStream) -> None:
+    def interrupted(router: RequestRouter, reader: OutputStream) -> None:
         signal.raise_signal(signal.SIGINT)
-        retire(desk, reader)
+        retire(router, reader)
 
     monkeypatch.setattr(RequestRouter, "retire", interrupted)
     del stream

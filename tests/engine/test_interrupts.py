@@ -38,12 +38,12 @@ def _texts(llm: LLM) -> list[tuple[int, ...]]:
     maker = llm._requests  # pyright: ignore[reportPrivateUsage]
     readers = [maker.reader(maker.ids(prompt), PARAMS, None, live=False) for prompt in PROMPTS]
     for reader in readers:
-        llm._desk.submit(reader)  # pyright: ignore[reportPrivateUsage]
+        llm._router.submit(reader)  # pyright: ignore[reportPrivateUsage]
     for _ in range(200):
         if all(reader.seq.finish for reader in readers):
             break
         try:
-            llm._desk.advance()  # pyright: ignore[reportPrivateUsage]
+            llm._router.advance()  # pyright: ignore[reportPrivateUsage]
         except KeyboardInterrupt:
             continue
     return [tuple(reader.seq.tokens) for reader in readers]

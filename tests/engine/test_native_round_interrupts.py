@@ -89,18 +89,18 @@ def _play(llm: LLM, interrupt: _Interrupt) -> tuple[bool, list[object]]:
     """Whether two requests were interrupted, and what became of them, going on all the same."""
     readers, interrupted = _readers(llm), False
     for reader in readers:
-        llm._desk.submit(reader)  # pyright: ignore[reportPrivateUsage]
+        llm._router.submit(reader)  # pyright: ignore[reportPrivateUsage]
     sys.settrace(interrupt)
     try:
         while any(reader.seq.finish is None for reader in readers):
             try:
-                llm._desk.advance()  # pyright: ignore[reportPrivateUsage]
+                llm._router.advance()  # pyright: ignore[reportPrivateUsage]
             except KeyboardInterrupt:
                 interrupted = True
     finally:
         sys.settrace(None)
         for reader in readers:
-            llm._desk.retire(reader)  # pyright: ignore[reportPrivateUsage]
+            llm._router.retire(reader)  # pyright: ignore[reportPrivateUsage]
     return interrupted, [(tuple(one.seq.tokens), one.seq.finish) for one in readers]
 
 

@@ -119,16 +119,16 @@ class LLM:
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
         self._memory.end_load()
-        self._desk = RequestRouter(self._memory)
+        self._router = RequestRouter(self._memory)
         self._engine = build_engine(
             self.config,
             self._pair.models,
             num_slots=self._pair.num_slots,
-            sink=self._desk.record,
+            sink=self._router.record,
             jobs=on_job,
             controller=controller,
         )
-        self._desk.engine = self._engine
+        self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)
         self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
@@ -245,8 +245,8 @@ class LLM:
                     if not ended:
                         while others and _has_read(others[0][0]):
                             ready += others.popleft()[1:]
-                        self._desk.feed(ready, first)
-                        self._desk.advance()
+                        self._router.feed(ready, first)
+                        self._router.advance()
                 deliver()
                 while ended:
                     reader = ended.popleft()
@@ -255,7 +255,7 @@ class LLM:
         finally:
             with self._turns.turn():
                 for reader in left.values():
-                    self._desk.retire(reader)
+                    self._router.retire(reader)
 
     def submit(
         self,
@@ -275,12 +275,12 @@ class LLM:
                 ids = self._requests.ids(prompt)
                 reader = self._requests.reader(ids, params, allowed, live=True)
                 with self._turns.turn():
-                    self._desk.submit(reader)
+                    self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
         except BaseException:
-            # Told of an interrupt at the end, the caller has no ticket.
+            # Told of an interrupt at the end, the caller has no handle.
             if reader is not None:
-                self._desk.drop(reader)
+                self._router.drop(reader)
             raise
 
     @property
@@ -296,29 +296,29 @@ class LLM:
     def advance(self) -> None:
         """Run submitted requests until some of them got tokens, or a chunk of a prompt was read."""
         with self._turns.call(), self._turns.turn():
-            self._desk.advance()
+            self._router.advance()
 
-    def cancel(self, ticket: RequestHandle) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """End a request now and free its memory; one that has ended stays as it is. Within a
         callback, it ends with the job. Raises ConfigError for a request of another LLM."""
-        if ticket.owner is not self:
+        if handle.owner is not self:
             raise ConfigError(
                 "this request was handed in to another LLM.", hint="cancel it where it was"
             )
         if self._turns.in_turn:
-            ticket.reader.was_cancelled = not ticket.done
-            self._desk.drop(ticket.reader)
+            handle.reader.was_cancelled = not handle.done
+            self._router.drop(handle.reader)
             return
         with self._turns.call(), self._turns.turn():
-            if not ticket.done:
-                ticket.reader.was_cancelled = True
-                self._desk.retire(ticket.reader)
+            if not handle.done:
+                handle.reader.was_cancelled = True
+                self._router.retire(handle.reader)
 
     def forget(self) -> None:
         """Let the drafter forget what it learnt from requests so far, so that runs which repeat
         prompts can be compared. Raises ConfigError while requests run."""
         with self._turns.call(), self._turns.turn():
-            self._desk.sweep()
+            self._router.sweep()
             if self._engine.has_work:
                 raise ConfigError("requests are running.", hint="forget after they have ended")
             self._engine.residents.drafting.forget()
@@ -342,12 +342,12 @@ class LLM:
     def _follow(self, reader: OutputStream) -> Generator[TextEvent, None, None]:
         """Within calls of `TextStream`, but for the end of one that nobody closed."""
         with self._turns.turn():
-            self._desk.submit(reader)
+            self._router.submit(reader)
         try:
             while not reader.has_ended:
                 with self._turns.turn():
                     if not reader.has_ended:
-                        self._desk.advance()
+                        self._router.advance()
                 deliver()
                 yield from reader.events()
                 reader.check()
@@ -363,10 +363,10 @@ class LLM:
                 return
             with self._turns.turn(now=not reader.is_asked) as given:
                 if given:
-                    self._desk.retire(reader)
+                    self._router.retire(reader)
                     self._result(reader)
                 else:
-                    self._desk.drop(reader)
+                    self._router.drop(reader)
 
     def _result(self, reader: OutputStream) -> GenerationResult:
         self._last = reader.result(

@@ -206,7 +206,7 @@ class RequestRouter:
     @property
     def _engine(self) -> Engine:
         if self.engine is None:
-            raise ContractError("the desk has no engine yet")
+            raise ContractError("the router has no engine yet")
         return self.engine
 
     def _hear(self, outcomes: Sequence[Outcome]) -> list[OutputStream]:

@@ -1,4 +1,4 @@
-"""Requests: from a prompt and parameters to a sequence, and the ticket of a submitted request.
+"""Requests: from a prompt and parameters to a sequence, and the handle of a submitted request.
 
 A tokenizer may be anybody's code: whatever it raises is caught and reported.
 """

@@ -208,19 +208,19 @@ def record(
     llm.generate(["Warm up."], SamplingParams(max_tokens=8))
     jobs.clear()
     recording, before = Recording(llm.free_tokens, jobs), copy(llm.counts)
-    tickets: list[RequestHandle] = []
+    handles: list[RequestHandle] = []
     began = HOST_CLOCK()
     with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
         try:
-            tickets += _submitted(llm, prompts, params)
+            handles += _submitted(llm, prompts, params)
             while llm.has_work:
                 llm.advance()
         except KeyboardInterrupt:
             recording.interrupted = True
     recording.seconds = HOST_CLOCK() - began
     recording.usage = monitor.usage
-    recording.rounds = list(chain.from_iterable(ticket.reader.traces for ticket in tickets))
-    failures = (ticket.reader.seq.error for ticket in tickets)
+    recording.rounds = list(chain.from_iterable(handle.reader.traces for handle in handles))
+    failures = (handle.reader.seq.error for handle in handles)
     recording.errors = [f"{type(error).__name__}: {error}" for error in failures if error]
     done = llm.counts
     ended = done.completed + done.failed + done.cancelled

@@ -25,7 +25,6 @@ from torch import Tensor
 from outrider.core import env
 from outrider.core.errors import ContractError
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.kernels.accept.torch import verify_prefix
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
@@ -36,6 +35,7 @@ from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import Timing, kind_answer, thread_answer
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference import pointwise
+from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, torch_delta
 from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain, pack_tiled

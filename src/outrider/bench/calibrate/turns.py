@@ -81,19 +81,19 @@ class _Run:
     says which turn a pass belongs to, and `firsts` are those that are the first at their K."""
 
     stand: Stand
-    tickets: list[RequestHandle]
+    handles: list[RequestHandle]
     ended: list[RequestHandle] = field(default_factory=list[RequestHandle])
     turns: dict[int, int] = field(default_factory=dict[int, int])
     firsts: set[int] = field(default_factory=set[int])
 
     @property
     def is_over(self) -> bool:
-        return any(ticket.done for ticket in self.tickets)
+        return any(handle.done for handle in self.handles)
 
     @property
     def has_read(self) -> bool:
         """Whether all prompts are in memory."""
-        return all(ticket.reader.seq.num_emitted for ticket in self.tickets)
+        return all(handle.reader.seq.num_emitted for handle in self.handles)
 
     def begin(self, phase: Phase) -> None:
         """Read all prompts. A draft model reads its own when a draft is first asked for. A lookup
@@ -103,7 +103,7 @@ class _Run:
         params = endless(phase.params)
         at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
         for prompts in at_once:
-            self.tickets += [self.stand.llm.submit(prompt, params) for prompt in prompts]
+            self.handles += [self.stand.llm.submit(prompt, params) for prompt in prompts]
             while not self.has_read and not self.is_over:
                 self.stand.llm.advance()
 
@@ -117,15 +117,15 @@ class _Run:
                 return
             self.stand.llm.advance()
             if place >= 0 and place % ALIKE < ALIKE - 1:
-                index = self.tickets[0].reader.traces[-1].pass_index
+                index = self.handles[0].reader.traces[-1].pass_index
                 self.turns[index] = number
                 if place % ALIKE == 0:
                     self.firsts.add(index)
 
     def passes(self, phase: int) -> list[Timed]:
         requests = [
-            Request(ticket.reader.seq.prompt_length, ticket.reader.traces)
-            for ticket in (*self.ended, *self.tickets)
+            Request(handle.reader.seq.prompt_length, handle.reader.traces)
+            for handle in (*self.ended, *self.handles)
         ]
         return [
             Timed(self.stand.name, phase, self.turns[one.index], one, one.index in self.firsts)
@@ -136,13 +136,13 @@ class _Run:
     def begin_anew(self, phase: Phase) -> None:
         """With the same prompts, in place of requests of which some ended."""
         self.end()
-        self.ended += self.tickets
-        self.tickets = []
+        self.ended += self.handles
+        self.handles = []
         self.begin(phase)
 
     def end(self) -> None:
-        for ticket in self.tickets:
-            self.stand.llm.cancel(ticket)
+        for handle in self.handles:
+            self.stand.llm.cancel(handle)
 
 
 def endless(params: SamplingParams) -> SamplingParams:

@@ -24,7 +24,7 @@ from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
 
 
-class Ticket(Protocol):
+class Handle(Protocol):
     """A request that was handed in."""
 
     @property
@@ -39,12 +39,12 @@ class Server(Protocol):
 
     @property
     def has_work(self) -> bool: ...
-    def submit(self, prompt: str, params: SamplingParams, /) -> Ticket: ...
+    def submit(self, prompt: str, params: SamplingParams, /) -> Handle: ...
     def advance(self) -> object:
         """Returns when some job has ended."""
         ...
 
-    def cancel(self, ticket: Any, /) -> object: ...
+    def cancel(self, handle: Any, /) -> object: ...
     def forget(self) -> None: ...
 
 
@@ -152,7 +152,7 @@ class _Driver:
     time: Time
     served: list[Served] = field(default_factory=list[Served])
     gaps: float = 0.0
-    _running: list[tuple[Served, Ticket]] = field(default_factory=list[tuple[Served, Ticket]])
+    _running: list[tuple[Served, Handle]] = field(default_factory=list[tuple[Served, Handle]])
     _number: int = 0
     _began: float = 0.0
 
@@ -191,8 +191,8 @@ class _Driver:
 
     def give_up(self) -> None:
         """After an interrupt or a defect: leave nothing running."""
-        for _, ticket in self._running:
-            self.server.cancel(ticket)
+        for _, handle in self._running:
+            self.server.cancel(handle)
         self._running.clear()
 
     def _may_begin(self, loop: ClosedLoop) -> bool:
@@ -216,32 +216,32 @@ class _Driver:
         served = Served(number=self._number, request=request, arrived=arrived, submitted=self.now())
         self._number += 1
         try:
-            ticket = self.server.submit(request.prompt, params)
+            handle = self.server.submit(request.prompt, params)
         except Exception as error:  # noqa: BLE001 - one request must not end the others
             rejected = isinstance(error, QueueFullError)
             self.served.append(replace(served, reason=_words(error), rejected=rejected))
             return False
-        self._running.append((served, ticket))
+        self._running.append((served, handle))
         return True
 
     def _advance(self) -> None:
         self.server.advance()
         stuck = not self.server.has_work
-        still: list[tuple[Served, Ticket]] = []
-        for served, ticket in self._running:
-            if ticket.done:
-                self.served.append(_ended(served, ticket))
+        still: list[tuple[Served, Handle]] = []
+        for served, handle in self._running:
+            if handle.done:
+                self.served.append(_ended(served, handle))
             elif stuck:
                 reason = "the engine has nothing to do, and the request has not ended"
                 self.served.append(replace(served, reason=reason))
             else:
-                still.append((served, ticket))
+                still.append((served, handle))
         self._running = still
 
 
-def _ended(served: Served, ticket: Ticket) -> Served:
+def _ended(served: Served, handle: Handle) -> Served:
     try:
-        return replace(served, result=ticket.result())
+        return replace(served, result=handle.result())
     except Exception as error:  # noqa: BLE001 - it is the request's failure, told in the results
         return replace(served, reason=_words(error))
 

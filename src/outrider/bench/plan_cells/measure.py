@@ -83,42 +83,42 @@ def run_once(
     _warm_up(stand, prompts[0], k, clock)
     llm.forget()
     dial.set((0,))
-    tickets: list[RequestHandle] = []
+    handles: list[RequestHandle] = []
     try:
-        tickets.extend(llm.submit(prompt, params) for prompt in prompts)
-        while not all(ticket.reader.seq.num_emitted for ticket in tickets):
+        handles.extend(llm.submit(prompt, params) for prompt in prompts)
+        while not all(handle.reader.seq.num_emitted for handle in handles):
             llm.advance()
         dial.set((min(k, OPENING_K),))
         llm.advance()
-        before = [ticket.reader.seq.num_emitted for ticket in tickets]
-        first = max(len(ticket.reader.traces) for ticket in tickets)
+        before = [handle.reader.seq.num_emitted for handle in handles]
+        first = max(len(handle.reader.traces) for handle in handles)
         dial.set((k,))
         started = clock()
-        while not all(ticket.done for ticket in tickets):
+        while not all(handle.done for handle in handles):
             llm.advance()
         seconds = clock() - started
     finally:
-        for ticket in tickets:
-            llm.cancel(ticket)
-    after = [ticket.reader.seq.num_emitted for ticket in tickets]
+        for handle in handles:
+            llm.cancel(handle)
+    after = [handle.reader.seq.num_emitted for handle in handles]
     return Run(
         seconds=seconds,
         num_tokens=sum(after) - sum(before),
-        num_rounds=max(len(ticket.reader.traces) for ticket in tickets) - first,
-        texts=tuple(ticket.result().token_ids for ticket in tickets),
+        num_rounds=max(len(handle.reader.traces) for handle in handles) - first,
+        texts=tuple(handle.result().token_ids for handle in handles),
     )
 
 
 def _warm_up(stand: Stand, prompt: Sequence[int], k: int, clock: Callable[[], float]) -> None:
     stand.dial.set((k,))
     params = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True)
-    ticket = stand.llm.submit(prompt[:_WARM_PROMPT], params)
+    handle = stand.llm.submit(prompt[:_WARM_PROMPT], params)
     until = clock() + WARM_SECONDS
     try:
-        while not ticket.done and clock() < until:
+        while not handle.done and clock() < until:
             stand.llm.advance()
     finally:
-        stand.llm.cancel(ticket)
+        stand.llm.cancel(handle)
 
 
 def measure(

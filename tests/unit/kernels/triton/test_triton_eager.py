@@ -16,7 +16,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.kernels import registry
-from outrider.kernels.accept.torch import verify_prefix
+from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
 from outrider.kernels.triton.eager import EagerProbs
