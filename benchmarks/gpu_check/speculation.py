@@ -22,9 +22,10 @@ from torch import Tensor
 from outrider.api.profile import synced_seconds
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.engine.cuda_graph.sampling import GreedyLaws, Judged, Rows, kept_prefix
+from outrider.engine.cuda_graph.sampling import GreedyLaws, Judged, Rows
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
+from outrider.verify.batched import kept_prefix
 
 ALPHA, LEAST = 0.8, 0.95
 

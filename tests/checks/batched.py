@@ -80,6 +80,9 @@ def check_batched_token() -> None:
         _check_same(TokenRule(), verdicts, tokens_BK, q_BKV, p_BWV)
         verdicts = judge_chains(tokens_BK, None, p_BWV, numbers)
         _check_same(TokenRule(), verdicts, tokens_BK, None, p_BWV)
+        depth_B = _depths(num_tokens)
+        verdicts = judge_chains(tokens_BK, q_BKV, p_BWV, numbers, depth_B)
+        _check_same(TokenRule(), verdicts, tokens_BK, q_BKV, p_BWV, depth_B)
 
 
 def check_batched_block() -> None:
@@ -89,6 +92,14 @@ def check_batched_block() -> None:
         numbers = keyed_numbers(5, np.arange(NUM_CHAINS, dtype=np.uint64), START, num_tokens)
         verdicts = judge_blocks(tokens_BK, q_BKV, p_BWV, numbers)
         _check_same(BlockRule(), verdicts, tokens_BK, q_BKV, p_BWV)
+        depth_B = _depths(num_tokens)
+        verdicts = judge_blocks(tokens_BK, q_BKV, p_BWV, numbers, depth_B)
+        _check_same(BlockRule(), verdicts, tokens_BK, q_BKV, p_BWV, depth_B)
+
+
+def _depths(num_tokens: int) -> Tensor:
+    """From nothing to whole chains."""
+    return torch.arange(NUM_CHAINS) % (num_tokens + 1)
 
 
 def _check_drafts(tokens_BK: Tensor, q_BKV: Tensor) -> None:
@@ -104,12 +115,16 @@ def _check_same(
     tokens_BK: Tensor,
     q_BKV: Tensor | None,
     p_BWV: Tensor,
+    depth_B: Tensor | None = None,
 ) -> None:
+    """`verdicts` are those of `rule` on the chains, cut to `depth_B` tokens where that is given."""
     counts = [0] * (tokens_BK.shape[1] + 1)
     for sample, tokens_K in enumerate(tokens_BK):
-        tokens = [int(token) for token in tokens_K]
-        draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[sample])
-        row = VerifyRow(draft, Laws(probs_NV=p_BWV[sample]), KeyedRng(5, sample, START))
+        depth = len(tokens_K) if depth_B is None else int(depth_B[sample])
+        tokens = [int(token) for token in tokens_K[:depth]]
+        draft = Draft.chain(tokens, None if q_BKV is None or not depth else q_BKV[sample, :depth])
+        laws = Laws(probs_NV=p_BWV[sample, : depth + 1])
+        row = VerifyRow(draft, laws, KeyedRng(5, sample, START))
         wanted = rule([row])[0]
         counts[len(wanted.path)] += 1
         assert len(wanted.path) == int(verdicts.num_accepted_B[sample])

@@ -245,6 +245,20 @@ MUTANTS = (
         check_batched_token,
     ),
     Mutant(
+        "batched: tokens behind a chain's end count",
+        BATCHED,
+        "(position_BK <= depth_B[:, None])",
+        "(position_BK > 0)",
+        check_batched_token,
+    ),
+    Mutant(
+        "batched: the block rule's last coin is that of the longest chain",
+        BATCHED,
+        "torch.where(depth_B > length, inner_B, chance_B)",
+        "inner_B",
+        check_batched_block,
+    ),
+    Mutant(
         "batched: residual is |p-q|",
         BATCHED,
         "(p_BV - q_BV).clamp_min(0)",

@@ -1,9 +1,9 @@
-"""Acceptance rules on tensors: many chains of one length judged at once.
+"""Acceptance rules on tensors: many chains judged at once, each up to its own depth.
 
 Each function decides what its rule in exact.py decides, chain by chain, given the same numbers.
-This form serves packed batches on a device, and judging by the million in `outrider verify`. One
-pass over all distributions of a batch costs more than the walk of one chain, which reads the
-vocabulary only after a refusal, so rounds on a CPU walk.
+This form serves captured rounds, and judging by the million in `outrider verify`. One pass over all
+distributions of a batch costs more than the walk of one chain, which reads the vocabulary only
+after a refusal, so rounds on a CPU walk. No function waits for the device.
 
 Shapes:  B = chains, K = drafted tokens, W = K + 1 = laws of a chain, V = vocabulary.
 """
@@ -55,35 +55,54 @@ def keyed_uniforms(seed: Word, sample: Word, start: Word, node: int, role: Role)
 
 
 def judge_chains(
-    tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor, numbers: ChainNumbers
+    tokens_BK: Tensor,
+    q_BKV: Tensor | None,
+    p_BWV: Tensor,
+    numbers: ChainNumbers,
+    depth_B: Tensor | None = None,
 ) -> ChainVerdicts:
-    """The token rule. `q_BKV` None: the tokens were chosen deterministically."""
+    """The token rule. `q_BKV` None: the tokens were chosen deterministically. Of each chain the
+    first `depth_B` tokens count, all of them if that is None."""
+    depth_B = _depths(tokens_BK) if depth_B is None else depth_B
     chance_BK = ratios(tokens_BK, q_BKV, p_BWV)
-    accepted_BK = (chance_BK >= 1) | (numbers.accept_BK < chance_BK)
-    kept_B = accepted_BK.cumprod(-1).sum(-1)
+    kept_B = kept_prefix((chance_BK >= 1) | (numbers.accept_BK < chance_BK), depth_B)
     p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
-    return _drawn(leftover(p_BV, q_BV), kept_B, numbers)
+    return _drawn(p_BV, leftover(p_BV, q_BV), kept_B, depth_B, numbers)
 
 
 def judge_blocks(
-    tokens_BK: Tensor, q_BKV: Tensor, p_BWV: Tensor, numbers: ChainNumbers
+    tokens_BK: Tensor,
+    q_BKV: Tensor,
+    p_BWV: Tensor,
+    numbers: ChainNumbers,
+    depth_B: Tensor | None = None,
 ) -> ChainVerdicts:
-    """The block rule."""
+    """The block rule, arguments as for `judge_chains`."""
+    depth_B = _depths(tokens_BK) if depth_B is None else depth_B
     share_B = torch.ones(tokens_BK.shape[0], dtype=torch.float64, device=p_BWV.device)
     shares = [share_B]
     for ratio_B in ratios(tokens_BK, q_BKV, p_BWV).unbind(-1):
         shares.append((shares[-1] * ratio_B).clamp_max(1))
-    kept_B = torch.zeros_like(share_B, dtype=torch.int64)
+    kept_B = torch.zeros_like(depth_B)
     for length in range(1, len(shares)):
         chance_B = shares[length]
         if length + 1 < len(shares):
             left_BV = _uncovered(p_BWV[:, length], q_BKV[:, length], chance_B)
-            chance_B = _block_chance(left_BV.sum(-1), chance_B)
+            inner_B = _block_chance(left_BV.sum(-1), chance_B)
+            chance_B = torch.where(depth_B > length, inner_B, chance_B)
         heads_B = (chance_B >= 1) | (numbers.accept_BK[:, length - 1] < chance_B)
+        heads_B = heads_B & (depth_B >= length)
         kept_B = torch.where(heads_B, length, kept_B)
     p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
     share_B = torch.stack(shares, -1).gather(-1, kept_B[:, None])[:, 0]
-    return _drawn(leftover(p_BV, q_BV, share_B), kept_B, numbers)
+    return _drawn(p_BV, leftover(p_BV, q_BV, share_B), kept_B, depth_B, numbers)
+
+
+def kept_prefix(heads_BK: Tensor, depth_B: Tensor) -> Tensor:
+    """How many tokens come before the first refusal or the end of each chain."""
+    position_BK = torch.ones_like(heads_BK, dtype=torch.int64).cumsum(-1)
+    accepted_BK = heads_BK & (position_BK <= depth_B[:, None])
+    return accepted_BK.cumprod(-1).sum(-1)
 
 
 def ratios(tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor) -> Tensor:
@@ -122,23 +141,31 @@ def _block_chance(left_B: Tensor, share_B: Tensor) -> Tensor:
     return torch.where(left_B > 0, left_B / (left_B + 1 - share_B), (share_B == 1).double())
 
 
+def _depths(tokens_BK: Tensor) -> Tensor:
+    num_chains, num_tokens = tokens_BK.shape
+    return torch.full((num_chains,), num_tokens, device=tokens_BK.device)
+
+
 def _laws_at(
     kept_B: Tensor, tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The target's law after `kept_B` tokens and the drafter's there, all 0 after a whole chain."""
+    """The target's law after `kept_B` tokens and the drafter's there; after a whole chain, where
+    nobody reads the drafter's, any."""
     row_B = torch.arange(len(kept_B), device=kept_B.device)
     p_BV = p_BWV[row_B, kept_B]
     if tokens_BK.shape[1] == 0:
         return p_BV, torch.zeros_like(p_BV)
     last_B = kept_B.clamp_max(tokens_BK.shape[1] - 1)
-    if q_BKV is None:
-        # A large number covers all mass of the token, as `residual` in exact.py does.
-        q_BV = torch.zeros_like(p_BV).scatter(-1, tokens_BK[row_B, last_B][:, None], 2.0)
-    else:
-        q_BV = q_BKV[row_B, last_B]
-    return p_BV, torch.where((kept_B < tokens_BK.shape[1])[:, None], q_BV, 0.0)
+    if q_BKV is not None:
+        return p_BV, q_BKV[row_B, last_B]
+    # A large number covers all mass of the token, as `residual` in exact.py does.
+    return p_BV, torch.zeros_like(p_BV).scatter(-1, tokens_BK[row_B, last_B][:, None], 2.0)
 
 
-def _drawn(weights_BV: Tensor, kept_B: Tensor, numbers: ChainNumbers) -> ChainVerdicts:
+def _drawn(
+    p_BV: Tensor, left_BV: Tensor, kept_B: Tensor, depth_B: Tensor, numbers: ChainNumbers
+) -> ChainVerdicts:
+    """The own token: of the residual `left_BV` after a refusal, of `p_BV` after a whole chain."""
+    weights_BV = torch.where((kept_B < depth_B)[:, None], left_BV, p_BV.to(left_BV.dtype))
     uniform_B = numbers.next_BW.gather(-1, kept_B[:, None])[:, 0]
     return ChainVerdicts(kept_B, pick(weights_BV, uniform_B))

@@ -10,7 +10,7 @@ Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, N = numbers of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -20,7 +20,14 @@ from torch import Tensor
 from outrider.core.rng import Role
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.tree import ROOT
-from outrider.verify.batched import leftover, pick, ratios
+from outrider.verify.batched import (
+    ChainNumbers,
+    ChainVerdicts,
+    judge_blocks,
+    judge_chains,
+    kept_prefix,
+    pick,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +111,9 @@ def keyed_uniforms(keys: Keys, decisions: Decisions) -> Tensor:
     return ((c0 << 21) | (c1 >> 11)).double() * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
-class ChainBatch:
-    """Chains and their laws. `coins_BK` and `next_BW` are uniform float64 numbers."""
-
-    tokens_BK: Tensor
-    depth_B: Tensor
-    p_BWV: Tensor
-    q_BKV: Tensor
-    coins_BK: Tensor
-    next_BW: Tensor
-
-
-# How many tokens each row keeps, and the share of its residual (None: one).
-Rule: TypeAlias = Callable[[ChainBatch], tuple[Tensor, Tensor | None]]
+Rule: TypeAlias = Callable[[Tensor, Tensor, Tensor, ChainNumbers, Tensor], ChainVerdicts]
+# The rules that captured rounds know, by the names of their samplers.
+RULES: Mapping[str, Rule] = {"token": judge_chains, "block": judge_blocks}
 
 
 class GreedyLaws:
@@ -160,20 +156,19 @@ class TorchRoundLaws:
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
         k = tokens_BK.shape[1]
-        offer = ChainBatch(
+        coins_BK, next_BW = self._uniforms_BN[:, k : 2 * k], self._uniforms_BN[:, 2 * k :]
+        drawn = self._rule(
             tokens_BK,
-            rows.depth_B,
-            laws(logits_BWV, rows.temperature_B),
             self._laws_BKV,
-            self._uniforms_BN[:, k : 2 * k],
-            self._uniforms_BN[:, 2 * k :],
+            laws(logits_BWV, rows.temperature_B),
+            ChainNumbers(coins_BK, next_BW),
+            rows.depth_B,
         )
-        kept_B, share_B = self._rule(offer)
-        drawn_B = _own_token(offer, kept_B, share_B)
+        next_B = drawn.next_B.clamp_max(logits_BWV.shape[2] - 1)
         greedy, is_greedy_B = judge_greedy(logits_BWV, tokens_BK, rows), rows.temperature_B == 0
         return Judged(
-            torch.where(is_greedy_B, greedy.kept_B, kept_B),
-            torch.where(is_greedy_B, greedy.next_B, drawn_B),
+            torch.where(is_greedy_B, greedy.kept_B, drawn.num_accepted_B),
+            torch.where(is_greedy_B, greedy.next_B, next_B),
             greedy.broken_B,
         )
 
@@ -190,61 +185,6 @@ def judge_greedy(logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
     kept_B = kept_prefix(best_BW[:, :-1] == tokens_BK, rows.depth_B)
     next_B = best_BW.gather(-1, kept_B[:, None])[:, 0]
     return Judged(kept_B, next_B, _any_broken(most_BW, rows))
-
-
-def token_rule(offer: ChainBatch) -> tuple[Tensor, Tensor | None]:
-    """As verify/exact.py."""
-    chance_BK = ratios(offer.tokens_BK, offer.q_BKV, offer.p_BWV)
-    return kept_prefix((chance_BK >= 1) | (offer.coins_BK < chance_BK), offer.depth_B), None
-
-
-def block_rule(offer: ChainBatch) -> tuple[Tensor, Tensor | None]:
-    """As verify/exact.py."""
-    p_BWV, q_BKV, depth_B = offer.p_BWV, offer.q_BKV, offer.depth_B
-    shares = [torch.ones_like(offer.next_BW[:, 0])]
-    for ratio_B in ratios(offer.tokens_BK, q_BKV, p_BWV).unbind(-1):
-        shares.append((shares[-1] * ratio_B).clamp_max(1))
-    kept_B = torch.zeros_like(depth_B)
-    for length in range(1, len(shares)):
-        chance_B = shares[length]
-        if length + 1 < len(shares):
-            left_B = _uncovered(p_BWV[:, length], q_BKV[:, length], chance_B)
-            odds_B = torch.where(left_B > 0, left_B / (left_B + 1 - chance_B), chance_B == 1)
-            chance_B = torch.where(depth_B > length, odds_B, chance_B)
-        heads_B = (chance_B >= 1) | (offer.coins_BK[:, length - 1] < chance_B)
-        kept_B = torch.where(heads_B & (depth_B >= length), length, kept_B)
-    return kept_B, torch.stack(shares, -1).gather(-1, kept_B[:, None])[:, 0]
-
-
-RULES: dict[str, Rule] = {"token": token_rule, "block": block_rule}
-
-
-def kept_prefix(heads_BK: Tensor, depth_B: Tensor) -> Tensor:
-    """The longest beginning of heads within each row's depth."""
-    place_BK = torch.ones_like(heads_BK, dtype=torch.int64).cumsum(-1)
-    return (heads_BK & (place_BK <= depth_B[:, None])).cumprod(-1).sum(-1)
-
-
-def _uncovered(p_BV: Tensor, q_BV: Tensor, share_B: Tensor) -> Tensor:
-    return (share_B[:, None] * p_BV.double() - q_BV.double()).clamp_min(0).sum(-1)
-
-
-def _own_token(offer: ChainBatch, kept_B: Tensor, share_B: Tensor | None) -> Tensor:
-    """The residual's token, or the bonus where a row kept all of its chain."""
-    p_BV = _at(offer.p_BWV, kept_B)
-    weights_BV, k = p_BV, offer.tokens_BK.shape[1]
-    if k:
-        q_BV = _at(offer.q_BKV, kept_B.clamp_max(k - 1))
-        left_BV = leftover(p_BV, q_BV, share_B)
-        refused_B1 = (kept_B < offer.depth_B)[:, None]
-        weights_BV = torch.where(refused_B1, left_BV, p_BV.to(left_BV.dtype))
-    uniform_B = offer.next_BW.gather(-1, kept_B[:, None])[:, 0]
-    return pick(weights_BV, uniform_B).clamp_max(p_BV.shape[1] - 1)
-
-
-def _at(laws_BXV: Tensor, place_B: Tensor) -> Tensor:
-    index_B1V = place_B[:, None, None].expand(-1, 1, laws_BXV.shape[2])
-    return laws_BXV.gather(1, index_B1V)[:, 0]
 
 
 def _broken(most: Tensor, greedy: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.rng import Role
-from outrider.engine.cuda_graph.sampling import Judged, Keys, Rows, kept_prefix
+from outrider.engine.cuda_graph.sampling import Judged, Keys, Rows
 from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, TritonProbs, Verdicts
+from outrider.verify.batched import kept_prefix
 
 
 class TritonRoundLaws:
