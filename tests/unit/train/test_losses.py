@@ -26,8 +26,15 @@ def test_merged_outcomes_bound_the_whole_divergence_from_below(
     forward = float((p_PV.exp() * (p_PV - q_PV)).sum(-1).mean())
     reverse = float((q_PV.exp() * (q_PV - p_PV)).sum(-1).mean())
     laws = top_laws(teacher_PV, kept)
-    assert -1e-4 <= float(distillation(student_PV, laws)) <= forward + 1e-4
-    assert -1e-4 <= float(distillation(student_PV, laws, reverse=1.0)) <= reverse + 1e-4
+    # One minus the kept probabilities is known to 1e-6 in float32: of a rest that small, little.
+    p_rest_P, q_rest_P = (
+        1 - one.exp().double().gather(-1, laws.ids_PC).sum(-1).clamp_max(1 - 1e-6)
+        for one in (p_PV, q_PV)
+    )
+    ratio_P = torch.maximum(p_rest_P / q_rest_P, q_rest_P / p_rest_P)
+    slack = 1e-4 + 1e-6 * float(ratio_P.mean())
+    assert -slack <= float(distillation(student_PV, laws)) <= forward + slack
+    assert -slack <= float(distillation(student_PV, laws, reverse=1.0)) <= reverse + slack
 
 
 @pytest.mark.parametrize("reverse", [0.0, 0.3, 1.0])
