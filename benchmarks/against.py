@@ -8,7 +8,7 @@ plain decoding, batches, prompts, and single passes of 1, 4 and 16 rows. Tier A 
 target, tier B the same inflated to 0.4 billion weights, which is made once and kept in the cache
 folder. The sides take turns in blocks of old, new, new, old and its mirror image, never at once, so
 what drifts falls on both. A block's ratio is old over new seconds, which is the speed of new over
-old; a cell's is the median of blocks, with the bootstrap's 95 % interval (bench/interval.py).
+old; a cell's is the median of blocks, with the bootstrap's 95 % interval (bench/frame.py).
 
 Two processes of the same code may differ by some percent for as long as they live, by where their
 memory lies. So a cell whose interval lies wholly below 0.98 is measured again by fresh processes,
@@ -37,10 +37,10 @@ from typing import Any
 import torch
 from common import DRAFT, SHAPE_B, TARGET
 
-from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.quiet import Neighbours
-from outrider.bench.workloads import load_prompts
+from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.store import write_json
+from outrider.bench.workload import load_prompts
 from outrider.core.env import cache_folder
 from outrider.lab.inflate import shape_called
 from outrider.lab.inflate_files import write_inflated

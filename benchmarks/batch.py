@@ -19,7 +19,7 @@ from common import kernel_names, options_of, reported, take_turns, tier_folders
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_TOKENS, NUM_TOKENS = 64, 24

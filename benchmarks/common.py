@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import torch
 
 from outrider import LLM
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.store import write_json
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
 from outrider.lab.inflate import Shape, shape_called

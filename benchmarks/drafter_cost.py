@@ -30,7 +30,7 @@ from common import (
 
 from outrider import SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.core.budget import Budget
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng

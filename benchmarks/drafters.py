@@ -40,7 +40,7 @@ from outrider.bench.drafters.record import (
 from outrider.bench.drafters.report import findings
 from outrider.bench.drafters.samples import Plan, Race, pieces_of
 from outrider.bench.drafters.table import contestants_named
-from outrider.bench.workloads import ADVERSARIAL, builtin_texts
+from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.lab.inflate import Shape
 from outrider.lab.inflate_files import INFLATABLE, write_inflated_heads
 from outrider.models.families import LlamaConfig

@@ -22,9 +22,10 @@ from outrider import LLM, EngineConfig
 from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground
 from outrider.bench.drafters.lineup import Drafts
 from outrider.bench.drafters.table import available, known
+from outrider.bench.machine import provenance
 from outrider.bench.pairwise import Row
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 
 TARGET = "outrider/embedded"

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 from outrider.bench.lane_parity import FACTORS, LaneCell, LaneMatrix, acceptance_by_draft, all_rows
+from outrider.bench.machine import provenance
 from outrider.bench.pairwise import covering_rows
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 
 
 def main() -> None:

@@ -18,9 +18,10 @@ from typing import Any
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.features import FACTORS, FeatureMatrix
+from outrider.bench.machine import provenance
 from outrider.bench.pairwise import covering_rows
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 
 
 def main() -> None:

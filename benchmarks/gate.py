@@ -26,9 +26,9 @@ import torch
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.gate import Gate, Side, judge
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.quiet import Neighbours
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve

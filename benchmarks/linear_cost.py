@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from outrider.bench.provenance import provenance, write_json
+from outrider.bench.machine import provenance
+from outrider.bench.store import write_json
 from outrider.kernels.bandwidth import Reader
 from outrider.kernels.registry import choose
 

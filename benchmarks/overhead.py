@@ -19,7 +19,7 @@ from typing import Any
 from common import options_of, reported
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.engine.engine import Engine
 from outrider.kernels.native.rounds import Decided, NativeRounds
 from outrider.models.llama import LlamaModel

@@ -18,9 +18,10 @@ import torch
 
 from outrider import LLM, EngineConfig
 from outrider.bench.hf_peer import HfPeer
+from outrider.bench.machine import provenance
 from outrider.bench.parity import Matrix, compare_with_transformers, generate, run_matrix
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.models.loading import resolve
 
 

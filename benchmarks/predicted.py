@@ -39,7 +39,7 @@ from drafter_cost import KS, Growing, bare_calls
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.drafters.ngram import NgramDrafter
 
 DRAFTERS = ("model", "ngram")

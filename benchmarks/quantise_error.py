@@ -24,7 +24,7 @@ from torch import Tensor
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.quality.formats import FormatRow, Window, compare_formats
 from outrider.bench.quality.judge import QUANTISED, Judge, load_judge
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 MOST_TOKENS, NUM_NEW, K = 120, 64, 4

@@ -21,9 +21,9 @@ from typing import Any
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.bench.monitor import resident_bytes
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.machine import provenance, resident_bytes
+from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 
 IN_FLIGHT = 8
 PARTS = 10

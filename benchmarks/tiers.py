@@ -27,11 +27,11 @@ import torch
 from common import DRAFT, QUICK_SHAPE, SHAPE_B, kernel_names, options_of, reported, tier_folders
 
 from outrider.api.tokenizer import Tokenizer
+from outrider.bench.frame import ratio_of_medians
 from outrider.bench.gemm.engines import Bed, Numbers
 from outrider.bench.gemm.pair import CostPair
 from outrider.bench.gemm.plan import Contestant, Text, rooms
-from outrider.bench.interval import ratio_of_medians
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.gemm_shape import GemmShape
 from outrider.lab.inflate import shape_called

@@ -19,10 +19,10 @@ import torch
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.hf_peer import HfPeer
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.quiet import Neighbours
-from outrider.bench.race import Score, best, race
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.store import write_json
+from outrider.bench.turns import Score, best, race
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.models.loading import resolve
 
 DTYPES = ("float32", "bfloat16")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from gpu_check.setting import Setting
 
-from outrider.bench.provenance import provenance
+from outrider.bench.machine import provenance
 from outrider.kernels.registry import choose
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.bench.provenance import write_json
+from outrider.bench.store import write_json
 
 State = Literal["passed", "failed", "skipped"]
 

@@ -27,7 +27,8 @@ from types import FrameType
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.bench.provenance import provenance, write_json
+from outrider.bench.machine import provenance
+from outrider.bench.store import write_json
 from outrider.core.errors import OutriderError
 
 SCHEDULES = ("single", "pd", "pdv", "ssd")

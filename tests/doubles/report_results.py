@@ -19,7 +19,7 @@ from outrider.bench.drafters.samples import Plan, Race, pieces_of
 from outrider.bench.engines.cases import ClosedCase, LoadPlan, Prompts, scenario
 from outrider.bench.engines.load_report import load_record
 from outrider.bench.engines.record import evidence_record
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.quality.formats import FormatRow
 from outrider.bench.quality.report import Quality, to_record
 from outrider.bench.quality.rules import RuleRow

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from doubles.tiny_checkpoints import Variant, save_tensors, write_checkpoint
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.models.loading import resolve
 
 EMBEDDED = resolve("outrider/embedded")

@@ -16,7 +16,7 @@ from doubles.translators import Digits, Renaming
 from doubles.vocabularies import byte_level, random_checkpoint, relabelled, sentence_pieces
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.models.loading import resolve

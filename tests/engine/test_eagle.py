@@ -11,7 +11,7 @@ import torch
 
 from doubles.eagle_heads import EagleFolder, save_tensors
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.models.loading import resolve
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]

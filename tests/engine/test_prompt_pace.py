@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
 from outrider.sched.pace import LEAST_CHUNK, PromptPace
 

@@ -10,7 +10,7 @@ import pytest
 from doubles.rig import round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.drafters.self_draft import SelfDraftSpec, skipped_layers
 from outrider.engine.drafter_builders import own_copy

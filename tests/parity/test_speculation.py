@@ -6,7 +6,7 @@ import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.parity import Matrix, first_difference, num_equal, run_matrix
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 

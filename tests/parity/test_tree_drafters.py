@@ -16,7 +16,7 @@ import pytest
 
 from doubles.head_files import block_tensors, medusa_tensors, write_block, write_medusa
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from outrider.bench.comm_peer import HERE, READY, Exercise, do, place_of
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores

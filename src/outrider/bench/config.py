@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-Plain = str | int | float | bool | None
+from outrider.bench.store import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.bench.figure_panels import PairData, caption, k_axis, label_ends, panels_of
 from outrider.bench.figure_style import Theme, new_figure, readable_on
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 
 
 def throughput(pair: PairData, theme: Theme) -> Any:

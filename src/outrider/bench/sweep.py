@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from outrider.api.llm import LLM
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours
 from outrider.bench.sweep_attempt import Attempt, attempt
 from outrider.bench.sweep_plan import Piece, Visit, Way
 from outrider.bench.sweep_results import ResultsFolder

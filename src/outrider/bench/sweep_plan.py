@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
-from outrider.bench.config import BenchmarkConfig, Plain
-from outrider.bench.fingerprint import machine, weights_digest
+from outrider.bench.config import BenchmarkConfig
+from outrider.bench.machine import machine, weights_digest
+from outrider.bench.store import Plain
 from outrider.bench.sweep_results import Circumstances, ResultsFolder
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams

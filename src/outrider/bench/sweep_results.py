@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from outrider import __version__
-from outrider.bench.config import Plain
-from outrider.bench.grown import (
+from outrider.bench.store import (
     GrownFile,
+    Plain,
+    RecordError,
     add_records,
+    made,
     read_records,
     refusal,
     refuse_others,
 )
-from outrider.bench.records import RecordError, made
 from outrider.bench.sweep_samples import Key, Sample
 
 

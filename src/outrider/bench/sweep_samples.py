@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.bench.config import BenchmarkConfig, Plain
-from outrider.bench.records import RecordError, entries, made
+from outrider.bench.config import BenchmarkConfig
+from outrider.bench.store import Plain, RecordError, entries, made
 
 Key = tuple[str, str, int]
 # Fields that lines of before do not have.

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
-from outrider.bench.engines.record import csv_text
-from outrider.bench.interval import Ratio, ratio_of_medians
-from outrider.bench.provenance import write_json, write_text
+from outrider.bench.frame import Ratio, csv_text, ratio_of_medians
+from outrider.bench.store import write_json, write_text
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_samples import Numbers, Sample
 

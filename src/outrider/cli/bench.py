@@ -15,10 +15,9 @@ from typing import Any
 from rich.progress import Progress
 
 from outrider.bench import figure_style
-from outrider.bench.interval import MIN_PAIRS
+from outrider.bench.frame import MIN_PAIRS
+from outrider.bench.machine import provenance, said_of
 from outrider.bench.presets import REFERENCES
-from outrider.bench.provenance import provenance
-from outrider.bench.quiet import said_of
 from outrider.bench.sweep import Lineup, run_visits
 from outrider.bench.sweep_plan import SweepPair, circumstances, outstanding, visits
 from outrider.bench.sweep_results import FILE_NAME, ResultsFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.bench.comm import CommReport, Fit, Point, measure, pass_seconds
-from outrider.bench.provenance import provenance
+from outrider.bench.machine import provenance
 from outrider.cli.call import Call
 from outrider.cli.options import CommOptions
 from outrider.cli.output import check_writable, json_line, size, table, write_whole

@@ -21,9 +21,10 @@ from outrider.bench.drafters.report import Evidence, sections
 from outrider.bench.drafters.samples import Plan, Race, Sample, pieces_of
 from outrider.bench.drafters.table import contestants_named
 from outrider.bench.engines.record import RESULTS, new_run_id, write_page
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page, Section
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.workloads import ADVERSARIAL, builtin_texts
+from outrider.bench.store import write_json
+from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Subject, subject

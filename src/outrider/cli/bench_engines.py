@@ -24,8 +24,9 @@ from outrider.bench.engines.record import (
 from outrider.bench.engines.report import sections
 from outrider.bench.engines.samples import Taken
 from outrider.bench.load.requests import texts_of
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page, Section
-from outrider.bench.provenance import provenance, write_json
+from outrider.bench.store import write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Subject, known_pairs, subject

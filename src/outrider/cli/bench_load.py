@@ -27,8 +27,9 @@ from outrider.bench.engines.record import (
     write_page,
 )
 from outrider.bench.load.requests import replay, texts_of
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.provenance import provenance, write_json
+from outrider.bench.store import write_json
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import subject

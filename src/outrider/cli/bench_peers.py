@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from outrider.bench.engines.record import RESULTS, write_page
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
 from outrider.bench.peers.commands import any_reads_gguf
 from outrider.bench.peers.compare import Comparison, Plan, Watch
@@ -20,8 +21,7 @@ from outrider.bench.peers.journal import FILE_NAME, Journal
 from outrider.bench.peers.report import sections
 from outrider.bench.peers.score import run_rows
 from outrider.bench.peers.servers import parse_servers
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.records import RecordError, entries, parse
+from outrider.bench.store import RecordError, entries, parse, write_json
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import PeersOptions
 from outrider.cli.call import Call

@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import load_wrapper
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.provenance import provenance
 from outrider.bench.quality.formats import FormatRow, compare_formats
 from outrider.bench.quality.judge import FORMATS, Nats, load_judge, read, windows_of
 from outrider.bench.quality.report import Quality, sections, to_record
 from outrider.bench.quality.rules import RULES, RuleRow, Study, compare_rules
-from outrider.bench.workloads import builtin_texts
+from outrider.bench.workload import builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import QualityOptions
 from outrider.cli.call import Call

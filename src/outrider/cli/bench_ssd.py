@@ -18,8 +18,9 @@ from outrider.bench.gemm.results import results_of, study_record
 from outrider.bench.gemm.samples import SamplesFile
 from outrider.bench.gemm.study import CostStudy, Sizes, outstanding, run
 from outrider.bench.gemm.units import Unit
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.provenance import provenance, write_json
+from outrider.bench.store import write_json
 from outrider.cache.capacity import free_bytes
 from outrider.cli.bench_options import SsdOptions
 from outrider.cli.call import Call

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.progress import Progress, TaskID
 
 from outrider.bench.engines.record import write_page
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page, Section
-from outrider.bench.provenance import provenance
 from outrider.bench.sweep import Lineup, run_visits
 from outrider.bench.sweep_plan import missing
 from outrider.bench.sweep_results import FILE_NAME, SWEEP, ResultsFolder

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.dataset import PromptDataset
 from outrider.bench.sweeps.axes import (
     CONCURRENCY,
     DOMAIN,
@@ -25,7 +24,7 @@ from outrider.bench.sweeps.axes import (
 from outrider.bench.sweeps.grid import Subject, Terms
 from outrider.bench.sweeps.prompts import PromptSource
 from outrider.bench.sweeps.recipes import Recipe, recipe
-from outrider.bench.workloads import MIXED, check_domain
+from outrider.bench.workload import MIXED, PromptDataset, check_domain
 from outrider.cli import engine_setup as engine_subjects
 from outrider.cli.bench_options import DECIDED_BY_GRIDS, SweepOptions
 from outrider.cli.call import Call

@@ -16,11 +16,12 @@ from pathlib import Path
 from outrider.bench import figure_style
 from outrider.bench.engines.loaded import Loaded, Models, load_engines
 from outrider.bench.engines.plan import Contestant, Workload
-from outrider.bench.engines.record import RESULTS, csv_text
+from outrider.bench.engines.record import RESULTS
 from outrider.bench.engines.samples import Taken, run
-from outrider.bench.fingerprint import machine, weights_digest
+from outrider.bench.frame import csv_text
+from outrider.bench.machine import machine, weights_digest
 from outrider.bench.pages import Page
-from outrider.bench.provenance import write_text
+from outrider.bench.store import write_text
 from outrider.cli.output import check_writable, prose, screen_table
 from outrider.cli.paint import taken
 from outrider.core.config import EngineConfig

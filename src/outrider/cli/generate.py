@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 from outrider.api.llm import LLM
 from outrider.api.profile import kernel_times
 from outrider.api.result import GenerationResult
-from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.bench.provenance import provenance
-from outrider.bench.quiet import Neighbours, is_busy, said_of
-from outrider.bench.race import Score, race
+from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
+from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
 from outrider.cli.options import GenerateOptions
 from outrider.cli.output import check_writable, json_line, size, table, write_whole

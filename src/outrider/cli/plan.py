@@ -22,7 +22,7 @@ from outrider.bench.calibrate.session import (
 )
 from outrider.bench.drafters.table import known
 from outrider.bench.load.requests import texts_of
-from outrider.bench.workloads import builtin_texts
+from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call
 from outrider.cli.hub import read_spec

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.dataset import PER_DOMAIN, PromptDataset
-from outrider.bench.published import PUBLISHED, published_texts
-from outrider.bench.questions import questions_of
-from outrider.bench.workloads import builtin_texts
+from outrider.bench.published import PUBLISHED, published_texts, questions_of
+from outrider.bench.workload import PER_DOMAIN, PromptDataset, builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.options import PromptsOptions
 from outrider.cli.output import check_writable, json_line, table

@@ -20,10 +20,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from outrider.bench.dataset import PromptDataset, fingerprint
 from outrider.bench.presets import PRESETS, Preset
 from outrider.bench.sweep_plan import Sweep, SweepPair, Work, others_of
-from outrider.bench.workloads import builtin_texts
+from outrider.bench.workload import PromptDataset, builtin_texts, fingerprint
 from outrider.cli.bench_options import SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.options import KSweepOptions

@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.monitor import Monitor, Usage
+from outrider.bench.machine import Monitor, Usage
 from outrider.bench.pages import percent
-from outrider.bench.workloads import DOMAINS, builtin_texts
+from outrider.bench.workload import DOMAINS, builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import TraceOptions

@@ -225,7 +225,7 @@ def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int
 
 def train(call: Call[RunOptions], text: TextSession, recipe: Recipe[M], *, target: str = "") -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
-    from outrider.bench.provenance import provenance
+    from outrider.bench.machine import provenance
 
     trainer = text.trainer(recipe)
     folder = text.wish.folder

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workloads import load_prompts
+from outrider.bench.workload import load_prompts
 from outrider.core.errors import CapacityError, ConfigError, VocabularyError
 from outrider.models.loading import resolve
 

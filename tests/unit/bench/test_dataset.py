@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.dataset import Prompt, PromptDataset, fingerprint
-from outrider.bench.workloads import DOMAINS, SUMMARIZE, builtin_texts
+from outrider.bench.workload import (
+    DOMAINS,
+    SUMMARIZE,
+    Prompt,
+    PromptDataset,
+    builtin_texts,
+    fingerprint,
+)
 from outrider.core.errors import ConfigError
 
 

@@ -25,7 +25,7 @@ from outrider.bench.drafters.table import (
     contestants_named,
     known,
 )
-from outrider.bench.engines.record import csv_text
+from outrider.bench.frame import csv_text
 from outrider.bench.pages import Page, markdown
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError

@@ -20,12 +20,12 @@ from outrider.bench.engines.models import (
 from outrider.bench.engines.plan import (
     LEVELS,
 )
-from outrider.bench.engines.record import csv_text, evidence_record, request_rows, sample_record
+from outrider.bench.engines.record import evidence_record, request_rows, sample_record
 from outrider.bench.engines.reference import PUBLISHED, published, published_gain
 from outrider.bench.engines.report import sections
 from outrider.bench.engines.samples import Sample, Taken
 from outrider.bench.figure_style import Theme
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio, csv_text
 from outrider.bench.pages import Page, html, markdown
 
 pytestmark = pytest.mark.wide

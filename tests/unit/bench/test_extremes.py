@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.bench.workloads import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
+from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
 
 
 @pytest.mark.parametrize("domain", [ECHO, ADVERSARIAL])

@@ -8,9 +8,9 @@ import pytest
 
 from doubles.sweeps import circumstances
 from outrider.bench.gemm.samples import Sample, SamplesFile
-from outrider.bench.grown import GrownFile
 from outrider.bench.peers.journal import FILE_NAME, Journal
 from outrider.bench.plan_cells.record import Study
+from outrider.bench.store import GrownFile
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.core.errors import ConfigError, MachineError
 

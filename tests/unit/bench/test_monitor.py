@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.bench.monitor import Gauges, Monitor, Reading, Usage, machine_gauges, resident_bytes
+from outrider.bench.machine import Gauges, Monitor, Reading, Usage, machine_gauges, resident_bytes
 
 FIELDS = ["seconds", "cpu_percent", "rss_bytes", "free_tokens", "gpu_percent", "gpu_memory_bytes"]
 

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 
 from outrider.bench.published import PUBLISHED, published_texts
-from outrider.bench.workloads import SUMMARIZE
+from outrider.bench.workload import SUMMARIZE
 from outrider.core.errors import MachineError
 
 ROWS: Mapping[str, list[dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.api.wrapper import Cache
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.quality.formats import compare_formats
 from outrider.bench.quality.judge import Nats, read, windows_of
 from outrider.bench.quality.report import Quality, findings, sections, to_record

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.provenance import provenance, write_json
-from outrider.bench.race import best, race
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.machine import provenance
+from outrider.bench.store import write_json
+from outrider.bench.turns import best, race
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from doubles import report_results
 from doubles.study_results import cell, study
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
 from outrider.bench.figure_style import LIGHT
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.report.build import build
 from outrider.bench.report.figure_scatter import Pair
 from outrider.bench.report.prediction_part import said

@@ -14,7 +14,7 @@ from doubles import report_results
 from doubles.sweeps import small_sweep
 from outrider.bench import figure_style
 from outrider.bench.figure_style import DARK, LIGHT, Theme, new_figure
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.report import embed, page
 from outrider.bench.report.build import build
 from outrider.bench.report.embed import Canvas

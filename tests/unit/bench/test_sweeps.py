@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from doubles.sweeping import QuickLLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench import sweep as sweep_module
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.pages import Page, markdown
 from outrider.bench.sweep import Lineup, run_visits
 from outrider.bench.sweep_plan import missing

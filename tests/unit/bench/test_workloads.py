@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.dataset import PromptDataset
-from outrider.bench.questions import questions_of
-from outrider.bench.retrieval import MOST_NOTES, retrieval_prompt
+from outrider.bench.published import questions_of
 from outrider.bench.sweeps.prompts import PromptSource
-from outrider.bench.workloads import DOMAINS, MIXED, NUM_MADE, builtin_texts
+from outrider.bench.workload import (
+    DOMAINS,
+    MIXED,
+    MOST_NOTES,
+    NUM_MADE,
+    PromptDataset,
+    builtin_texts,
+    retrieval_prompt,
+)
 from outrider.core.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from doubles.sweeping import QuickLLM
 from outrider.api.llm import LLM
 from outrider.bench import sweep as sweep_module
 from outrider.bench.figure_style import THEMES
-from outrider.bench.grown import GrownFile
+from outrider.bench.store import GrownFile
 from outrider.bench.sweep_results import FILE_NAME
 from outrider.bench.sweeps import figures
 from outrider.bench.sweeps.recipes import RECIPES

@@ -11,7 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
-from outrider.bench.race import Score
+from outrider.bench.turns import Score
 from outrider.cli.generate import Comparison
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]

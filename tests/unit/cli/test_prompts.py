@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.dataset import PromptDataset
+from outrider.bench.workload import PromptDataset
 from outrider.cli import prompts
 from outrider.core.errors import MachineError
 

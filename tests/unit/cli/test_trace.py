@@ -14,7 +14,7 @@ from checks.chrome_trace import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
 from outrider.bench import figure_style
-from outrider.bench.monitor import Reading, Usage
+from outrider.bench.machine import Reading, Usage
 from outrider.cli.trace import Recording, page, record
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig

@@ -76,7 +76,7 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
 @pytest.mark.usefixtures("outrider")
 def test_simulated_rounds_are_the_engines(tmp_path: Path) -> None:
     """The exam of a finished draft says what the engine then does after the same prompts."""
-    from outrider.bench.workloads import builtin_texts
+    from outrider.bench.workload import builtin_texts
     from outrider.train.loop import Plan
     from outrider.train.session import RunWish, open_session
     from outrider.train.setup import DraftWish, draft_recipe

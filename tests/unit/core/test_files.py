@@ -17,9 +17,9 @@ import outrider
 import outrider.pairs as pairs
 from outrider.api.loading import read_corpus
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.dataset import PromptDataset
 from outrider.bench.load.requests import replay
-from outrider.bench.questions import questions_of
+from outrider.bench.published import questions_of
+from outrider.bench.workload import PromptDataset
 from outrider.core import settings
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.files import (
@@ -189,7 +189,7 @@ def test_hostile_json_is_refused(text: str, reason: str) -> None:
 
 # Who reads without `core/files.py`, and why.
 EXCEPTIONS = {
-    ("bench/workloads.py", "read_text"): "prompts of this package",
+    ("bench/workload.py", "read_text"): "prompts of this package",
     ("kernels/native/build.py", "read_bytes"): "sources of this package, and what it compiled",
     ("models/weights.py", "safe_open"): "behind check_header",
     ("train/checkpoint.py", "safe_open"): "behind check_header",

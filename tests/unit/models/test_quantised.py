@@ -13,7 +13,7 @@ from torch import Tensor
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import choose

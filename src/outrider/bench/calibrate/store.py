@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.provenance import write_text
+from outrider.bench.store import write_text
 from outrider.core.errors import ConfigError
 from outrider.core.files import Kind, read_text
 from outrider.estimate.calibration import Calibration

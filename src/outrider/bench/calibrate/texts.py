@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.api.llm import LLM
-from outrider.bench.workloads import ECHO, builtin_texts
+from outrider.bench.workload import ECHO, builtin_texts
 from outrider.core.params import SamplingParams
 
 # Tokens that it writes, and those of them that are repeated.

@@ -16,9 +16,7 @@ from outrider.bench.calibrate.phases import Wanted
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.stands import Stand, Stands
 from outrider.bench.calibrate.turns import endless
-from outrider.bench.fingerprint import machine, weights_digest
-from outrider.bench.provenance import provenance
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours, machine, provenance, weights_digest
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config

@@ -1,7 +1,7 @@
 """From samples to cells: what a drafter did for a domain, beside plain decoding.
 
 The speed-up is a ratio of medians of seconds a token, paired by piece, with its bootstrap interval
-(bench/interval.py); a piece's repeats are first reduced to their median. Acceptance, tokens a round
+(bench/frame.py); a piece's repeats are first reduced to their median. Acceptance, tokens a round
 and the share of time spent drafting are sums over sums. Nothing here is measured.
 """
 
@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 from outrider.bench.drafters.samples import Numbers, Sample
 from outrider.bench.drafters.table import OFF
-from outrider.bench.interval import Ratio, ratio_of_medians
+from outrider.bench.frame import Ratio, ratio_of_medians
 
 EVERYTHING = "all"
 

@@ -15,7 +15,7 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of
 from outrider.bench.drafters.table import OFF, Contestant, Source
-from outrider.bench.fingerprint import weights_digest
+from outrider.bench.machine import weights_digest
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, OutriderError
 from outrider.core.params import SamplingParams

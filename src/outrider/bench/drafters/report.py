@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from outrider.bench.drafters.cells import EVERYTHING, Cell
 from outrider.bench.drafters.table import OFF
 from outrider.bench.engines.findings import spoken
-from outrider.bench.interval import MIN_PAIRS
+from outrider.bench.frame import MIN_PAIRS
+from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
-from outrider.bench.quiet import said_of
 from outrider.core.errors import ContractError
 
 HEADER = (

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from outrider.api.result import GenerationResult
 from outrider.bench.drafters.lineup import Runner
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
@@ -53,7 +53,7 @@ class Numbers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """`reason` says why it failed, None if it did not; a failed one may have numbers all the same.
-    `foreign_cpu_share` is that of the visit (bench/quiet.py)."""
+    `foreign_cpu_share` is that of the visit (bench/machine.py)."""
 
     domain: str
     piece: int

@@ -2,7 +2,7 @@
 
 A cell is an engine at a level: medians over repeats that did not fail, and counts added up over
 them. A comparison is the ratio of two engines' rates within visits, as the median over repeats with
-its bootstrap interval (bench/interval.py): below five repeats there is no interval. The best fixed
+its bootstrap interval (bench/frame.py): below five repeats there is no interval. The best fixed
 engine of a level is chosen after the fact, by its median; some of its lead is luck, so comparing
 `auto` with it is a comparison at `auto`'s disadvantage.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from outrider.bench.engines.plan import AUTO, FIXED, OFF
 from outrider.bench.engines.samples import Sample
-from outrider.bench.interval import Ratio, ratio_of_medians
+from outrider.bench.frame import Ratio, ratio_of_medians
 from outrider.bench.load.tally import Numbers
 from outrider.metrics.timeline import QUEUES, WAITING, Timeline
 
@@ -29,7 +29,7 @@ class Cell:
     metrics/timeline.py; `ahead_over_verify` is T_ahead / T_verify of a round. `queues` are mean
     depths of (prefill, draft, verify), `waiting` that of requests not yet
     admitted, `least_free_tokens` the least room that any job found in the arena. CPU percent is of
-    one core, GPU percent as bench/monitor.py has it."""
+    one core, GPU percent as bench/machine.py has it."""
 
     level: int
     engine: str

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from outrider.bench.engines.cells import Cell, Comparison
 from outrider.bench.engines.models import AheadPrediction, LaneBound
 from outrider.bench.engines.reference import published_gain
-from outrider.bench.interval import MIN_PAIRS, Ratio
-from outrider.bench.quiet import said_of
+from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.machine import said_of
 
 # What `auto` is asked to reach against every other way at every level.
 MEDIAN_BAR, LOW_BAR = 0.97, 0.95

@@ -19,7 +19,7 @@ from outrider.bench.engines.reference import LABEL, PUBLISHED
 from outrider.bench.engines.samples import Sample, Taken
 from outrider.bench.load.tally import row_of
 from outrider.bench.pages import Page, html, markdown
-from outrider.bench.provenance import write_text
+from outrider.bench.store import write_text
 from outrider.core.config import EngineConfig
 
 SCHEMA = "outrider-bench-engines/1"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from outrider.bench.engines.plan import Contestant, Visit, Workload
 from outrider.bench.load.drive import Served, Time, drive
 from outrider.bench.load.tally import Numbers, tally
-from outrider.bench.monitor import Monitor
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Monitor, Neighbours
 from outrider.core.budget import JobTrace
 from outrider.metrics.timeline import Timeline, timeline
 
@@ -23,7 +22,7 @@ _REST_SECONDS = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One engine at one level and repeat. `reason` says why it failed, None if it did not; a failed
-    one may have numbers all the same. `usage` sums up what the process used (bench/monitor.py).
+    one may have numbers all the same. `usage` sums up what the process used (bench/machine.py).
     `digest` is of the token ids, None if a request has none."""
 
     level: int

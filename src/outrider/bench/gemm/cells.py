@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.bench.frame import ratio_of_medians
 from outrider.bench.gemm.plan import Contestant
 from outrider.bench.gemm.record import Cell, Theory
 from outrider.bench.gemm.samples import SamplesFile
 from outrider.bench.gemm.units import engine_name
-from outrider.bench.interval import ratio_of_medians
 from outrider.estimate.theory import (
     AheadTimes,
     estimated_beta,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.bench.gemm.record import Cell, DraftShare, WindowRow
-from outrider.bench.quiet import is_busy
+from outrider.bench.machine import is_busy
 
 # By how much a smaller pass may take longer before that is worth a word.
 _SCATTER = 1.05

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.bench.frame import ratio_of_medians
 from outrider.bench.gemm.pair import PUBLISHED, CostPair, PairShape
 from outrider.bench.gemm.record import DraftShare, WindowRow
-from outrider.bench.interval import ratio_of_medians
 from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.tree import ROOT

@@ -4,7 +4,7 @@ AR, SD and SSD (plain decoding, drafting in turns, drafting ahead) run in the re
 that are matrix products of given sizes, with acceptance by script (lab/gemm.py, synthetic.py).
 The file is one JSON object; every list below has rows of the dataclass of its name:
 
-    benchmark "ssd", schema, run_id, complete, provenance, machine (bench/fingerprint.py),
+    benchmark "ssd", schema, run_id, complete, provenance, machine (bench/machine.py),
     setting       what was asked for: see `Setting`
     models        `ModelFacts`, for each role of each pair and each use
     draft_shares  `DraftShare`: T_SD by K, both definitions, published values beside (S3.12, S3.13)

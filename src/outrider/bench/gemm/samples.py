@@ -16,14 +16,16 @@ from typing import Any, Literal
 
 from outrider import __version__
 from outrider.bench.gemm.record import SAMPLES, SCHEMA
-from outrider.bench.grown import (
+from outrider.bench.store import (
     GrownFile,
+    RecordError,
     add_records,
+    entries,
+    made,
     read_records,
     refusal,
     refuse_others,
 )
-from outrider.bench.records import RecordError, entries, made
 
 Part = Literal["passes", "ceilings", "products", "engines"]
 Key = tuple[str, str, int]

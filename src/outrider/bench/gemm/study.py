@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 
-from outrider.bench.fingerprint import machine
 from outrider.bench.gemm.pair import Make, PairShape, check_fits
 from outrider.bench.gemm.plan import Grid, Text, visits
 from outrider.bench.gemm.record import Setting
@@ -26,7 +25,7 @@ from outrider.bench.gemm.units import (
     Unit,
     failed,
 )
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours, machine
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.lab.gemm_shape import GemmShape
 

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from outrider.bench.records import RecordError, made, parse
-from outrider.bench.workloads import DOMAINS, MIXED, builtin_texts
+from outrider.bench.store import RecordError, made, parse
+from outrider.bench.workload import DOMAINS, MIXED, builtin_texts
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.files import Kind, read_text
 

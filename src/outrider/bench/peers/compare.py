@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.dataset import fingerprint
-from outrider.bench.fingerprint import machine
+from outrider.bench.machine import machine, provenance
 from outrider.bench.peers.commands import command_of, how_to_get
 from outrider.bench.peers.contestants import OURS, Contestant, Weights, line_up
 from outrider.bench.peers.files import digests
@@ -24,8 +23,7 @@ from outrider.bench.peers.match import Match, Prompt, Setting
 from outrider.bench.peers.process import Peer, PeerError
 from outrider.bench.peers.score import summary
 from outrider.bench.peers.servers import Served
-from outrider.bench.provenance import provenance
-from outrider.bench.workloads import WORKLOADS, load_prompts
+from outrider.bench.workload import WORKLOADS, fingerprint, load_prompts
 
 NUM_TRIALS = 2
 TRIAL_TOKENS = 48

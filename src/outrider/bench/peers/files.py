@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.bench.fingerprint import weights_digest
+from outrider.bench.machine import weights_digest
 from outrider.bench.peers.contestants import FORMS, Weights
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.lab.gguf_export import Wish, export

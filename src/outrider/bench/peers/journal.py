@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider import __version__
-from outrider.bench.grown import (
+from outrider.bench.peers.contestants import Contestant
+from outrider.bench.peers.found import Entry, Found, Place, Run
+from outrider.bench.store import (
     GrownFile,
+    RecordError,
     add_records,
+    entries,
+    made,
     read_records,
     refusal,
     refuse_others,
 )
-from outrider.bench.peers.contestants import Contestant
-from outrider.bench.peers.found import Entry, Found, Place, Run
-from outrider.bench.records import RecordError, entries, made
 
 SCHEMA = "outrider-bench-peers/1"
 FILE_NAME = "runs.jsonl"

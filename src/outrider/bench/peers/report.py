@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.bench.interval import MIN_PAIRS
+from outrider.bench.frame import MIN_PAIRS
+from outrider.bench.machine import is_busy
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.peers.contestants import OURS
-from outrider.bench.quiet import is_busy
 
 RATES = (
     "contestant",

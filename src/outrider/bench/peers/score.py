@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.bench.interval import ratio_of_medians
+from outrider.bench.frame import ratio_of_medians
 from outrider.bench.peers.contestants import DRAFTERS, OURS
 from outrider.bench.peers.found import Entry, Found, Place, Run
-from outrider.bench.race import Score
+from outrider.bench.turns import Score
 from outrider.core.draft import common_prefix
 from outrider.metrics.summary import percentile
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from outrider.bench.workloads import ADVERSARIAL, DOMAINS, ECHO
+from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO
 from outrider.core.errors import ConfigError
 
 MOST_K = 16

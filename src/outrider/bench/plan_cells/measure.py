@@ -22,7 +22,7 @@ from time import perf_counter
 from outrider.api.request import RequestHandle
 from outrider.bench.calibrate.stands import Stand
 from outrider.bench.calibrate.turns import WARM_SECONDS
-from outrider.bench.quiet import Neighbours
+from outrider.bench.machine import Neighbours
 from outrider.core.params import SamplingParams
 
 Prompts = Sequence[Sequence[int]]

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.grown import GrownFile
 from outrider.bench.plan_cells.draw import Cell
-from outrider.bench.records import RecordError, parse
+from outrider.bench.store import GrownFile, RecordError, parse
 from outrider.core.errors import ConfigError, MachineError
 
 SCHEMA = "outrider-plan-cells/1"

@@ -27,7 +27,7 @@ from outrider.bench.plan_cells.measure import (
 )
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.texts import prompts_of
-from outrider.bench.workloads import ADVERSARIAL
+from outrider.bench.workload import ADVERSARIAL
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.planner.candidates import Candidate, Job, gain, law_of

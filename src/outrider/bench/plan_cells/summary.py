@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench.interval import ratio_of_medians
+from outrider.bench.frame import ratio_of_medians
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

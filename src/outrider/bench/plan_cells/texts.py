@@ -13,7 +13,7 @@ from random import Random
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.plan_cells.draw import Cell
-from outrider.bench.workloads import ADVERSARIAL, DOMAINS, builtin_texts
+from outrider.bench.workload import ADVERSARIAL, DOMAINS, builtin_texts
 
 _GAP = "\n\n"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
-from outrider.bench.interval import Ratio, ratio_of_medians
+from outrider.bench.frame import Ratio, ratio_of_medians
 from outrider.bench.quality.judge import Nats
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.draft import common_prefix

@@ -15,7 +15,6 @@ from outrider.bench.drafters.record import SCHEMA as DRAFTERS
 from outrider.bench.engines.record import SCHEMA as ENGINES
 from outrider.bench.gemm.record import SCHEMA as STUDY
 from outrider.bench.plan_cells.record import SCHEMA as PLAN_CELLS
-from outrider.bench.records import RecordError
 from outrider.bench.report import (
     costs_part,
     drafters_part,
@@ -30,6 +29,7 @@ from outrider.bench.report import (
 )
 from outrider.bench.report.sources import CERTIFICATE, Source, find, nothing
 from outrider.bench.report.values import Part, Report, Skipped
+from outrider.bench.store import RecordError
 from outrider.bench.sweep_results import K_SWEEP, SWEEP
 from outrider.core.errors import OutriderError
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from outrider.bench.figure_panels import caption, label_ends
 from outrider.bench.figure_style import Theme, new_figure
-from outrider.bench.records import RecordError
 from outrider.bench.report.pieces import plain_table
 from outrider.bench.report.reading import (
     Record,
@@ -28,6 +27,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Figure, Part
+from outrider.bench.store import RecordError
 
 # Entries: rows of a pass, or tokens, with a value each.
 Curve = Sequence[tuple[float, float]]

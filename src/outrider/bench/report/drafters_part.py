@@ -12,7 +12,6 @@ from outrider.bench.drafters.cells import EVERYTHING, Cell
 from outrider.bench.drafters.figures import FIGURES
 from outrider.bench.drafters.report import Evidence, findings, sections
 from outrider.bench.drafters.table import OFF
-from outrider.bench.records import RecordError
 from outrider.bench.report.pieces import by_tier, own_words, tables_of
 from outrider.bench.report.reading import (
     Record,
@@ -30,6 +29,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part
+from outrider.bench.store import RecordError
 
 _TITLES = {
     "speedup_by_drafter": (

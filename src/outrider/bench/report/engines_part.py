@@ -13,8 +13,7 @@ from outrider.bench.engines.figures import FIGURES, draw
 from outrider.bench.engines.findings import Evidence
 from outrider.bench.engines.models import AheadPrediction, LaneBound
 from outrider.bench.engines.report import sections
-from outrider.bench.interval import Ratio
-from outrider.bench.records import RecordError
+from outrider.bench.frame import Ratio
 from outrider.bench.report.figure_pareto import pareto
 from outrider.bench.report.figure_ratios import by_level
 from outrider.bench.report.pieces import by_tier, own_words, stored, tables_of
@@ -32,6 +31,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part
+from outrider.bench.store import RecordError
 from outrider.estimate.theory import AheadTimes
 from outrider.planner.advise import Point
 

@@ -7,7 +7,6 @@ from functools import partial
 from outrider.bench.quality.formats import FormatRow
 from outrider.bench.quality.report import Quality, sections
 from outrider.bench.quality.rules import RuleRow
-from outrider.bench.records import RecordError
 from outrider.bench.report.pieces import plain_table, tables_of
 from outrider.bench.report.reading import (
     Record,
@@ -23,6 +22,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Origin, Part, Table
+from outrider.bench.store import RecordError
 
 _TITLES = {
     "parity": "Tokens with speculation on and off",

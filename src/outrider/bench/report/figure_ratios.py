@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import Theme, new_figure
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.report.values import Claim
 
 _LINE_INCHES, _FRAME_INCHES = 0.3, 1.1

@@ -13,7 +13,6 @@ from outrider.bench.engines.figures import FIGURES
 from outrider.bench.engines.plan import OFF
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import Theme, new_figure
-from outrider.bench.records import RecordError
 from outrider.bench.report.engines_part import (
     cell,
     claim_of,
@@ -33,6 +32,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Figure, Part, Table
+from outrider.bench.store import RecordError
 
 _COLUMNS = ("engine", *LOAD_COLUMNS, "status")
 _PANELS = ("throughput_vs_concurrency", "itl_p95_vs_concurrency")

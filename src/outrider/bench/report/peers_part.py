@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 from outrider.bench.peers.contestants import OURS
-from outrider.bench.records import RecordError
 from outrider.bench.report.figure_ratios import MAX_ROWS, ratios
 from outrider.bench.report.pieces import plain_table
 from outrider.bench.report.reading import (
@@ -25,6 +24,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, ClaimKind, Figure, Part, Table
+from outrider.bench.store import RecordError
 
 _RATIO_NOTE = "faster: their median seconds a token over ours, with a 95 % bootstrap interval."
 _OVER_PLAIN = "over plain"

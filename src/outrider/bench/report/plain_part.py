@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.bench.records import RecordError
 from outrider.bench.report.pieces import plain_table
 from outrider.bench.report.reading import (
     Record,
@@ -16,6 +15,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Part
+from outrider.bench.store import RecordError
 
 # What each benchmark of benchmarks/ measures, in a sentence.
 TITLES: Mapping[str, tuple[str, str]] = {

@@ -14,7 +14,6 @@ from outrider.bench.plan_cells.summary import (
     of_unseen,
     results_of,
 )
-from outrider.bench.records import RecordError, parse
 from outrider.bench.report.figure_scatter import Pair, scatter_figure
 from outrider.bench.report.pieces import plain_table
 from outrider.bench.report.reading import (
@@ -28,6 +27,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Part, Table
+from outrider.bench.store import RecordError, parse
 from outrider.core.files import Kind, read_text
 
 _KINDS: Mapping[str, Callable[[Result], str]] = {

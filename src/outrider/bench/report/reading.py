@@ -2,7 +2,7 @@
 
 Files of other versions are read as far as they go: a field that this version does not know is left
 out, and one that it misses has its default, or is None where None is allowed. Everything else is a
-RecordError (bench/records.py), which says what is wrong in the file's own words.
+RecordError (bench/store.py), which says what is wrong in the file's own words.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, cast
 
-from outrider.bench.interval import MIN_PAIRS, Ratio
-from outrider.bench.quiet import is_busy, said_of
-from outrider.bench.records import RecordError, entries, made
+from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.machine import is_busy, said_of
 from outrider.bench.report.values import Claim, Origin
+from outrider.bench.store import RecordError, entries, made
 
 T = TypeVar("T")
 Record = Mapping[str, Any]
@@ -123,7 +123,7 @@ def several(name: str, given: Sequence[Record], read: Callable[[Record], T]) -> 
 
 
 def origin_of(record: Record) -> Origin:
-    """Of the object that bench/provenance.py made; empty facts are left out."""
+    """Of the object that bench/machine.py made; empty facts are left out."""
     given = object_of(record, "provenance")
     versions = [f"{k} {v}" for k, v in object_of(given, "packages").items()]
     commit, dirty = given.get("commit"), given.get("dirty") is True

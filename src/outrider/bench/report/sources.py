@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.bench.records import RecordError, parse
 from outrider.bench.report.reading import Record, text_of
 from outrider.bench.report.values import Skipped
+from outrider.bench.store import RecordError, parse
 from outrider.core.errors import ConfigError
 from outrider.core.files import Kind, read_text
 

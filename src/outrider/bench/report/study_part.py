@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from outrider.bench.figure_style import Theme
+from outrider.bench.frame import Ratio
 from outrider.bench.gemm.findings import scatter_of
 from outrider.bench.gemm.record import (
     Ceilings,
@@ -19,8 +20,6 @@ from outrider.bench.gemm.record import (
     Theory,
     WindowRow,
 )
-from outrider.bench.interval import Ratio
-from outrider.bench.records import RecordError
 from outrider.bench.report import study_costs, study_speed
 from outrider.bench.report.figure_pareto import pareto
 from outrider.bench.report.pieces import plain_table
@@ -37,6 +36,7 @@ from outrider.bench.report.reading import (
 )
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Origin, Part, Table
+from outrider.bench.store import RecordError
 from outrider.planner.advise import Point
 
 NAMES = {"ar": "plain", "sd": "SD", "ssd": "SSD"}

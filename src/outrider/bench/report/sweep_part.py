@@ -13,11 +13,11 @@ from typing import Any
 from outrider.bench.engines.findings import spoken
 from outrider.bench.figure_panels import PairData, gather
 from outrider.bench.figures import FIGURES
-from outrider.bench.records import RecordError
 from outrider.bench.report.pieces import own_words, stored, tables_of
 from outrider.bench.report.reading import doubts, origin_of
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part, Table
+from outrider.bench.store import RecordError
 from outrider.bench.sweep_results import K_SWEEP, SWEEP, ResultsFolder, Schema
 from outrider.bench.sweep_summary import Cell, cells, summary
 from outrider.bench.sweeps.report import sections, spread_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.bench.figure_style import Theme
-from outrider.bench.interval import Ratio
+from outrider.bench.frame import Ratio
 
 ClaimKind = Literal["speculation", "arrangement", "peer"]
 
@@ -66,7 +66,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where numbers come from (bench/provenance.py), with what is unknown left out."""
+    """Where numbers come from (bench/machine.py), with what is unknown left out."""
 
     facts: Sequence[tuple[str, str]]
     machine: str

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.config import Plain
 from outrider.bench.drafters.table import available
+from outrider.bench.store import Plain
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.pairs.catalog import get_pair

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from outrider.bench.config import BenchmarkConfig, Plain
-from outrider.bench.interval import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.config import BenchmarkConfig
+from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.store import Plain
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_samples import Numbers, Sample
 from outrider.bench.sweeps.axes import CONCURRENCY

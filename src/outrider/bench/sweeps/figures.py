@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.config import Plain
 from outrider.bench.figure_panels import caption, label_ends
 from outrider.bench.figure_style import THEMES, Theme, new_figure, save, themed
+from outrider.bench.store import Plain
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweeps.report import shown
 from outrider.bench.sweeps.summary import Point, axes_in, points

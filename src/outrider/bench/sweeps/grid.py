@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any, cast
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.config import Plain
 from outrider.bench.drafters.lineup import Drafts
+from outrider.bench.store import Plain
 from outrider.bench.sweep_plan import Way
 from outrider.bench.sweeps.axes import CONCURRENCY, CONTEXT, DOMAIN, PAIR, Axis
 from outrider.bench.sweeps.prompts import Count, PromptSource

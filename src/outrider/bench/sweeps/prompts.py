@@ -12,10 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.dataset import PromptDataset, fingerprint
-from outrider.bench.retrieval import MOST_NOTES, retrieval_prompt
 from outrider.bench.sweep_plan import Work
-from outrider.bench.workloads import builtin_texts
+from outrider.bench.workload import (
+    MOST_NOTES,
+    PromptDataset,
+    builtin_texts,
+    fingerprint,
+    retrieval_prompt,
+)
 from outrider.core.errors import ConfigError
 
 Count = Callable[[str], int]

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from outrider.bench.config import Plain
-from outrider.bench.interval import MIN_PAIRS, Ratio
+from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number
 from outrider.bench.presets import Reference
-from outrider.bench.quiet import said_of
+from outrider.bench.store import Plain
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_summary import Spread
 from outrider.bench.sweeps.axes import CONCURRENCY, CONTEXT, OF_WAYS

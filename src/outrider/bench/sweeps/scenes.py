@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from outrider.bench.config import BenchmarkConfig, Plain
+from outrider.bench.config import BenchmarkConfig
 from outrider.bench.drafters.lineup import Drafts
 from outrider.bench.drafters.table import known
-from outrider.bench.fingerprint import machine, weights_digest
+from outrider.bench.machine import machine, weights_digest
+from outrider.bench.store import Plain
 from outrider.bench.sweep_plan import Piece, Visit, Way, cut, in_turns, others_of
 from outrider.bench.sweep_results import Circumstances
 from outrider.bench.sweeps.axes import OF_DRAFTING_AHEAD, OF_WAYS, Axis

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from outrider.bench.config import BenchmarkConfig, Plain
-from outrider.bench.engines.record import csv_text
-from outrider.bench.interval import Ratio
-from outrider.bench.provenance import write_json, write_text
+from outrider.bench.config import BenchmarkConfig
+from outrider.bench.frame import Ratio, csv_text
+from outrider.bench.store import Plain, write_json, write_text
 from outrider.bench.sweep_results import ResultsFolder
 from outrider.bench.sweep_samples import Sample
 from outrider.bench.sweep_summary import Cell, cell_dict, cell_of, flat_row, loss, plain_by_place

@@ -1,25 +1,194 @@
-"""What a process uses while a benchmark runs: a thread that looks every 0.2 seconds.
+"""The machine and the program that measure: what a number came from, and what disturbed it.
 
-What cannot be measured here is None, never 0. CPU time is that of this process with all its
-threads, in percent of one core, so two busy cores are 200. The GPU's own figures are those of NVML,
-asked through torch: utilisation is the share of time in which any kernel ran, by whomever. Free
-tokens are those of an arena, when a callable for them is given.
+Provenance is stored beside every result. A fingerprint says which weights were measured: hashing
+gigabytes would take longer than many a sweep, so of each weights file only its size, both ends and
+evenly spaced blocks between them are read. That tells checkpoints apart; it is no protection
+against somebody who wants two files to look the same. Contestants suffer unequally from other
+programs, so taking turns is not enough: their share of the CPUs is recorded with every sample.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import os
+import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
 
+from outrider.bench.store import Plain
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.files import Kind, read_text
+from outrider.core.errors import CheckpointError
+from outrider.core.files import Kind, open_regular, read_bytes, read_text
+
+PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
+
+
+def provenance() -> dict[str, object]:
+    """Everything needed to repeat a run on a like machine."""
+    import torch
+
+    from outrider.kernels.native.cpu import num_physical_cores
+
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **_sources(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "physical_cores": num_physical_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _sources() -> dict[str, object]:
+    """The commit that this file belongs to; None where it is of no repository, as if installed."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"commit": None, "dirty": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no", ":/")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changed)}
+
+
+def _git(*arguments: str) -> str | None:
+    """The answer of git about the folder of this file; None if it has none."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """As the processor calls itself."""
+    try:
+        lines = read_text(Path("/proc/cpuinfo"), Kind.SYSTEM).splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+_BLOCK_BYTES = 64 * 1024
+_NUM_BLOCKS = 16
+
+
+def weights_digest(folder: Path) -> str:
+    """12 hexadecimal digits over config.json and samples of every safetensors file.
+
+    Raises CheckpointError for a folder without config.json.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, so it is not a model.",
+            hint="`outrider models list` shows those on this machine",
+        )
+    digest = hashlib.sha256(read_bytes(config, Kind.CONFIG))
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        last = max(size - _BLOCK_BYTES, 0)
+        with open_regular(path) as file:
+            for i in range(_NUM_BLOCKS):
+                file.seek(last * i // (_NUM_BLOCKS - 1))
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def machine(device: str) -> dict[str, Plain]:
+    """What seconds depend on; `device` is the setting, of which the answer has what it means."""
+    import torch
+
+    from outrider.models.loading import pick_device
+
+    kind = pick_device(device).type
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": kind,
+        "gpu": torch.cuda.get_device_name() if kind == "cuda" else None,
+    }
+
+
+# Of the CPUs. Beyond it, what was timed meanwhile is not to be relied on.
+BUSY_SHARE = 0.05
+
+
+def is_busy(share: float | None) -> bool:
+    """Whether others used so much of the machine that times say little."""
+    return share is not None and share > BUSY_SHARE
+
+
+def said_of(share: float | None) -> str | None:
+    """A sentence about `share`, None if it is unknown."""
+    if share is None:
+        return None
+    warning = ": do not rely on these times" if is_busy(share) else ""
+    return f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+
+
+class Neighbours:
+    """While entered, watches the machine; `share` is foreign CPU time over all CPU time, or None
+    where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        self._before: tuple[float, float, float] | None = None
+
+    def __enter__(self) -> Neighbours:
+        self._before = _times()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        after = _times()
+        if self._before is None or after is None:
+            return
+        busy, total, own = (b - a for a, b in zip(self._before, after, strict=True))
+        self.share = round(max(busy - own, 0.0) / total, 4) if total > 0 else None
+
+
+def _times() -> tuple[float, float, float] | None:
+    """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
+    try:
+        fields = read_text(Path("/proc/stat"), Kind.SYSTEM).split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    ticks = [int(field) for field in fields[:8]]
+    idle = ticks[3] + ticks[4]
+    per_second = os.sysconf("SC_CLK_TCK")
+    own = sum(os.times()[:4])
+    return (sum(ticks) - idle) / per_second, sum(ticks) / per_second, own
+
 
 INTERVAL_SECONDS = 0.2
 
@@ -115,7 +284,9 @@ class Gauges:
 
 
 class Monitor:
-    """While entered, reads all gauges again and again; `usage` holds what was read.
+    """While entered, reads all gauges again and again; `usage` holds what was read. CPU percent is
+    of one core, so two busy cores are 200; the GPU's utilisation is the share of time in which any
+    kernel ran, by whomever, as NVML has it. What cannot be measured is None, never 0.
 
     with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
         ...

@@ -1,0 +1,363 @@
+"""Results on disk: files written in one piece, and files of JSON lines that runs append to.
+
+A run may be stopped in the midst of a line: half a line of ours is dropped with the next lines that
+are added, and nothing else is ever cut off. What a file holds is believed only if all of it fits,
+for people look into results, copy and change them. Results that could mean different things never
+share a file: another version, schema or circumstance is an error, and nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from outrider import __version__
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import Kind, read_bytes
+
+T = TypeVar("T")
+# A value of JSON that holds no others.
+Plain = str | int | float | bool | None
+
+# More than any count or time, and little enough to calculate with.
+_MAX_NUMBER = 2**63
+# What every line of ours begins with.
+_START = b'{"record": "'
+
+
+def write_json(path: Path, record: dict[str, object]) -> None:
+    """Write `record` in one piece: a reader never sees half a file."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in one piece, making the folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+class RecordError(ValueError):
+    """Something that the program did not write; the message says what."""
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The JSON object that `text` is. Raises RecordError."""
+    try:
+        record: object = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise RecordError("not JSON") from None
+    return entries("it", record)
+
+
+def entries(name: str, value: object) -> dict[str, Any]:
+    """`value` as a JSON object. Raises RecordError, which calls it `name`."""
+    if not isinstance(value, dict):
+        raise RecordError(f"{name} is {value!r:.40}")
+    return cast("dict[str, Any]", value)
+
+
+def made(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A dataclass from its fields. Raises RecordError for one that is missing, unknown or of
+    another type. No number of a record is negative."""
+    names = _hints(kind).keys()
+    for name in sorted(names ^ given.keys()):
+        raise RecordError(f"{name} is {'missing' if name in names else 'unknown'}")
+    for name, hint in _hints(kind).items():
+        if not _fits(given[name], hint):
+            raise RecordError(f"{name} is {given[name]!r:.40}")
+    return kind(**given)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return value in parts
+    if kind is Sequence:
+        items = cast("list[object]", value)
+        return isinstance(value, list) and all(_fits(item, parts[0]) for item in items)
+    if hint in (int, float):
+        right = type(value) in (int, hint)
+        return right and 0 <= cast("float", value) < _MAX_NUMBER
+    return isinstance(value, kind or hint)
+
+
+@lru_cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _no_number(text: str) -> float:
+    """NaN and infinities, which JSON has not and Python reads."""
+    raise ValueError(text)
+
+
+@dataclass(slots=True)
+class AppendLog:
+    """A file of lines. `num_whole` bytes are whole lines, `num_bytes` are all that there were when
+    the file was last seen."""
+
+    path: Path
+    num_whole: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[AppendLog, list[bytes], bool]:
+        """The file, its whole lines, and whether what follows these can be half a line of ours.
+        Raises OSError."""
+        data = read_bytes(path, Kind.RESULTS) if path.exists() else b""
+        whole = data.rfind(b"\n") + 1
+        end = data[whole:]
+        log = cls(path, num_whole=whole, num_bytes=len(data))
+        return log, data[:whole].split(b"\n")[:-1], end.startswith(_START[: len(end)])
+
+    @property
+    def torn(self) -> bool:
+        """Whether the file ends in half a line, which the next ones take the place of."""
+        return self.num_bytes > self.num_whole
+
+    def add(self, lines: bytes) -> None:
+        """Append whole lines, making the folder if need be. Raises OSError, and MachineError if
+        somebody else wrote to the file: lines of two runs would say of each other's what is not
+        so."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a buffer, so that it is known how much was written before a disk was full.
+        with self.path.open("ab", buffering=0) as file:
+            if file.seek(0, 2) != self.num_bytes:
+                raise MachineError(
+                    f"{self.path} has changed since this run last wrote to it, so nothing was "
+                    "added.",
+                    hint="let one run at a time write into a folder; the same command goes on",
+                )
+            if self.torn:
+                file.truncate(self.num_whole)
+                self.num_bytes = self.num_whole
+            left = memoryview(lines)
+            while left:
+                num_written = file.write(left)
+                self.num_bytes += num_written
+                left = left[num_written:]
+        self.num_whole = self.num_bytes
+
+
+@dataclass(slots=True)
+class Store:
+    """The results file of a study, which a run appends to and a later run goes on with.
+
+    A line of kind `head` says under what circumstances the lines after it were measured, and each
+    has the schema and, if `is_versioned`, the version of the program. `take` gets every line with
+    its kind when it is read; a RecordError, KeyError, TypeError or ValueError means that this
+    version did not write it. Other files may be in the folder if they are `allowed`.
+    With `is_single_file` the user names a file and no folder.
+    """
+
+    path: Path
+    schema: str
+    head: str
+    take: Callable[[str, dict[str, Any]], None]
+    allowed: Collection[str] = ()
+    is_versioned: bool = True
+    is_single_file: bool = False
+    heads: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    log: AppendLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = AppendLog(self.path)
+
+    @property
+    def place(self) -> Path:
+        """What the user named."""
+        return self.path if self.is_single_file else self.path.parent
+
+    def open(self) -> None:
+        """Read what is there, to go on. Raises ConfigError if it is not ours, and for a folder that
+        has other files and no results: nobody knows their circumstances. MachineError if it cannot
+        be read. Nothing is made or changed."""
+        folder = self.path.parent
+        try:
+            if not (self.is_single_file or self.path.exists() or not folder.exists()):
+                foreign = (other.name not in self.allowed for other in folder.iterdir())
+                if not folder.is_dir() or any(foreign):
+                    raise self.refusal(f"other files and no {self.path.name}")
+        except NotADirectoryError:
+            raise self.refusal(f"other files and no {self.path.name}") from None
+        except OSError as error:
+            raise self._unusable(error) from None
+        self.read()
+
+    def read(self) -> None:
+        """Hand every line to `take`, in order; nothing is made or changed. Raises ConfigError with
+        the number of the first line that this version did not write, and MachineError."""
+        try:
+            self.log, lines, end_is_ours = AppendLog.read(self.path)
+        except OSError as error:
+            raise self._unusable(error) from None
+        for number, line in enumerate(lines, start=1):
+            try:
+                self._take(parse(line.decode()))
+            except ConfigError:
+                raise
+            except (KeyError, TypeError, ValueError) as error:
+                raise self.refusal(_unknown_line(number, f" ({error})")) from None
+        if not end_is_ours:
+            raise self.refusal(_unknown_line(len(lines) + 1))
+
+    def check(self, difference: Callable[[dict[str, Any]], str | None]) -> None:
+        """Raises ConfigError if any earlier run was under other circumstances; `difference` says of
+        its head line what is different, in words."""
+        for head in self.heads:
+            found = difference(head)
+            if found is not None:
+                raise self.refusal(found)
+
+    def begin(self, facts: Mapping[str, object]) -> int:
+        """Append a head line; its number, from 1. Raises MachineError."""
+        marks = {"record": self.head, "schema": self.schema}
+        if self.is_versioned:
+            marks["version"] = __version__
+        head: dict[str, Any] = {**marks, **facts}
+        self._append([head])
+        self.heads.append(json.loads(json.dumps(head)))
+        return len(self.heads)
+
+    def add(self, kind: str, records: Iterable[Mapping[str, object]]) -> None:
+        """Append records of one kind, all or none; without any, make the file and see that it can
+        be written. Raises MachineError."""
+        self._append([{"record": kind, **record} for record in records])
+
+    def refusal(self, found: str) -> ConfigError:
+        """Of results that a run must not be mixed with."""
+        flag = "--output" if self.is_single_file else "--output-dir"
+        place = self.place
+        another = place.with_name(f"{place.stem}-2{place.suffix}")
+        return ConfigError(
+            f"{place} holds {found}. They are not mixed, and nothing was changed.",
+            hint=f"choose another place, such as {flag} {another}",
+        )
+
+    def _take(self, record: dict[str, Any]) -> None:
+        kind = record.get("record")
+        if not isinstance(kind, str):
+            raise RecordError(f"record is {kind!r:.40}")
+        if kind == self.head:
+            self._check_version(record)
+        elif not self.heads:
+            raise RecordError(f"no line of kind {self.head!r} before it")
+        self.take(kind, record)
+        if kind == self.head:
+            self.heads.append(record)
+
+    def _check_version(self, head: Mapping[str, Any]) -> None:
+        schema, version = head.get("schema"), head.get("version")
+        if schema != self.schema or (self.is_versioned and version != __version__):
+            raise self.refusal(
+                f"results of outrider {version} ({schema}); this is {__version__} ({self.schema})"
+            )
+
+    def _append(self, records: Iterable[Mapping[str, object]]) -> None:
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        try:
+            self.log.add(text.encode())
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> MachineError:
+        what, flag = ("file", "--output") if self.is_single_file else ("folder", "--output-dir")
+        return MachineError(
+            f"the results {what} {self.place} cannot be used: {error.strerror or error}.",
+            hint=f"name a {what} that you may write with {flag}",
+        )
+
+
+def difference(
+    theirs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    *,
+    words: str = "{}",
+    of_both_only: bool = False,
+) -> str | None:
+    """The first entry that differs, as in "results with threads 2, not 4", or None. `words` say
+    what an entry is called; with `of_both_only` what one side lacks is no difference."""
+    names = theirs.keys() & ours.keys() if of_both_only else theirs.keys() | ours.keys()
+    for name in sorted(names):
+        if name not in theirs or name not in ours or theirs[name] != ours[name]:
+            before, now = (
+                f"{side[name]!r:.80}" if name in side else "unset" for side in (theirs, ours)
+            )
+            return f"results with {words.format(name)} {before}, not {now}"
+    return None
+
+
+def _unknown_line(number: int, why: str = "") -> str:
+    return f"a line {number} that this version did not write{why}"
+
+
+GrownFile = AppendLog
+
+
+def read_records(path: Path, take: Callable[[dict[str, Any]], None]) -> AppendLog:
+    """The file of a results folder, its records handed to `take` in order; nothing is changed.
+
+    Raises ConfigError with the number of the first line that this version did not write, which is
+    what a RecordError of `take` means, and MachineError if the file cannot be read."""
+    try:
+        log, lines, end_is_ours = AppendLog.read(path)
+    except OSError as error:
+        raise _unusable(path.parent, error) from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            take(parse(line.decode()))
+        except (RecordError, UnicodeDecodeError) as error:
+            raise refusal(path.parent, _unknown_line(number, f" ({error})")) from None
+    if not end_is_ours:
+        raise refusal(path.parent, _unknown_line(len(lines) + 1))
+    return log
+
+
+def add_records(log: AppendLog, records: Iterable[Mapping[str, object]]) -> None:
+    """Append records to the file of a results folder, all or none; without any, see that it can be
+    written. Raises MachineError."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    try:
+        log.add(text.encode())
+    except OSError as error:
+        raise _unusable(log.path.parent, error) from None
+
+
+def refuse_others(path: Path, allowed: Collection[str] = ()) -> None:
+    """Raises ConfigError if the folder of `path` has other files than `allowed`, and not this one:
+    results that nobody knows the circumstances of, or somebody else's. MachineError if it cannot be
+    read."""
+    folder = path.parent
+    try:
+        if path.exists() or not folder.exists():
+            return
+        if not folder.is_dir() or any(other.name not in allowed for other in folder.iterdir()):
+            raise refusal(folder, f"other files and no {path.name}")
+    except OSError as error:
+        raise _unusable(folder, error) from None
+
+
+def refusal(folder: Path, found: str) -> ConfigError:
+    """Of a results folder that holds what a run must not be mixed with."""
+    return ConfigError(
+        f"{folder} holds {found}. They are not mixed, and nothing was changed.",
+        hint=f"choose another folder, such as --output-dir {folder}-2",
+    )
+
+
+def _unusable(folder: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"the results folder {folder} cannot be used: {error.strerror or error}.",
+        hint="name a folder that you may write with --output-dir",
+    )
