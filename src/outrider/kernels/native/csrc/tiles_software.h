@@ -73,51 +73,68 @@ inline float bfloat16_at(const uint8_t* from) {
     return flushed(value);
 }
 
-// Calls add(sum, its row of A, its column of B, number of lanes) for every sum.
-template <class Sum, class Add>
-inline void for_all(int c_tile, int a_tile, int b_tile, const Add& add) {
-    expect(c_tile != a_tile && a_tile != b_tile && b_tile != c_tile);
-    Register& c = configured(c_tile);
-    const Register &a = configured(a_tile), &b = configured(b_tile);
-    expect(a.bytes / 4 == b.rows && a.rows == c.rows && b.bytes == c.bytes);
-    for (int m = 0; m < c.rows; ++m)
-        for (int n = 0; n < c.bytes / 4; ++n) {
-            Sum sum;
-            std::memcpy(&sum, c.data[m] + 4 * n, sizeof(sum));
-            add(sum, a.data[m], b.data[0] + 4 * n, b.rows);
-            std::memcpy(c.data[m] + 4 * n, &sum, sizeof(sum));
-        }
-}
+// The registers of a dot: C += A B, where A has as many inputs of four bytes a row as B has rows.
+struct Operands {
+    Register& c;
+    const Register &a, &b;
 
+    Operands(int c_tile, int a_tile, int b_tile)
+        : c(configured(c_tile)), a(configured(a_tile)), b(configured(b_tile)) {
+        expect(c_tile != a_tile && a_tile != b_tile && b_tile != c_tile);
+        expect(a.bytes / 4 == b.rows && a.rows == c.rows && b.bytes == c.bytes);
+    }
+};
+
+// The innermost loops run over the columns of a row, which a compiler makes vectors of; columns
+// beyond the configured ones are zeros and are not stored.
 template <int C, int A, int B>
 [[gnu::noinline]] inline void dot_bfloat16() {
-    for_all<float>(C, A, B, [](float& sum, const uint8_t* a, const uint8_t* b, int lanes) {
-        float chains[2] = {};
-        for (int k = 0; k < lanes; ++k)
-            for (int half = 0; half < 2; ++half)
-                chains[half] = flushed(std::fma(bfloat16_at(a + 4 * k + 2 * half),
-                                                bfloat16_at(b + TILE_BYTES * k + 2 * half),
-                                                chains[half]));
-        sum = flushed(flushed(sum) + flushed(chains[0] + chains[1]));
-    });
+    const Operands tile(C, A, B);
+    float weights[TILE_ROWS][2][TILE_COLUMNS];
+    for (int k = 0; k < tile.b.rows; ++k)
+        for (int half = 0; half < 2; ++half)
+            for (int n = 0; n < TILE_COLUMNS; ++n)
+                weights[k][half][n] = bfloat16_at(tile.b.data[k] + 4 * n + 2 * half);
+    for (int m = 0; m < tile.c.rows; ++m) {
+        float chains[2][TILE_COLUMNS] = {}, sums[TILE_COLUMNS];
+        for (int k = 0; k < tile.b.rows; ++k)
+            for (int half = 0; half < 2; ++half) {
+                const float input = bfloat16_at(tile.a.data[m] + 4 * k + 2 * half);
+                for (int n = 0; n < TILE_COLUMNS; ++n)
+                    chains[half][n] =
+                        flushed(std::fma(input, weights[k][half][n], chains[half][n]));
+            }
+        std::memcpy(sums, tile.c.data[m], sizeof(sums));
+        for (int n = 0; n < TILE_COLUMNS; ++n)
+            sums[n] = flushed(flushed(sums[n]) + flushed(chains[0][n] + chains[1][n]));
+        std::memcpy(tile.c.data[m], sums, tile.c.bytes);
+    }
 }
 
-template <class B>
-inline void add_bytes(uint32_t& sum, const uint8_t* a, const uint8_t* b, int lanes) {
-    for (int k = 0; k < lanes; ++k)
-        for (int byte = 0; byte < 4; ++byte)
-            sum += static_cast<uint32_t>(static_cast<int8_t>(a[4 * k + byte]) *
-                                         static_cast<B>(b[TILE_BYTES * k + byte]));
+template <class Weight>
+inline void dot_bytes(const Operands& tile) {
+    for (int m = 0; m < tile.c.rows; ++m) {
+        uint32_t sums[TILE_COLUMNS];
+        std::memcpy(sums, tile.c.data[m], sizeof(sums));
+        for (int k = 0; k < tile.b.rows; ++k)
+            for (int byte = 0; byte < 4; ++byte) {
+                const int input = static_cast<int8_t>(tile.a.data[m][4 * k + byte]);
+                for (int n = 0; n < TILE_COLUMNS; ++n)
+                    sums[n] += static_cast<uint32_t>(
+                        input * static_cast<Weight>(tile.b.data[k][4 * n + byte]));
+            }
+        std::memcpy(tile.c.data[m], sums, tile.c.bytes);
+    }
 }
 
 template <int C, int A, int B>
 [[gnu::noinline]] inline void dot_signed_unsigned() {
-    for_all<uint32_t>(C, A, B, add_bytes<uint8_t>);
+    dot_bytes<uint8_t>(Operands(C, A, B));
 }
 
 template <int C, int A, int B>
 [[gnu::noinline]] inline void dot_signed() {
-    for_all<uint32_t>(C, A, B, add_bytes<int8_t>);
+    dot_bytes<int8_t>(Operands(C, A, B));
 }
 
 }  // namespace outrider::tiles
