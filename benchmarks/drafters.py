@@ -29,17 +29,17 @@ import torch
 from common import DRAFT, TARGET, options_of, reported, tier_folders
 
 from outrider import EngineConfig, SamplingParams
-from outrider.bench.drafters.cells import EVERYTHING, Cell
-from outrider.bench.drafters.lineup import Drafts, line_up
-from outrider.bench.drafters.record import (
+from outrider.bench.studies.drafters import Plan, Race, pieces_of
+from outrider.bench.studies.drafters_lineup import Drafts, contestants_named, line_up
+from outrider.bench.studies.drafters_report import (
+    EVERYTHING,
+    Cell,
     evidence_of,
     evidence_record,
+    findings,
     plan_record,
     runner_record,
 )
-from outrider.bench.drafters.report import findings
-from outrider.bench.drafters.samples import Plan, Race, pieces_of
-from outrider.bench.drafters.table import contestants_named
 from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.lab.inflate import Shape
 from outrider.lab.inflate_files import INFLATABLE, write_inflated_heads

@@ -20,11 +20,10 @@ from pathlib import Path
 
 from outrider import LLM, EngineConfig
 from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground
-from outrider.bench.drafters.lineup import Drafts
-from outrider.bench.drafters.table import available, known
 from outrider.bench.machine import provenance
 from outrider.bench.pairwise import Row
 from outrider.bench.store import write_json
+from outrider.bench.studies.drafters_lineup import Drafts, available
 from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 
@@ -78,7 +77,7 @@ def ground_of(name: str, target: str, draft: str | None) -> Ground:
     drafts: dict[str, str | None] = {}
     for drafter in available():
         try:
-            draft = found.of_drafter(drafter, known(drafter).source)
+            draft = found.of_drafter(drafter)
             LLM(target, draft=draft, config=EngineConfig(drafter=drafter)).close()
             drafts[drafter] = draft
         except ConfigError as error:

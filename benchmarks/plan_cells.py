@@ -29,8 +29,6 @@ from outrider.bench.calibrate.costs import Timing
 from outrider.bench.calibrate.phases import SECONDS, Wanted
 from outrider.bench.calibrate.stands import Stands, open_stands
 from outrider.bench.calibrate.whole import assembled
-from outrider.bench.drafters.lineup import Drafts
-from outrider.bench.drafters.table import contestants_named
 from outrider.bench.engines.record import new_run_id
 from outrider.bench.machine import Neighbours, provenance
 from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Limits, draw
@@ -38,6 +36,7 @@ from outrider.bench.plan_cells.measure import Repeats
 from outrider.bench.plan_cells.record import Study
 from outrider.bench.plan_cells.report import record_of, sections
 from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
+from outrider.bench.studies.drafters_lineup import Drafts, contestants_named
 from outrider.cli.output import table
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration

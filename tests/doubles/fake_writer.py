@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from doubles.clocks import FakeClock
 from outrider.api.result import GenerationResult
-from outrider.bench.drafters.lineup import Runner
+from outrider.bench.studies.drafters_lineup import Runner
 from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise

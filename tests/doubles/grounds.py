@@ -19,8 +19,8 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.bench.drafter_parity import Ground
-from outrider.bench.drafters.heads import heads_beside
-from outrider.bench.drafters.table import available, known
+from outrider.bench.studies.draft_heads import heads_beside
+from outrider.bench.studies.drafters_lineup import available, known
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.medusa import MedusaConfig
@@ -44,7 +44,7 @@ def dense_ground(folder: Path) -> Ground:
     drafts: dict[str, str | None] = {}
     for name in available():
         source = known(name).source
-        drafts[name] = DRAFT if source == "model" else heads.get(name)
+        drafts[name] = DRAFT if source in ("model", "draft") else heads.get(name)
     return Ground(name="dense", target=TARGET, drafts=drafts)
 
 
@@ -61,7 +61,7 @@ def hybrid_ground(folder: Path) -> Ground:
     for name in available():
         source = known(name).source
         if name not in _DENSE_ONLY:
-            drafts[name] = str(draft) if source == "model" else heads.get(name)
+            drafts[name] = str(draft) if source in ("model", "draft") else heads.get(name)
     return Ground(name="hybrid", target=str(target), drafts=drafts, recurrent=True)
 
 

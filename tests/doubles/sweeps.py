@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.bench.config import BenchmarkConfig
-from outrider.bench.sweep_results import Circumstances, ResultsFolder
-from outrider.bench.sweep_samples import Numbers, Sample
+from outrider.bench.studies.sweep_record import (
+    BenchmarkConfig,
+    Circumstances,
+    Numbers,
+    ResultsFolder,
+    Sample,
+)
 
 SETTINGS = {"temperature": 0.0, "max_tokens": 8, "batch_size": 1, "sampler": "block"}
 
@@ -76,7 +80,7 @@ def sample(
         config=config(k, domain),
         piece=f"{domain}_{piece:03d}",
         prompt_ids=[f"{domain}_{piece:03d}"],
-        iteration=0,
+        repeat=0,
         reason=reason,
         numbers=measured,
         foreign_cpu_share=0.01,

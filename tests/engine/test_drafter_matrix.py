@@ -9,8 +9,8 @@ import pytest
 
 from doubles.grounds import dense_ground, hybrid_ground
 from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground, meant
-from outrider.bench.drafters.table import available, known
 from outrider.bench.pairwise import Row, all_pairs
+from outrider.bench.studies.drafters_lineup import available, known
 
 pytestmark = pytest.mark.weights
 

@@ -4,7 +4,7 @@ batches, chunked prompts, pre-emption.
 A row of the matrix is one configuration on one ground: a target, and what each drafter that rides
 with it drafts from. Greedily its tokens must be those of plain decoding, one request at a time.
 In tight memory requests are pre-empted, and read their text again. A new drafter joins by a line of
-`bench/drafters/table.py`; it rides on every ground that names it.
+`bench/studies/drafters_lineup.py`; it rides on every ground that names it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import product
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
-from outrider.bench.drafters.table import known
 from outrider.bench.pairwise import Factors, Row, covering_rows
 from outrider.bench.parity import first_difference, num_equal
+from outrider.bench.studies.drafters_lineup import known
 from outrider.core.config import ROLLBACKS, EngineConfig
 from outrider.core.params import SamplingParams
 

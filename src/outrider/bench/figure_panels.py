@@ -8,8 +8,8 @@ from typing import Any
 
 from outrider.bench.figure_style import Theme, new_figure, spread_out
 from outrider.bench.figure_style import caption as caption  # for whoever draws panels
-from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweep_summary import Cell, cells
+from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_record import ResultsFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import numpy as np
 
 from outrider.bench.figure_panels import PairData, caption, k_axis, label_ends, panels_of
 from outrider.bench.figure_style import Theme, new_figure, spread_out
-from outrider.bench.sweep_summary import STAGES, Spread
+from outrider.bench.frame import Spread
+from outrider.bench.studies.sweep_cells import STAGES
 
 # A distribution is drawn to here; a stall of the machine would squeeze everything else.
 _SHOWN_PERCENT = 98

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.bench import figure_rates, figure_times
 from outrider.bench.figure_panels import PairData, gather
 from outrider.bench.figure_style import THEMES, Theme, save, themed
-from outrider.bench.sweep_results import ResultsFolder
+from outrider.bench.studies.sweep_record import ResultsFolder
 
 # What each figure is called, and those that say something without speculation.
 FIGURES: Mapping[str, Callable[[PairData, Theme], Any]] = {

@@ -50,6 +50,12 @@ class Ratio:
         return "gain" if self.low > 1 else "loss" if self.high < 1 else "no measurable difference"
 
 
+def spoken(ratio: Ratio) -> str:
+    """1.05× (1.01 to 1.09), or without the interval if there is none."""
+    interval = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
+    return f"{ratio.value:.3f}×{interval}"
+
+
 def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> Ratio:
     """median(over) / median(under), where the values at one place are of one piece of work."""
     above, below = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)

@@ -183,17 +183,20 @@ class Store:
         """Read what is there, to go on. Raises ConfigError if it is not ours, and for a folder that
         has other files and no results: nobody knows their circumstances. MachineError if it cannot
         be read. Nothing is made or changed."""
-        folder = self.path.parent
         try:
-            if not (self.is_single_file or self.path.exists() or not folder.exists()):
-                foreign = (other.name not in self.allowed for other in folder.iterdir())
-                if not folder.is_dir() or any(foreign):
-                    raise self.refusal(f"other files and no {self.path.name}")
-        except NotADirectoryError:
-            raise self.refusal(f"other files and no {self.path.name}") from None
+            if self._is_among_others():
+                raise self.refusal(f"other files and no {self.path.name}")
         except OSError as error:
             raise self._unusable(error) from None
         self.read()
+
+    def _is_among_others(self) -> bool:
+        folder = self.path.parent
+        if self.is_single_file or self.path.exists() or not folder.exists():
+            return False
+        return not folder.is_dir() or any(
+            other.name not in self.allowed for other in folder.iterdir()
+        )
 
     def read(self) -> None:
         """Hand every line to `take`, in order; nothing is made or changed. Raises ConfigError with

@@ -17,12 +17,13 @@ from rich.progress import Progress
 from outrider.bench import figure_style
 from outrider.bench.frame import MIN_PAIRS
 from outrider.bench.machine import provenance, said_of
-from outrider.bench.presets import REFERENCES
-from outrider.bench.sweep import Lineup, run_visits
-from outrider.bench.sweep_plan import SweepPair, circumstances, outstanding, visits
-from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
-from outrider.bench.sweep_summary import Cell, cells, write_summary
-from outrider.bench.sweeps.report import spread_text
+from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_plan import Pair, missing
+from outrider.bench.studies.sweep_recipes import REFERENCES
+from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
+from outrider.bench.studies.sweep_report import spread_text
+from outrider.bench.studies.sweep_summary import write_summary
 from outrider.cli.call import Call
 from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
@@ -162,16 +163,17 @@ def _measure(setup: Setup, folder: ResultsFolder) -> list[int]:
     return refused
 
 
-def _measure_pair(setup: Setup, pair: SweepPair, folder: ResultsFolder, progress: Progress) -> None:
-    terms = circumstances(setup.sweep, pair)
+def _measure_pair(setup: Setup, pair: Pair, folder: ResultsFolder, progress: Progress) -> None:
+    group = setup.sweep.group(pair)
+    terms = group.circumstances()
     folder.check(terms)
-    everything = visits(setup.sweep, pair)
+    everything = group.visits()
     fresh = setup.options.fresh
-    todo = everything if fresh else outstanding(setup.sweep, pair, folder)
+    todo = everything if fresh else missing(everything, folder)
     if not todo:
         _say(f"note: {pair.name}: {folder.path} has all samples already; --fresh measures again")
         return
-    with closing(Lineup(pair.target, setup.sweep.ways_of(pair))) as lineup:
+    with closing(Lineup(pair.target, group.ways)) as lineup:
         for note in lineup.notes:
             _say(f"note: {note}")
         run = folder.add_run(

@@ -7,23 +7,23 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.drafters.lineup import Drafts, Lineup, line_up
-from outrider.bench.drafters.record import (
+from outrider.bench.engines.record import RESULTS, new_run_id, write_page
+from outrider.bench.machine import provenance
+from outrider.bench.pages import Page, Section
+from outrider.bench.store import write_json
+from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
+from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up
+from outrider.bench.studies.drafters_report import (
     SAMPLES,
     SCHEMA,
+    Evidence,
     evidence_of,
     evidence_record,
     plan_record,
     runner_record,
     sample_rows,
+    sections,
 )
-from outrider.bench.drafters.report import Evidence, sections
-from outrider.bench.drafters.samples import Plan, Race, Sample, pieces_of
-from outrider.bench.drafters.table import contestants_named
-from outrider.bench.engines.record import RESULTS, new_run_id, write_page
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, Section
-from outrider.bench.store import write_json
 from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
@@ -129,7 +129,7 @@ def _write(call: Call[DraftersOptions], done: _Done, about: Subject) -> None:
     page = Page(f"Drafters, {words}", list(sections(done.evidence)))
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.drafters.figures import draw_all
+        from outrider.bench.studies.drafters_figures import draw_all
 
         return draw_all(done.evidence.cells, words, done.folder / "figures")
 

@@ -12,15 +12,15 @@ from rich.progress import Progress, TaskID
 from outrider.bench.engines.record import write_page
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page, Section
-from outrider.bench.sweep import Lineup, run_visits
-from outrider.bench.sweep_plan import missing
-from outrider.bench.sweep_results import FILE_NAME, SWEEP, ResultsFolder
-from outrider.bench.sweeps.figures import draw_all
-from outrider.bench.sweeps.grid import Grid, Subject, grid_of
-from outrider.bench.sweeps.recipes import RECIPES
-from outrider.bench.sweeps.report import sections, tested_claims
-from outrider.bench.sweeps.scenes import Group, named
-from outrider.bench.sweeps.summary import points, write_summary
+from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep_axes import named
+from outrider.bench.studies.sweep_figures import draw_all
+from outrider.bench.studies.sweep_grid import Grid, grid_of
+from outrider.bench.studies.sweep_plan import Group, Pair, missing
+from outrider.bench.studies.sweep_recipes import RECIPES
+from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
+from outrider.bench.studies.sweep_report import sections, tested_claims
+from outrider.bench.studies.sweep_summary import points, write_summary
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import SweepOptions
 from outrider.cli.bench_sweep_setup import Setup, set_up
@@ -103,7 +103,7 @@ def _planned(run: _Run) -> list[Group]:
     return groups
 
 
-def _report_pair(run: _Run, subject: Subject, error: OutriderError) -> None:
+def _report_pair(run: _Run, subject: Pair, error: OutriderError) -> None:
     hint = error.hint
     if isinstance(error, CheckpointError):
         models = [subject.target, *([subject.draft] if subject.draft else [])]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.sweeps.axes import (
+from outrider.bench.studies.sweep_axes import (
     CONCURRENCY,
     DOMAIN,
     FLAG,
@@ -21,9 +21,9 @@ from outrider.bench.sweeps.axes import (
     Axis,
     axes_of,
 )
-from outrider.bench.sweeps.grid import Subject, Terms
-from outrider.bench.sweeps.prompts import PromptSource
-from outrider.bench.sweeps.recipes import Recipe, recipe
+from outrider.bench.studies.sweep_grid import PromptSource, Terms
+from outrider.bench.studies.sweep_plan import Pair
+from outrider.bench.studies.sweep_recipes import Recipe, recipe
 from outrider.bench.workload import MIXED, PromptDataset, check_domain
 from outrider.cli import engine_setup as engine_subjects
 from outrider.cli.bench_options import DECIDED_BY_GRIDS, SweepOptions
@@ -44,7 +44,7 @@ class Setup:
     """A sweep that is ready to be planned; `grids` are the axes of each."""
 
     grids: tuple[tuple[Axis, ...], ...]
-    subjects: tuple[Subject, ...]
+    subjects: tuple[Pair, ...]
     terms: Terms
     folder: Path
     options: SweepOptions
@@ -149,7 +149,7 @@ def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
 
 def _subjects(
     grids: Sequence[Sequence[Axis]], options: SweepOptions, resolved: Resolved
-) -> tuple[Subject, ...]:
+) -> tuple[Pair, ...]:
     """Known pairs, or the models that settings name."""
     axis = next((axis for grid in grids for axis in grid if axis.name == PAIR), None)
     names = options.pair or (",".join(map(str, axis.values)) if axis else None)
@@ -157,9 +157,7 @@ def _subjects(
         found = [engine_subjects.subject(resolved, most_in_flight=1)]
     else:
         found = engine_subjects.known_pairs(resolved, names, most_in_flight=1)
-    return tuple(
-        Subject(one.name, one.models.target, one.models.draft, one.engine) for one in found
-    )
+    return tuple(Pair(one.name, one.models.target, one.models.draft, one.engine) for one in found)
 
 
 def _terms(
@@ -181,7 +179,7 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _folder_name(options: SweepOptions, subjects: Sequence[Subject], axes: Sequence[Axis]) -> Path:
+def _folder_name(options: SweepOptions, subjects: Sequence[Pair], axes: Sequence[Axis]) -> Path:
     today = datetime.date.today().isoformat()
     device = pick_device(subjects[0].engine.device).type
     names = [axis.name for axis in axes if axis.name != PAIR]

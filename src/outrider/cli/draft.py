@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from shlex import quote
 
-from outrider.bench.drafters.table import available
+from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.call import Call, needed
 from outrider.cli.draft_fit import Fit, Measured, compare, measure
 from outrider.cli.draft_suggest import suggestions

@@ -22,7 +22,7 @@ from shlex import quote
 
 from outrider.api.llm import LLM
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
-from outrider.bench.drafters.heads import Remark, rope_in_words, size_remarks, weight_remarks
+from outrider.bench.studies.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.bench.workload import builtin_texts
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, OutriderError

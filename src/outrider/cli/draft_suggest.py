@@ -13,8 +13,8 @@ from pathlib import Path
 from shlex import quote
 
 from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
-from outrider.bench.drafters.table import available
+from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
+from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.draft_fit import small_files
 from outrider.cli.hub import local_models
 from outrider.core.errors import CheckpointError

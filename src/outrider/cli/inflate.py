@@ -18,7 +18,7 @@ def inflate(call: Call[InflateOptions]) -> int:
 
     from rich.progress import BarColumn, TimeElapsedColumn
 
-    from outrider.bench.drafters.heads import heads_beside
+    from outrider.bench.studies.draft_heads import heads_beside
     from outrider.cli.paint import Bar, words
     from outrider.lab.inflate import shape_called
     from outrider.lab.inflate_files import INFLATABLE, Written, write_inflated, write_inflated_heads

@@ -20,9 +20,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from outrider.bench.presets import PRESETS, Preset
-from outrider.bench.sweep_plan import Sweep, SweepPair, Work, others_of
-from outrider.bench.workload import PromptDataset, builtin_texts, fingerprint
+from outrider.bench.studies.sweep_grid import PromptSource
+from outrider.bench.studies.sweep_plan import KSweep, Pair, Prompts, Work
+from outrider.bench.studies.sweep_recipes import PRESETS, Preset
+from outrider.bench.workload import PromptDataset, fingerprint
 from outrider.cli.bench_options import SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.options import KSweepOptions
@@ -121,8 +122,8 @@ T = TypeVar("T")
 class Setup:
     """A sweep that is ready to run; `notes` are what a user should hear before it does."""
 
-    sweep: Sweep
-    pairs: tuple[SweepPair, ...]
+    sweep: KSweep
+    pairs: tuple[Pair, ...]
     folder: Path
     options: KSweepOptions
     plots: bool
@@ -136,17 +137,14 @@ def set_up(call: Call[KSweepOptions]) -> Setup:
     engine = _engine(options, resolved, recipe)
     pairs = _pairs(options, resolved, recipe, engine)
     params = _params(options, resolved, recipe)
-    works, prompt_sets = _prompts(options, recipe)
-    sweep = Sweep(
-        prompts=works,
-        prompt_sets=prompt_sets,
+    sweep = KSweep(
+        prompts=_prompts(options, recipe),
         ks=_ks(options, recipe),
         iterations=_first(options.iterations, recipe and recipe.iterations, 1),
         warmup=_first(options.warmup, 1),
         params=params,
-        others=others_of(engine, params),
     )
-    plain = [pair.name for pair in pairs if sweep.ks_of(pair) == (0,)]
+    plain = [pair.name for pair in pairs if len(sweep.group(pair).ways) == 1]
     return Setup(
         sweep=sweep,
         pairs=pairs,
@@ -182,7 +180,7 @@ def _params(options: KSweepOptions, resolved: Resolved, recipe: Preset | None) -
 
 def _pairs(
     options: KSweepOptions, resolved: Resolved, recipe: Preset | None, engine: EngineConfig
-) -> tuple[SweepPair, ...]:
+) -> tuple[Pair, ...]:
     program = resolved.program()
     names = _split("--pairs", options.pairs) if options.pairs else []
     models = [name for name in ("target", "draft") if resolved.chosen[name].origin.startswith("--")]
@@ -201,7 +199,7 @@ def _pairs(
     return (_pair("+".join(slugs), program.target, draft, engine),)
 
 
-def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> SweepPair:
+def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> Pair:
     """A known pair, in its published precision; --draft replaces its draft, none drops it."""
     if engine.drafter == "auto" and pair.drafter != "auto" and draft != "none":
         bits = pair.self_quantise or engine.self_quantise
@@ -212,7 +210,7 @@ def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> SweepPair:
     return _pair(pair.pair_name, pair.target_model_id, chosen, engine)
 
 
-def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> SweepPair:
+def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> Pair:
     drafter = engine.drafter
     if drafter == "auto":
         drafter = "model" if draft else "none"
@@ -222,31 +220,19 @@ def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> Sw
             hint="name a model with --draft, or use --drafter ngram",
         )
     used = draft if drafter in _MODEL_DRAFTERS else None
-    return SweepPair(name, target, used, replace(engine, drafter=drafter))
+    return Pair(name, target, used, replace(engine, drafter=drafter))
 
 
-def _prompts(
-    options: KSweepOptions, recipe: Preset | None
-) -> tuple[dict[str, list[Work]], dict[str, str]]:
-    """Works and fingerprints by domain. A fingerprint is of all prompts of the domain, so that a
-    later run may take more of them."""
+def _prompts(options: KSweepOptions, recipe: Preset | None) -> dict[str, Prompts]:
+    """By domain."""
     if options.single_prompt is not None:
         work = Work(f"{SINGLE}_000", _single(options, options.single_prompt))
-        return {SINGLE: [work]}, {SINGLE: fingerprint([work.text])}
+        return {SINGLE: Prompts((work,), fingerprint([work.text]))}
     num = _first(options.prompts, recipe and recipe.prompts, NUM_PROMPTS)
     saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
     listed = options.domains or (DOMAINS if saved is None else ",".join(saved.domains))
-    works: dict[str, list[Work]] = {}
-    prints: dict[str, str] = {}
-    for domain in dict.fromkeys(_split("--domains", listed)):
-        if saved is None:
-            texts = builtin_texts(domain)
-            found = [Work(f"{domain}_{i:03d}", text) for i, text in enumerate(texts)]
-        else:
-            found = [Work(p.prompt_id, p.raw_text) for p in saved.get_by_domain(domain)]
-        works[domain] = found[:num]
-        prints[domain] = fingerprint([work.text for work in found])
-    return works, prints
+    source = PromptSource(num, saved)
+    return {domain: source.of(domain) for domain in dict.fromkeys(_split("--domains", listed))}
 
 
 def _single(options: KSweepOptions, prompt: str) -> str:
@@ -279,7 +265,7 @@ def _ks(options: KSweepOptions, recipe: Preset | None) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words} - {0}))
 
 
-def _folder_name(pairs: Sequence[SweepPair], engine: EngineConfig) -> Path:
+def _folder_name(pairs: Sequence[Pair], engine: EngineConfig) -> Path:
     today = datetime.date.today().isoformat()
     device = pick_device(engine.device).type
     return Path("results") / f"{today}-{device}-{'+'.join(pair.name for pair in pairs)}"

@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from outrider.bench.config import BenchmarkConfig
+from outrider.bench.store import RecordError
+from outrider.bench.studies.sweep_record import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(
     model_pair_name="embedded",
@@ -53,5 +54,5 @@ def test_it_is_frozen_and_survives_json() -> None:
     again = BenchmarkConfig.from_dict(json.loads(json.dumps(CONFIG.to_dict())))
     assert again == CONFIG
     assert hash(again) == hash(CONFIG)
-    with pytest.raises(TypeError):
+    with pytest.raises(RecordError, match="missing"):
         BenchmarkConfig.from_dict({"k": 1, "others": {}})

@@ -11,22 +11,34 @@ import pytest
 from doubles.clocks import FakeClock
 from doubles.fake_writer import FakeWriter
 from outrider.bench import figure_style
-from outrider.bench.drafters import lineup as lineup_of_bench
-from outrider.bench.drafters.cells import Cell, agreement, cells
-from outrider.bench.drafters.figures import FIGURES, draw_all
-from outrider.bench.drafters.lineup import Drafts, Lineup, Runner, line_up
-from outrider.bench.drafters.record import evidence_of, evidence_record, plan_record, sample_rows
-from outrider.bench.drafters.report import Evidence, findings, sections
-from outrider.bench.drafters.samples import Plan, Race, Sample, pieces_of
-from outrider.bench.drafters.table import (
-    KNOWN,
-    OFF,
-    available,
-    contestants_named,
-    known,
-)
 from outrider.bench.frame import csv_text
 from outrider.bench.pages import Page, markdown
+from outrider.bench.studies import drafters_lineup as lineup_of_bench
+from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
+from outrider.bench.studies.drafters_figures import FIGURES, draw_all
+from outrider.bench.studies.drafters_lineup import (
+    OFF,
+    Drafts,
+    Lineup,
+    Runner,
+    available,
+    contestants_named,
+    is_common,
+    known,
+    line_up,
+)
+from outrider.bench.studies.drafters_report import (
+    Cell,
+    Evidence,
+    agreement,
+    cells,
+    evidence_of,
+    evidence_record,
+    findings,
+    plan_record,
+    sample_rows,
+    sections,
+)
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
@@ -87,15 +99,10 @@ def test_a_word_names_drafter_draft_depth_and_nodes() -> None:
 
 def test_all_is_every_common_drafter_of_this_version_and_trees_of_those_that_branch() -> None:
     drafted = {(c.drafter, c.tree_nodes > 0) for c in contestants_named("all")} - {("none", False)}
-    common = {name for name in DRAFTERS if name not in ("auto", "none") and known(name).common}
+    common = {name for name in DRAFTERS if name not in ("auto", "none") and is_common(name)}
     assert {name for name, _ in drafted} == common
     assert {name for name, tree in drafted if tree} == {n for n in common if known(n).branches}
     assert {"bridge", "prediction"} <= set(available()) - common
-
-
-def test_every_drafter_that_needs_a_draft_says_so() -> None:
-    """One without a line in the table would be offered nothing to draft from."""
-    assert set(available()) <= set(KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +123,14 @@ def test_words_that_name_nobody(words: str, said: str) -> None:
 
 def test_drafts_are_those_that_belong_to_the_target() -> None:
     drafts = Drafts("a-model", {"eagle": Path("heads/eagle")})
-    assert drafts.of_drafter("model", "model") == "a-model"
-    assert drafts.of_drafter("eagle", "heads") == str(Path("heads/eagle"))
-    assert drafts.of_drafter("ngram", "text") is None
-    assert Drafts(None, {}, own_mtp=True).of_drafter("mtp", "heads") is None
+    assert drafts.of_drafter("model") == "a-model"
+    assert drafts.of_drafter("eagle") == str(Path("heads/eagle"))
+    assert drafts.of_drafter("ngram") is None
+    assert Drafts(None, {}, own_mtp=True).of_drafter("mtp") is None
     with pytest.raises(ConfigError, match="no draft model"):
-        Drafts(None, {}).of_drafter("model", "model")
+        Drafts(None, {}).of_drafter("model")
     with pytest.raises(ConfigError, match="no eagle heads"):
-        Drafts(None, {}).of_drafter("eagle", "heads")
+        Drafts(None, {}).of_drafter("eagle")
 
 
 def test_who_cannot_run_is_skipped_by_name_with_the_reason(

@@ -22,7 +22,7 @@ from outrider.bench.figure_style import (
     why_not,
 )
 from outrider.bench.figures import FIGURES, draw_all
-from outrider.bench.sweep_results import ResultsFolder
+from outrider.bench.studies.sweep_record import ResultsFolder
 
 
 @pytest.fixture

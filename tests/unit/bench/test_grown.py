@@ -10,8 +10,8 @@ from doubles.sweeps import circumstances
 from outrider.bench.gemm.samples import Sample, SamplesFile
 from outrider.bench.peers.journal import FILE_NAME, Journal
 from outrider.bench.plan_cells.record import Study
-from outrider.bench.store import GrownFile
-from outrider.bench.sweep_results import ResultsFolder
+from outrider.bench.store import AppendLog
+from outrider.bench.studies.sweep_record import ResultsFolder
 from outrider.core.errors import ConfigError, MachineError
 
 LINE = b'{"record": "run"}\n'
@@ -19,12 +19,12 @@ LINE = b'{"record": "run"}\n'
 
 def test_half_a_line_of_ours_is_dropped_with_the_next_lines(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "runs.jsonl"
-    file, lines, _ = GrownFile.read(path)
+    file, lines, _ = AppendLog.read(path)
     assert not lines
     file.add(LINE)
     with path.open("ab") as stream:
         stream.write(LINE[:9])
-    again, lines, end_is_ours = GrownFile.read(path)
+    again, lines, end_is_ours = AppendLog.read(path)
     assert (lines, end_is_ours) == ([LINE[:-1]], True)
     again.add(LINE)
     again.add(LINE)

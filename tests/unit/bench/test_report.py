@@ -19,7 +19,7 @@ from outrider.bench.report.prediction_part import said
 from outrider.bench.report.study_speed import hits
 from outrider.bench.report.summary import summarise
 from outrider.bench.report.values import Claim, Part, Report
-from outrider.bench.sweep_results import SWEEP, ResultsFolder
+from outrider.bench.studies.sweep_record import SWEEP, ResultsFolder
 
 COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +14,17 @@ import torch
 
 from doubles.sweeps import circumstances
 from outrider.api.result import GenerationResult
-from outrider.bench import sweep as sweep_module
-from outrider.bench.sweep import Lineup, run_visits
-from outrider.bench.sweep_plan import Sweep, SweepPair, Work, outstanding, visits
-from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweep_summary import cells
+from outrider.bench.studies import sweep as sweep_module
+from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep_cells import cells
+from outrider.bench.studies.sweep_plan import KSweep, Pair, Prompts, Visit, Work, missing
+from outrider.bench.studies.sweep_record import ResultsFolder
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats
 
-PAIR = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
+PAIR = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
 
 
 class ScriptedLLM:
@@ -81,24 +81,34 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLLM]:
     return ScriptedLLM
 
 
-def sweep(num: int = 2, **changes: Any) -> Sweep:
-    prompts = {d: [Work(f"{d}_{i:03d}", f"{d} {i}") for i in range(num)] for d in ("code", "maths")}
+def works(*texts: str, domain: str = "code", mark: str = "print") -> Prompts:
+    return Prompts(tuple(Work(f"{domain}_{i:03d}", text) for i, text in enumerate(texts)), mark)
+
+
+def sweep(num: int = 2, marks: Mapping[str, str] | None = None, **changes: Any) -> KSweep:
+    prompts = {
+        d: works(*(f"{d} {i}" for i in range(num)), domain=d, mark=(marks or {}).get(d, "print"))
+        for d in ("code", "maths")
+    }
     given: dict[str, Any] = {
         "prompts": prompts,
-        "prompt_sets": dict.fromkeys(prompts, "print"),
         "ks": (1, 2),
         "iterations": 1,
         "warmup": 0,
         "params": SamplingParams(max_tokens=8),
     }
-    return Sweep(**(given | changes))
+    return KSweep(**(given | changes))
 
 
-def lineup_of(plan: Sweep, pair: SweepPair = PAIR) -> Lineup:
-    return Lineup(pair.target, plan.ways_of(pair))
+def outstanding(plan: KSweep, pair: Pair, folder: ResultsFolder) -> list[Visit]:
+    return missing(plan.group(pair).visits(), folder)
 
 
-def run(plan: Sweep, path: Path, pair: SweepPair = PAIR) -> ResultsFolder:
+def lineup_of(plan: KSweep, pair: Pair = PAIR) -> Lineup:
+    return Lineup(pair.target, plan.group(pair).ways)
+
+
+def run(plan: KSweep, path: Path, pair: Pair = PAIR) -> ResultsFolder:
     folder = ResultsFolder.open(path)
     folder.add_run(circumstances(), {})
     todo = outstanding(plan, pair, folder)
@@ -153,7 +163,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path, scripted: type[Scri
 
 def test_another_prompt_set_or_setting_is_measured_anew(tmp_path: Path) -> None:
     folder = run(sweep(), tmp_path)
-    new_prompts = sweep(prompt_sets={"code": "new", "maths": "print"})
+    new_prompts = sweep(marks={"code": "new"})
     assert {v.piece.domain for v in outstanding(new_prompts, PAIR, folder)} == {"code"}
     hotter = sweep(params=SamplingParams(max_tokens=8, temperature=0.5))
     assert len(outstanding(hotter, PAIR, folder)) == 4
@@ -178,8 +188,7 @@ def test_an_error_is_recorded_and_the_sweep_goes_on(
 
 
 def test_a_prompt_that_is_no_text_is_a_failure_of_its_own(tmp_path: Path) -> None:
-    prompts = {"code": [Work("code_000", "\ud800"), Work("code_001", "code 1")]}
-    folder = run(sweep(prompts=prompts, prompt_sets={"code": "p"}, warmup=1), tmp_path)
+    folder = run(sweep(prompts={"code": works("\ud800", "code 1")}, warmup=1), tmp_path)
     assert [one.ok for one in folder.samples] == [False] * 3 + [True] * 3
     assert str(folder.samples[0].reason).startswith("UnicodeEncodeError: ")
     assert not ResultsFolder.read(tmp_path).samples[0].ok
@@ -212,7 +221,7 @@ def test_other_tokens_than_plain_decodings_are_a_failure_with_numbers(
     scripted.wrong[2, "code 1"] = "other tokens"
     folder = run(sweep(), tmp_path)
     (failed,) = [one for one in folder.samples if not one.ok]
-    assert failed.reason == "DifferentTokens: not the ids of plain decoding from token 1 on"
+    assert failed.reason == "DifferentTokens: not those of plain decoding from token 1 on"
     assert failed.numbers is not None
     assert failed.numbers.identical is False
 
@@ -230,20 +239,19 @@ def test_a_prompt_that_does_not_fit_reaches_the_engine_and_fails_there(
     tmp_path: Path, scripted: type[ScriptedLLM]
 ) -> None:
     scripted.wrong.update({(k, "too long"): ConfigError("does not fit") for k in (0, 1, 2)})
-    long = {"code": [Work("code_000", "too long")]}
-    folder = run(sweep(prompts=long, prompt_sets={"code": "p"}), tmp_path)
+    folder = run(sweep(prompts={"code": works("too long")}), tmp_path)
     assert [one.reason for one in folder.samples] == ["ConfigError: does not fit"] * 3
 
 
 def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
-    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     scripted.wrong[1, "code 1"] = "other tokens"
     folder = run(sweep(3), tmp_path, pair)
     names = list(dict.fromkeys(one.piece for one in folder.samples))
     assert names == ["code_000..code_001", "maths_000..maths_001", "code_002", "maths_002"]
     first = folder.samples[1]
     assert (
-        first.reason == "DifferentTokens: not the ids of plain decoding from token 1 of prompt 1 on"
+        first.reason == "DifferentTokens: not those of plain decoding from token 1 of prompt 1 on"
     )
     numbers = folder.samples[0].numbers
     assert numbers is not None
@@ -257,7 +265,7 @@ def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> No
 def test_a_prompt_counts_once_however_its_batch_was_cut(
     tmp_path: Path, nums: Sequence[int]
 ) -> None:
-    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     for num in nums:
         folder = run(sweep(num), tmp_path, pair)
         assert outstanding(sweep(num), pair, folder) == []
@@ -271,7 +279,7 @@ def test_a_prompt_counts_once_however_its_batch_was_cut(
 
 
 def test_repetitions_of_a_piece_that_was_cut_anew_do_not_count(tmp_path: Path) -> None:
-    pair = SweepPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     run(sweep(1, iterations=2), tmp_path, pair)
     folder = run(sweep(2), tmp_path, pair)
     assert {one.piece for one in folder.current().values()} == {
@@ -283,18 +291,19 @@ def test_repetitions_of_a_piece_that_was_cut_anew_do_not_count(tmp_path: Path) -
 def test_without_a_drafter_there_is_only_plain_decoding(
     tmp_path: Path, scripted: type[ScriptedLLM]
 ) -> None:
-    plain = SweepPair("toy", "t", None, EngineConfig(drafter="none", batch_size=1))
+    plain = Pair("toy", "t", None, EngineConfig(drafter="none", batch_size=1))
     folder = run(sweep(), tmp_path, plain)
     assert {k for k, *_ in scripted.calls} == {0}
     assert {one.config.label for one in folder.samples} == {"AR"}
     # Speculation measured later finds plain decoding under the same name.
-    assert folder.samples[0].key[0] == sweep().config(PAIR, "code", 0).config_hash()
+    speculating = sweep().group(PAIR).visits()[0]
+    assert folder.samples[0].key[0] == speculating.configs[0].config_hash()
 
 
 def test_visits_have_an_order(tmp_path: Path) -> None:
-    found = visits(sweep(iterations=2), PAIR)
+    found = sweep(iterations=2).group(PAIR).visits()
     assert [visit.turn for visit in found] == list(range(8))
-    assert [visit.iteration for visit in found] == [0] * 4 + [1] * 4
+    assert [visit.repeat for visit in found] == [0] * 4 + [1] * 4
     assert lineup_of(sweep()).facts()["num_engines"] == 3
     assert lineup_of(sweep()).notes == ("one note",)
     assert not (tmp_path / "samples.jsonl").exists()

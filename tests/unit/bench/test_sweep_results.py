@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.sweeps import SETTINGS, circumstances, folder_of, numbers, sample
-from outrider.bench.sweep_results import FILE_NAME, ResultsFolder
-from outrider.bench.sweep_summary import write_summary
+from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
+from outrider.bench.studies.sweep_summary import write_summary
 from outrider.cli.bench import pages
 from outrider.core.errors import ConfigError, MachineError
 
@@ -103,7 +103,7 @@ def test_the_newest_sample_counts(tmp_path: Path) -> None:
     [
         ({"machine": {"cpu": "loom"}}, "cpu 'abacus', not 'loom'"),
         ({"settings": SETTINGS | {"max_tokens": 9}}, "max_tokens 8, not 9"),
-        ({"settings": SETTINGS | {"top_k": 4}}, "top_k the default, not 4"),
+        ({"settings": SETTINGS | {"top_k": 4}}, "top_k unset, not 4"),
         ({"weights": {"target": "zz"}}, "weights of target 'aa', not 'zz'"),
         ({"prompt_sets": {"code": "zz"}}, "prompts of code 'cc', not 'zz'"),
     ],
@@ -220,7 +220,7 @@ def test_samples_without_their_run_are_refused(tmp_path: Path) -> None:
     two(tmp_path)
     path = tmp_path / FILE_NAME
     path.write_text(path.read_text().split("\n", 1)[1])
-    with pytest.raises(ConfigError, match=r"a line 1 .*no line before it is of run 1"):
+    with pytest.raises(ConfigError, match=r"a line 1 .*no line of kind 'run' before it"):
         ResultsFolder.open(tmp_path)
 
 

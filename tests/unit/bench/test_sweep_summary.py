@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.bench.frame import MIN_PAIRS, ratio_of_medians
-from outrider.bench.sweep_samples import Sample
-from outrider.bench.sweep_summary import Cell, Spread, cells, summary, verdicts, write_summary
+from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
+from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_record import Sample
+from outrider.bench.studies.sweep_summary import summary, verdicts, write_summary
 from outrider.cli.bench import pages
 
 

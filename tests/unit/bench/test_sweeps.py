@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 
 from doubles.sweeping import QuickLLM
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench import sweep as sweep_module
 from outrider.bench.frame import Ratio
 from outrider.bench.pages import Page, markdown
-from outrider.bench.sweep import Lineup, run_visits
-from outrider.bench.sweep_plan import missing
-from outrider.bench.sweep_results import FILE_NAME, SWEEP, ResultsFolder
-from outrider.bench.sweeps import claims
-from outrider.bench.sweeps.axes import Axis, axes_of
-from outrider.bench.sweeps.claims import GainClaim, SameAcceptance
-from outrider.bench.sweeps.grid import Grid, Subject, Terms, grid_of
-from outrider.bench.sweeps.prompts import PromptSource
-from outrider.bench.sweeps.recipes import RECIPES, recipe
-from outrider.bench.sweeps.report import sections
-from outrider.bench.sweeps.summary import axes_in, marginals, points, summary
+from outrider.bench.studies import sweep as sweep_module
+from outrider.bench.studies import sweep_recipes as claims
+from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep_axes import Axis, axes_of
+from outrider.bench.studies.sweep_grid import Grid, PromptSource, Terms, grid_of
+from outrider.bench.studies.sweep_plan import Pair, missing
+from outrider.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
+from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
+from outrider.bench.studies.sweep_report import sections
+from outrider.bench.studies.sweep_summary import axes_in, marginals, points, summary
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
@@ -35,7 +33,7 @@ from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
 
 pytestmark = pytest.mark.weights
 
-PAIR = Subject("embedded", EMBEDDED_TARGET, None, EngineConfig(batch_size=1))
+PAIR = Pair("embedded", EMBEDDED_TARGET, None, EngineConfig(batch_size=1))
 TERMS = Terms(
     params=SamplingParams(max_tokens=8),
     prompts=PromptSource(2),
@@ -54,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> type[QuickLLM]:
     return QuickLLM
 
 
-def grid(*words: str, subject: Subject = PAIR, terms: Terms = TERMS) -> Grid:
+def grid(*words: str, subject: Pair = PAIR, terms: Terms = TERMS) -> Grid:
     return grid_of(subject, axes_of(words), terms)
 
 
@@ -194,7 +192,7 @@ def test_scenes_take_turns_and_repetitions_come_after() -> None:
     (group,) = grid("domain=code,maths", "k=2", terms=replace(TERMS, iterations=2)).groups
     found = group.visits()
     names = ["code_000", "maths_000", "code_001", "maths_001"]
-    assert [(visit.piece.name, visit.iteration) for visit in found] == [
+    assert [(visit.piece.name, visit.repeat) for visit in found] == [
         (name, i) for i in range(2) for name in names
     ]
     assert [visit.turn for visit in found] == list(range(8))
@@ -377,7 +375,7 @@ def test_a_wide_interval_decides_nothing(
     def found(*_: object) -> Ratio:
         return Ratio((low + high) / 2, low, high, 9)
 
-    monkeypatch.setattr(claims, "ratio_of_medians", found)
+    monkeypatch.setattr(claims, "paired_ratio", found)
     claim = GainClaim(
         axis="schedule",
         ours="pdv",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.bench.published import questions_of
-from outrider.bench.sweeps.prompts import PromptSource
+from outrider.bench.studies.sweep_grid import PromptSource
 from outrider.bench.workload import (
     DOMAINS,
     MIXED,

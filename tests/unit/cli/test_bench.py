@@ -11,9 +11,9 @@ import pytest
 from doubles.command_line import Command, Finished
 from outrider.api.llm import LLM
 from outrider.bench import figure_style, figures
-from outrider.bench.presets import PRESETS, REFERENCES
-from outrider.bench.sweep import Lineup
-from outrider.bench.sweep_results import FILE_NAME
+from outrider.bench.studies.sweep import Lineup
+from outrider.bench.studies.sweep_recipes import PRESETS, REFERENCES
+from outrider.bench.studies.sweep_record import FILE_NAME
 from outrider.cli.options import KSweepOptions
 from outrider.core.errors import CapacityError
 from outrider.core.settings import describe

@@ -11,7 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.bench import figure_style
-from outrider.bench.drafters import samples
+from outrider.bench.studies import drafters as samples
 
 pytestmark = pytest.mark.wide
 

@@ -11,12 +11,12 @@ import pytest
 from doubles.command_line import Command, Finished
 from doubles.sweeping import QuickLLM
 from outrider.api.llm import LLM
-from outrider.bench import sweep as sweep_module
 from outrider.bench.figure_style import THEMES
 from outrider.bench.store import GrownFile
-from outrider.bench.sweep_results import FILE_NAME
-from outrider.bench.sweeps import figures
-from outrider.bench.sweeps.recipes import RECIPES
+from outrider.bench.studies import sweep as sweep_module
+from outrider.bench.studies import sweep_figures as figures
+from outrider.bench.studies.sweep_recipes import RECIPES
+from outrider.bench.studies.sweep_record import FILE_NAME
 from outrider.core.errors import ConfigError
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]

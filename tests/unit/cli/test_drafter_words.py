@@ -9,7 +9,6 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.plan import idle_settings
-from outrider.bench.drafters.table import KNOWN
 from outrider.cli.main import run
 from outrider.cli.session import MODELLESS, WITH_FOLDER
 from outrider.core.config import DRAFTERS, EngineConfig
@@ -60,14 +59,10 @@ def test_trees_that_are_chains_are_noted(
     assert any(said in note for note in idle_settings(config, drafter))
 
 
-@pytest.mark.parametrize("drafter", ["none", *(n for n, known in KNOWN.items() if known.branches)])
+@pytest.mark.parametrize("drafter", ["none", *(n for n, kind in KINDS.items() if kind.branches)])
 def test_trees_that_are_trees_are_not(drafter: str) -> None:
     assert idle_settings(EngineConfig(tree_nodes=15), drafter) == ()
     assert idle_settings(EngineConfig(), drafter) == ()
-
-
-def test_benchmarks_and_notes_agree_on_who_branches() -> None:
-    assert {name for name, known in KNOWN.items() if not known.branches} == set(CHAINS_ONLY)
 
 
 @pytest.mark.weights

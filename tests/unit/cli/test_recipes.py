@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.sweeps.recipes import RECIPES as STUDIES
+from outrider.bench.studies.sweep_recipes import RECIPES as STUDIES
 from outrider.cli.bench_options import SweepOptions
 from outrider.cli.bench_sweep_setup import set_up
 from outrider.cli.call import Call

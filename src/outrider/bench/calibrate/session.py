@@ -16,8 +16,12 @@ from outrider.bench.calibrate.phases import BATCHES, KS, SECONDS, Wanted
 from outrider.bench.calibrate.probe import Probe, probe
 from outrider.bench.calibrate.stands import Stand, Stands, open_stands
 from outrider.bench.calibrate.whole import Calibrated, calibrated, with_counts
-from outrider.bench.drafters.lineup import Drafts
-from outrider.bench.drafters.table import PLAIN, Contestant, contestants_named, known
+from outrider.bench.studies.drafters_lineup import (
+    PLAIN,
+    Contestant,
+    Drafts,
+    contestants_named,
+)
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
@@ -156,7 +160,7 @@ def _contestants(asked: Asked, drafts: Drafts) -> list[Contestant]:
     found = [PLAIN]
     for name in _USUAL:
         try:
-            drafts.of_drafter(name, known(name).source)
+            drafts.of_drafter(name)
         except OutriderError:
             continue
         found.append(Contestant(name=name, drafter=name))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from outrider.api.llm import LLM
 from outrider.bench.calibrate.dial import Dial
-from outrider.bench.drafters.lineup import Drafts, Lineup, line_up
-from outrider.bench.drafters.table import OFF, Contestant
+from outrider.bench.studies.drafters_lineup import OFF, Contestant, Drafts, Lineup, line_up
 from outrider.core.config import EngineConfig
 from outrider.models.loading import resolve
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outrider.bench.engines.cells import Cell, Comparison
 from outrider.bench.engines.models import AheadPrediction, LaneBound
 from outrider.bench.engines.reference import published_gain
-from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.frame import MIN_PAIRS, Ratio, spoken
 from outrider.bench.machine import said_of
 
 # What `auto` is asked to reach against every other way at every level.
@@ -47,12 +47,6 @@ def findings(found: Evidence) -> list[str]:
         *_failures(found.cells),
         *_caveats(found),
     ]
-
-
-def spoken(ratio: Ratio) -> str:
-    """1.05× (1.01 to 1.09), or without the interval if there is none."""
-    interval = "" if ratio.low is None else f" ({ratio.low:.3f} to {ratio.high:.3f})"
-    return f"{ratio.value:.3f}×{interval}"
 
 
 def meets_bar(ratio: Ratio) -> bool | None:

@@ -8,10 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.bench.drafters.cells import EVERYTHING, Cell
-from outrider.bench.drafters.figures import FIGURES
-from outrider.bench.drafters.report import Evidence, findings, sections
-from outrider.bench.drafters.table import OFF
 from outrider.bench.report.pieces import by_tier, own_words, tables_of
 from outrider.bench.report.reading import (
     Record,
@@ -30,6 +26,9 @@ from outrider.bench.report.reading import (
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part
 from outrider.bench.store import RecordError
+from outrider.bench.studies.drafters_figures import FIGURES
+from outrider.bench.studies.drafters_lineup import OFF
+from outrider.bench.studies.drafters_report import EVERYTHING, Cell, Evidence, findings, sections
 
 _TITLES = {
     "speedup_by_drafter": (

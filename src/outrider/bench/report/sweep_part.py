@@ -18,11 +18,10 @@ from outrider.bench.report.reading import doubts, origin_of
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part, Table
 from outrider.bench.store import RecordError
-from outrider.bench.sweep_results import K_SWEEP, SWEEP, ResultsFolder, Schema
-from outrider.bench.sweep_summary import Cell, cells, summary
-from outrider.bench.sweeps.report import sections, spread_text
-from outrider.bench.sweeps.summary import axes_in, points
-from outrider.bench.sweeps.summary import summary as grid_summary
+from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, ResultsFolder, Schema
+from outrider.bench.studies.sweep_report import sections, spread_text
+from outrider.bench.studies.sweep_summary import axes_in, points, summary
 from outrider.core.errors import ContractError
 
 _HEADER = (
@@ -105,7 +104,7 @@ def grid(source: Source) -> list[Part]:
             claims=claims,
             pictures=stored(source.path.parent, "by_", "By"),
             tables=tables_of(own),
-            warnings=[*doubts(grid_summary(folder), claims, origins), *_torn(folder)],
+            warnings=[*doubts(summary(folder), claims, origins), *_torn(folder)],
             origins=origins,
         )
     ]
@@ -119,7 +118,7 @@ def _read(source: Source, schema: Schema) -> ResultsFolder:
 
 
 def _torn(folder: ResultsFolder) -> list[str]:
-    if not folder.file.torn:
+    if not folder.store.log.torn:
         return []
     return ["The file ends in half a line: its last sample was cut off and is left out."]
 

@@ -1,28 +1,30 @@
-"""Published claims about sweeps, tested on the samples at hand and never taken over.
+"""Published studies as sweeps: what each varies, what was printed for it, and what was claimed.
 
-A claim of gain says how one value of an axis compares with another; both are measured in the same
-visits here, so the ratio has an interval. Only cells that differ in that axis alone are compared.
-It is not borne out if the published figure lies outside. It is borne out if the figure lies inside
-and the interval leaves out 1. A tie is borne out if the interval stays within a few per cent of 1.
-A wider interval decides nothing. A claim of sameness says that something must not depend on an
-axis.
+The recipes are data (bench/references/sweeps.json). A recipe fills in what the command line leaves
+open; with another pair its shape runs on models that are at hand. Published figures stand beside
+ours to be compared with care, and claims are tested on the samples at hand and never taken over. A
+claim of gain compares one value of an axis with another within visits, over cells that differ in
+that axis alone: it is not borne out if the published figure lies outside of the interval, and
+borne out if the figure lies inside and the interval leaves out 1. A tie is borne out if the
+interval stays within a few per cent of 1. A wider interval decides nothing.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from importlib.resources import files
+from typing import Any, Literal, Protocol
 
-from outrider.bench.config import BenchmarkConfig
-from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.bench.engines.reference import NAMES, PUBLISHED
+from outrider.bench.frame import MIN_PAIRS, Ratio, medians, paired_ratio
 from outrider.bench.store import Plain
-from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweep_samples import Numbers, Sample
-from outrider.bench.sweeps.axes import CONCURRENCY
-from outrider.bench.sweeps.scenes import FIELDS, named
-from outrider.bench.sweeps.summary import value_of
+from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, named
+from outrider.bench.studies.sweep_record import BenchmarkConfig, Numbers, ResultsFolder, Sample
+from outrider.bench.studies.sweep_summary import value_of
+from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.fields import Value
 
 _Place = tuple[object, ...]
 Measure = Literal["throughput", "cumulative p95"]
@@ -82,20 +84,13 @@ class GainClaim:
         return "borne out" if decided else "not decided, the interval is too wide"
 
     def _ratio(self, folder: ResultsFolder) -> Ratio | None:
-        sides: dict[Plain, dict[_Place, list[float]]] = {self.ours: {}, self.theirs: {}}
+        sides: dict[Plain, list[tuple[_Place, float]]] = {self.ours: [], self.theirs: []}
         for sample, value in _values(folder, self.measure):
             side = sides.get(value_of(sample.config, self.axis))
             if side is not None and sample.config.k and self._fits(sample):
-                place = _alike(sample.config, self.axis), sample.piece
-                side.setdefault(place, []).append(value)
-        both = [place for place in sides[self.ours] if place in sides[self.theirs]]
-        if not both:
-            return None
-        over, under = (
-            [statistics.median(sides[side][place]) for place in both]
-            for side in (self.ours, self.theirs)
-        )
-        return ratio_of_medians(over, under)
+                side.append(((_alike(sample.config, self.axis), sample.piece), value))
+        over, under = medians(sides[self.ours]), medians(sides[self.theirs])
+        return paired_ratio(over, {place: under[place] for place in over if place in under})
 
     def _fits(self, sample: Sample) -> bool:
         return all(value_of(sample.config, name) == value for name, value in self.where.items())
@@ -119,7 +114,7 @@ class SameAcceptance:
             sums = counts.setdefault(_alike(sample.config, self.axis), _Counts())
             sums.accepted += numbers.num_accepted
             sums.drafted += numbers.num_drafted
-            sums.texts |= {(sample.iteration, prompt) for prompt in sample.prompt_ids}
+            sums.texts |= {(sample.repeat, prompt) for prompt in sample.prompt_ids}
         found = _agreement(by_value)
         return found and says + found
 
@@ -160,7 +155,104 @@ def _alike(config: BenchmarkConfig, axis: str) -> _Place:
 def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[Sample, float]]:
     read = _MEASURES[measure]
     for sample in folder.current().values():
-        if sample.ok and sample.numbers is not None:
-            value = read(sample.numbers)
-            if value is not None:
-                yield sample, value
+        value = None if sample.good is None else read(sample.good)
+        if value is not None:
+            yield sample, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What a recipe of `outrider bench k` sets; `text` says what it repeats."""
+
+    text: str
+    pair: str
+    ks: str
+    max_tokens: int
+    prompts: int
+    iterations: int
+    dtype: str
+    deterministic: bool
+    plots: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A published figure; None where nothing was said. Acceptance is a share."""
+
+    pair: str
+    device: str
+    setting: str
+    tokens_per_second: float | None
+    acceptance: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """`grids` are the words of `--over`, one list for each grid that is run; `settings` what is
+    fixed. `remark` says what to know before comparing."""
+
+    text: str
+    grids: tuple[tuple[str, ...], ...]
+    settings: Mapping[str, Value]
+    prompts: int = 10
+    iterations: int = 1
+    warmup: int = 1
+    plots: bool = True
+    references: Sequence[Reference] = ()
+    claims: Sequence[Claim] = ()
+    remark: str = ""
+
+
+def recipe(name: str) -> Recipe:
+    """Raises ConfigError for an unknown name."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown preset {name!r}.", hint=did_you_mean(name, RECIPES))
+    return RECIPES[name]
+
+
+def _recipe(told: Mapping[str, Any]) -> Recipe:
+    given = dict(told)
+    whose = given.pop("references", None)
+    return Recipe(
+        grids=tuple(tuple(words) for words in given.pop("grids")),
+        references=_engine_references() if whose == "engines" else _references(whose),
+        claims=[_claim(claim) for claim in given.pop("claims", ())],
+        **given,
+    )
+
+
+def _claim(told: Mapping[str, Any]) -> Claim:
+    given = {name: value for name, value in told.items() if name != "kind"}
+    return GainClaim(**given) if told["kind"] == "gain" else SameAcceptance(**given)
+
+
+def _references(models: str | None) -> list[Reference]:
+    """Those of pairs whose name begins with `models`."""
+    return [one for one in REFERENCES if models is not None and one.pair.startswith(models)]
+
+
+def _engine_references() -> list[Reference]:
+    return [
+        Reference(
+            NAMES[one.engine],
+            "the source's GPU",
+            f"concurrency {one.level}",
+            one.tokens_per_second,
+            one.acceptance,
+            f"its Token P95, of cumulative time: {one.cumulative_p95_ms:g} ms",
+        )
+        for one in PUBLISHED
+    ]
+
+
+_PUBLISHED: Mapping[str, Any] = json.loads(
+    files("outrider.bench").joinpath("references", "sweeps.json").read_text("utf-8")
+)
+PRESETS: Mapping[str, Preset] = {
+    name: Preset(**told) for name, told in _PUBLISHED["k_presets"].items()
+}
+REFERENCES = tuple(Reference(**told) for told in _PUBLISHED["references"])
+RECIPES: Mapping[str, Recipe] = {
+    name: _recipe(told) for name, told in _PUBLISHED["recipes"].items()
+}

@@ -6,17 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.frame import MIN_PAIRS, Ratio, Spread
 from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number
-from outrider.bench.presets import Reference
 from outrider.bench.store import Plain
-from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweep_summary import Spread
-from outrider.bench.sweeps.axes import CONCURRENCY, CONTEXT, OF_WAYS
-from outrider.bench.sweeps.recipes import RECIPES, Recipe
-from outrider.bench.sweeps.scenes import FIELDS
-from outrider.bench.sweeps.summary import (
+from outrider.bench.studies.sweep_axes import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
+from outrider.bench.studies.sweep_recipes import RECIPES, Recipe, Reference
+from outrider.bench.studies.sweep_record import ResultsFolder
+from outrider.bench.studies.sweep_summary import (
     Marginal,
     Point,
     axes_in,

@@ -1,4 +1,9 @@
-"""Contestants with their models in memory, or the reason why one cannot take part.
+"""The contestants of a comparison of drafters: the words that name them, and their engines.
+
+A contestant is a drafter, what it drafts from (a draft model, a folder of heads, or nothing but the
+text and the target), its K, and the nodes of its trees; 0 nodes are chains. A word says so as
+
+    NAME[=DRAFT][:K][+NODES]        ngram   model=DRAFT:8   eagle=heads/eagle+16
 
 Each has an engine and models of its own, so that all can take turns: a target takes its memory once
 a contestant.
@@ -6,22 +11,111 @@ a contestant.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
-from outrider.bench.drafters.heads import has_own_mtp, heads_beside, name_of
-from outrider.bench.drafters.table import OFF, Contestant, Source
 from outrider.bench.machine import weights_digest
+from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CheckpointError, ConfigError, OutriderError
+from outrider.core.drafter_kinds import KINDS, DrafterKind
+from outrider.core.drafter_kinds import OFF as NONE
+from outrider.core.errors import CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.core.params import SamplingParams
 from outrider.models.heads import HeadKind, kind_of
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
+
+OFF, ALL = "off", "all"
+# A chain and a tree of one drafter differ in this only; 16 nodes and the root are 17 rows.
+DEFAULT_NODES = 16
+
+_WORD = re.compile(r"(?P<drafter>[\w-]+)(=(?P<draft>.+?))?(:(?P<k>\d+))?(\+(?P<nodes>\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """`name` is what results call it. `k` None is the setting's own, or for a tree as deep as its
+    nodes allow: it is a chain where the text is sure."""
+
+    name: str
+    drafter: str
+    draft: str | None = None
+    k: int | None = None
+    tree_nodes: int = 0
+
+    def config(self, base: EngineConfig) -> EngineConfig:
+        """`base` with this drafter. Rounds are recorded, for all contestants alike. Raises
+        ConfigError for a K that cannot be."""
+        k = max(base.k, self.tree_nodes - 1) if self.k is None else self.k
+        return replace(base, drafter=self.drafter, k=k, tree_nodes=self.tree_nodes, profile=True)
+
+
+PLAIN = Contestant(name=OFF, drafter=NONE)
+
+
+def known(drafter: str) -> DrafterKind:
+    """One that is not in the table is taken to need nothing; loading says what it lacks."""
+    return KINDS.get(drafter, KINDS[NONE])
+
+
+def available() -> tuple[str, ...]:
+    """Every drafter that drafts."""
+    return tuple(name for name, kind in KINDS.items() if kind.drafts)
+
+
+def is_common(drafter: str) -> bool:
+    """Whether it takes part where it is not named: one that needs the guess of a caller, or a draft
+    model of another vocabulary, does not."""
+    return not known(drafter).must_have
+
+
+def contestants_named(words: str) -> list[Contestant]:
+    """Plain decoding, then what `words` name, each once; `all` is every common drafter, and its
+    trees where it can branch. Raises ConfigError."""
+    found = [PLAIN]
+    for word in (word.strip() for word in words.split(",")):
+        if word == ALL:
+            found += _common()
+        elif word and word != OFF:
+            found.append(_read(word))
+    if len(found) == 1:
+        raise ConfigError(
+            "--drafters names none.", hint=f"--drafters {ALL}, or some of {', '.join(available())}"
+        )
+    return list({contestant.name: contestant for contestant in found}.values())
+
+
+def _common() -> list[Contestant]:
+    found: list[Contestant] = []
+    for name in filter(is_common, available()):
+        found.append(Contestant(name=name, drafter=name))
+        if known(name).branches:
+            nodes = DEFAULT_NODES
+            found.append(Contestant(name=f"{name}+{nodes}", drafter=name, tree_nodes=nodes))
+    return found
+
+
+def _read(word: str) -> Contestant:
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise ConfigError(
+            f"--drafters: {word!r} names no contestant.", hint="write NAME[=DRAFT][:K][+NODES]"
+        )
+    drafter = match["drafter"]
+    if drafter not in available():
+        raise ConfigError(f"unknown drafter {drafter!r}.", hint=did_you_mean(drafter, available()))
+    return Contestant(
+        name=word,
+        drafter=drafter,
+        draft=match["draft"],
+        k=None if match["k"] is None else int(match["k"]),
+        tree_nodes=int(match["nodes"] or 0),
+    )
 
 
 class Writer(Protocol):
@@ -97,17 +191,18 @@ class Drafts:
             own_mtp = False
         return cls(model, heads, own_mtp)
 
-    def of_drafter(self, drafter: str, source: Source) -> str | None:
+    def of_drafter(self, drafter: str) -> str | None:
         """None if it drafts from the text or from the target itself. Raises ConfigError if it needs
         what is not there."""
-        if source not in ("model", "heads"):
-            return None
-        if source == "model":
+        kind = known(drafter)
+        if kind.source in ("model", "draft"):
             return self._model()
-        for kind, folder in self.heads.items():
-            if kind == drafter:
+        if kind.source != "heads":
+            return None
+        for name, folder in self.heads.items():
+            if name == drafter:
                 return name_of(folder)
-        if drafter == "mtp" and self.own_mtp:
+        if kind.in_target and self.own_mtp:
             return None
         raise ConfigError(
             f"there are no {drafter} heads in the target's folder or beside it.",
@@ -143,7 +238,7 @@ def line_up(
             config = contestant.config(base)
             draft = contestant.draft
             if draft is None:
-                draft = drafts.of_drafter(contestant.drafter, contestant.source)
+                draft = drafts.of_drafter(contestant.drafter)
             llm = opener(target, draft, config)
         except OutriderError as error:
             if contestant.name == OFF:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.drafters.cells import EVERYTHING, Cell
-from outrider.bench.drafters.table import OFF
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import THEMES, Theme, new_figure, readable_on, save, themed
+from outrider.bench.studies.drafters_lineup import OFF
+from outrider.bench.studies.drafters_report import EVERYTHING, Cell
 from outrider.core.errors import ContractError
 
 # Inches of a panel's head and foot, and of each drafter in it.

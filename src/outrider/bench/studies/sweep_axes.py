@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.drafters.table import available
 from outrider.bench.store import Plain
+from outrider.bench.studies.drafters_lineup import available
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.settings import SETTINGS, Given, typed
 from outrider.pairs.catalog import get_pair
@@ -46,6 +46,12 @@ OF_DRAFTING_AHEAD = frozenset(["fallback", "fan_out", "fan_policy", "force_hits"
 _NOT_SWEPT = frozenset(
     ["context", "profile", "prediction", "n", "logprobs", "top_logprobs", "arena_tokens"]
 )
+# Fields of a configuration that axes have other names for.
+FIELDS: Mapping[str, str] = {
+    "pair": "model_pair_name",
+    "domain": "prompt_domain",
+    "context": "prompt_tokens",
+}
 _MOST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 1024
 
 
@@ -141,3 +147,8 @@ def _check_drafter(word: str) -> None:
         raise ConfigError(
             f"{FLAG} drafter: {word!r} names no draft.", hint=f"{FLAG} drafter={name}=FOLDER"
         )
+
+
+def named(values: Mapping[str, Plain]) -> str:
+    """A cell in words: `k=2, drafter=ngram`."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())

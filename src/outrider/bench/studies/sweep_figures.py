@@ -16,9 +16,9 @@ from typing import Any
 from outrider.bench.figure_panels import caption, label_ends
 from outrider.bench.figure_style import THEMES, Theme, new_figure, save, themed
 from outrider.bench.store import Plain
-from outrider.bench.sweep_results import ResultsFolder
-from outrider.bench.sweeps.report import shown
-from outrider.bench.sweeps.summary import Point, axes_in, points
+from outrider.bench.studies.sweep_record import ResultsFolder
+from outrider.bench.studies.sweep_report import shown
+from outrider.bench.studies.sweep_summary import Point, axes_in, points
 
 _MOST_NAMED = 6
 Reading = tuple[float, float | None, float | None]

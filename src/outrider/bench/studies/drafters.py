@@ -1,10 +1,9 @@
-"""Visits made: every contestant writes the same piece of work in its turn, timed and counted.
+"""Drafters compared: every contestant writes the same piece of work in its turn, timed and counted.
 
-A piece is one prompt of a domain, or several that run together. A visit is one piece at one repeat;
-the order of contestants rotates from visit to visit, so that drift of the machine falls on all
-alike. At every repeat contestants forget what they wrote before, or else a drafter that remembers
-texts would copy its own. Greedy tokens, and sampled ones under a rule that ties them to the seed,
-are compared with those of plain decoding: what differs has failed.
+A piece is one prompt of a domain, or several that run together. At every repeat contestants forget
+what they wrote before, or else a drafter that remembers texts would copy its own. Greedy tokens,
+and sampled ones under a rule that ties them to the seed, are compared with those of plain decoding:
+what differs has failed.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outrider.api.result import GenerationResult
-from outrider.bench.drafters.lineup import Runner
-from outrider.bench.machine import Neighbours
+from outrider.bench.sample import Sample as AnySample
+from outrider.bench.studies.drafters_lineup import Runner, Writer
+from outrider.bench.turns import Attempt, attempt, different_tokens, in_turns, visit
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
@@ -51,21 +51,12 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """`reason` says why it failed, None if it did not; a failed one may have numbers all the same.
-    `foreign_cpu_share` is that of the visit (bench/machine.py)."""
+class Sample(AnySample[Numbers]):
+    """One contestant's run of one piece of a domain."""
 
     domain: str
     piece: int
-    repeat: int
     contestant: str
-    reason: str | None
-    numbers: Numbers | None = None
-    foreign_cpu_share: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.reason is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,58 +95,49 @@ class Race:
         first = self.plan.pieces[0]
         short = replace(self.plan.params_of(first), max_tokens=_NUM_WARM, min_tokens=0)
         for runner in self.runners:
-            _attempt(runner, first.prompts, short)
+            self._written(runner, first, short)
         last = None
         for turn, (piece, repeat) in enumerate(self.plan.visits()):
             if repeat != last:
-                self._forget()
+                for runner in self.runners:
+                    _writer(runner).forget()
                 last = repeat
             yield self._visit(turn, piece, repeat)
 
-    def _forget(self) -> None:
-        for runner in self.runners:
-            if runner.writer is None:
-                raise ContractError("nothing writes here")
-            runner.writer.forget()
-
     def _visit(self, turn: int, piece: Piece, repeat: int) -> list[Sample]:
-        found: dict[str, tuple[Sample, Texts | None]] = {}
-        with Neighbours() as neighbours:
-            for place in range(len(self.runners)):
-                runner = self.runners[(turn + place) % len(self.runners)]
-                found[runner.name] = self._sample(runner, piece, repeat)
-        plain = found[self.runners[0].name][1]
+        params = self.plan.params_of(piece)
+        done = visit(self.runners, turn, lambda runner: self._written(runner, piece, params))
+        place = (piece.domain, piece.number)
+        plain = done.results[0].value
         if plain is not None:
-            self._plain.setdefault((piece.domain, piece.number), plain)
-        samples: list[Sample] = []
-        for runner in self.runners:
-            sample, texts = found[runner.name]
-            reason = sample.reason or self._differs(runner, piece, texts)
-            samples.append(replace(sample, reason=reason, foreign_cpu_share=neighbours.share))
-        return samples
+            self._plain.setdefault(place, _texts(plain))
+        return [
+            Sample(
+                domain=piece.domain,
+                piece=piece.number,
+                repeat=repeat,
+                contestant=runner.name,
+                reason=own.reason or self._difference(runner, piece, own.value),
+                numbers=None if own.value is None else numbers_of(runner, own.value, own.seconds),
+                foreign_cpu_share=done.foreign_cpu_share,
+            )
+            for runner, own in zip(self.runners, done.results, strict=True)
+        ]
 
-    def _sample(self, runner: Runner, piece: Piece, repeat: int) -> tuple[Sample, Texts | None]:
-        sample = Sample(
-            domain=piece.domain,
-            piece=piece.number,
-            repeat=repeat,
-            contestant=runner.name,
-            reason=None,
-        )
-        began = self.clock()
-        results = _attempt(runner, piece.prompts, self.plan.params_of(piece))
-        seconds = self.clock() - began
-        if isinstance(results, str):
-            return replace(sample, reason=results), None
-        texts = tuple(result.token_ids for result in results)
-        return replace(sample, numbers=numbers_of(runner, results, seconds)), texts
+    def _written(
+        self, runner: Runner, piece: Piece, params: SamplingParams
+    ) -> Attempt[list[GenerationResult]]:
+        writer = _writer(runner)
+        return attempt(lambda: writer.generate(piece.prompts, params), self.clock)
 
-    def _differs(self, runner: Runner, piece: Piece, texts: Texts | None) -> str | None:
+    def _difference(
+        self, runner: Runner, piece: Piece, results: Sequence[GenerationResult] | None
+    ) -> str | None:
         plain = self._plain.get((piece.domain, piece.number))
         comparable = runner.exact and self.plan.comparable(piece)
-        if texts is None or plain is None or not comparable or texts == plain:
+        if results is None or plain is None or not comparable:
             return None
-        return f"DifferentTokens: not those of {self.runners[0].name}"
+        return different_tokens(_texts(results), plain, self.runners[0].name)
 
 
 def numbers_of(runner: Runner, results: Sequence[GenerationResult], seconds: float) -> Numbers:
@@ -171,24 +153,20 @@ def numbers_of(runner: Runner, results: Sequence[GenerationResult], seconds: flo
 
 def pieces_of(texts: Mapping[str, Sequence[str]], *, at_once: int) -> list[Piece]:
     """The prompts of each domain, so many in a piece, and the domains in turns."""
-    cut = {
-        domain: [
+    return in_turns(
+        [
             Piece(domain, start // at_once, tuple(prompts[start : start + at_once]))
             for start in range(0, len(prompts), at_once)
         ]
         for domain, prompts in texts.items()
-    }
-    longest = max(map(len, cut.values()), default=0)
-    return [row[i] for i in range(longest) for row in cut.values() if i < len(row)]
+    )
 
 
-def _attempt(
-    runner: Runner, prompts: Sequence[str], params: SamplingParams
-) -> list[GenerationResult] | str:
-    """What it wrote, or what it failed of."""
+def _texts(results: Sequence[GenerationResult]) -> Texts:
+    return tuple(result.token_ids for result in results)
+
+
+def _writer(runner: Runner) -> Writer:
     if runner.writer is None:
         raise ContractError("nothing writes here")
-    try:
-        return runner.writer.generate(prompts, params)
-    except Exception as error:  # noqa: BLE001 - one contestant must not end the run of all
-        return f"{type(error).__name__}: {error}"
+    return runner.writer

@@ -1,0 +1,326 @@
+"""What a comparison of drafters came to: cells, a page's sections, `results.json`, `samples.csv`.
+
+A speed-up is a ratio of medians of seconds a token beside plain decoding, paired by piece, whose
+repeats are first reduced to their median. Acceptance, tokens a round and the share of time spent
+drafting are sums over sums. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+
+from outrider.bench.frame import (
+    MIN_PAIRS,
+    Ratio,
+    failures,
+    grouped,
+    medians,
+    paired_ratio,
+    share,
+    spoken,
+)
+from outrider.bench.machine import said_of
+from outrider.bench.pages import Section, number, percent
+from outrider.bench.sample import good_numbers, mean_foreign_share
+from outrider.bench.studies.drafters import Numbers, Plan, Sample
+from outrider.bench.studies.drafters_lineup import OFF, Lineup, Runner
+
+SCHEMA = "outrider-bench-drafters/1"
+SAMPLES = "samples.csv"
+EVERYTHING = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A contestant in a domain; `domain` is EVERYTHING over all of them. What is None could not be
+    told. Entry i of `by_position` is the share of drafts with an i-th token in a row that kept it.
+    `verdict` says what the speed-up's interval says."""
+
+    domain: str
+    contestant: str
+    num_pieces: int
+    num_failures: int
+    reason: str | None
+    tokens_per_second: float | None
+    speedup: Ratio | None
+    tokens_per_round: float | None
+    acceptance: float | None
+    by_position: tuple[float | None, ...]
+    draft_share: float | None
+    num_drafted: int
+    most_nodes: int
+
+    @property
+    def verdict(self) -> str:
+        if self.contestant == OFF:
+            return ""
+        return "not judged" if self.speedup is None else self.speedup.verdict
+
+    @property
+    def status(self) -> str:
+        return "success" if self.reason is None else f"{self.num_failures} failed: {self.reason}"
+
+
+def cells(samples: Sequence[Sample]) -> list[Cell]:
+    """By domain, then all of them together if there are several; contestants as they were run."""
+    domains = list(dict.fromkeys(sample.domain for sample in samples))
+    found = [cell for domain in domains for cell in _domain(domain, samples)]
+    if len(domains) > 1:
+        found += _domain(EVERYTHING, samples)
+    return found
+
+
+def agreement(samples: Sequence[Sample]) -> tuple[int, int]:
+    """How many runs with a drafter there were, and how many of them failed in no way, which is to
+    say that what they wrote, if it can be compared, was plain decoding's."""
+    drafted = [sample for sample in samples if sample.contestant != OFF]
+    return len(drafted), sum(sample.ok for sample in drafted)
+
+
+def _domain(domain: str, samples: Sequence[Sample]) -> Iterator[Cell]:
+    mine = [s for s in samples if domain in (s.domain, EVERYTHING)]
+    by_name = grouped(mine, lambda sample: sample.contestant)
+    plain = _times(by_name.get(OFF, ()))
+    for name, own in by_name.items():
+        yield _cell(domain, name, own, plain)
+
+
+def _cell(
+    domain: str, name: str, samples: Sequence[Sample], plain: Mapping[tuple[str, int], float]
+) -> Cell:
+    good = good_numbers(samples)
+    reasons = failures(sample.reason for sample in samples)
+    times = _times(samples)
+    stats = [numbers.stats for numbers in good]
+    drafted = sum(one.num_drafted for one in stats)
+    return Cell(
+        domain=domain,
+        contestant=name,
+        num_pieces=len(times),
+        num_failures=sum(reasons.values()),
+        reason=max(reasons, key=lambda reason: reasons[reason], default=None),
+        tokens_per_second=1 / statistics.median(times.values()) if times else None,
+        speedup=None if name == OFF else paired_ratio(plain, times),
+        tokens_per_round=share(
+            sum(one.num_emitted for one in stats), sum(one.num_rounds for one in stats)
+        ),
+        acceptance=share(sum(one.num_accepted for one in stats), drafted),
+        by_position=_by_position(good),
+        draft_share=share(
+            sum(one.seconds["draft"] for one in stats), sum(one.seconds["total"] for one in stats)
+        ),
+        num_drafted=drafted,
+        most_nodes=max((numbers.most_nodes for numbers in good), default=0),
+    )
+
+
+def _times(samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
+    """Seconds a token of each piece."""
+    return medians(
+        ((sample.domain, sample.piece), numbers.seconds_per_token)
+        for sample in samples
+        if (numbers := sample.good) is not None
+    )
+
+
+def _by_position(good: Sequence[Numbers]) -> tuple[float | None, ...]:
+    columns = zip_longest(*(numbers.positions for numbers in good), fillvalue=(0, 0))
+    sums = [(sum(d for d, _ in column), sum(a for _, a in column)) for column in columns]
+    return tuple(share(accepted, drafted) for drafted, accepted in sums)
+
+
+HEADER = (
+    "domain",
+    "drafter",
+    "tok/s",
+    "speed-up",
+    "verdict",
+    "tok/round",
+    "accepted %",
+    "by position %",
+    "drafting % of time",
+    "pieces",
+    "status",
+)
+_NOTE = (
+    "Medians over pieces of work, each against plain decoding of the same piece a moment before or "
+    "after, with 95 % bootstrap intervals. By position: of the drafts that had an i-th token in a "
+    "row, how many kept it; of a tree, its depth is taken to be K."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that tables and sentences draw on. `skipped` says why contestants did not take part;
+    `agreement` counts runs with a drafter that must write what plain decoding does, and those that
+    did."""
+
+    cells: Sequence[Cell]
+    skipped: Mapping[str, str]
+    agreement: tuple[int, int]
+    foreign_cpu_share: float | None = None
+
+
+def sections(found: Evidence) -> Iterator[Section]:
+    yield Section(
+        title="Drafters by domain",
+        text=[_NOTE],
+        header=HEADER,
+        rows=[_row(cell) for cell in found.cells],
+    )
+    yield Section(title="What this run shows", points=findings(found))
+    if found.skipped:
+        yield Section(
+            title="Not measured",
+            header=("drafter", "why"),
+            rows=list(found.skipped.items()),
+        )
+
+
+def findings(found: Evidence) -> list[str]:
+    """Sentences made from the numbers and from nothing else."""
+    return [*_same(found), *_best(found.cells), *_losses(found.cells), *_caveats(found)]
+
+
+def losses(cells: Sequence[Cell]) -> list[Cell]:
+    """Where speculation took longer, and it was no chance."""
+    return [cell for cell in cells if cell.verdict == "loss"]
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    return (
+        cell.domain,
+        cell.contestant,
+        number(cell.tokens_per_second, 1),
+        "-" if cell.speedup is None else spoken(cell.speedup),
+        cell.verdict,
+        number(cell.tokens_per_round, 2),
+        percent(cell.acceptance),
+        " ".join("-" if kept is None else f"{100 * kept:.0f}" for kept in cell.by_position),
+        percent(cell.draft_share) if cell.contestant != OFF else "",
+        str(cell.num_pieces),
+        cell.status,
+    )
+
+
+def _same(found: Evidence) -> Iterator[str]:
+    num_runs, num_same = found.agreement
+    if num_runs:
+        yield (
+            f"Tokens were those of plain decoding in {num_same} of the {num_runs} runs that must "
+            "write the same."
+        )
+
+
+def _best(cells: Sequence[Cell]) -> Iterator[str]:
+    for domain in dict.fromkeys(cell.domain for cell in cells):
+        own = [(c, c.speedup) for c in cells if c.domain == domain and c.speedup is not None]
+        if own:
+            fastest, ratio = max(own, key=lambda one: one[1].value)
+            longest, _ = max(own, key=lambda one: one[0].tokens_per_round or 0.0)
+            yield (
+                f"{_where(domain)}: {fastest.contestant} is the fastest at {spoken(ratio)} plain "
+                f"decoding; {longest.contestant} writes most tokens a round, "
+                f"{number(longest.tokens_per_round, 2)}."
+            )
+
+
+def _losses(cells: Sequence[Cell]) -> Iterator[str]:
+    """By domain; over all of them where no domain by itself was judged so."""
+    found = losses(cells)
+    somewhere = {cell.contestant for cell in found if cell.domain != EVERYTHING}
+    for cell in found:
+        if cell.speedup and not (cell.domain == EVERYTHING and cell.contestant in somewhere):
+            yield (
+                f"{_where(cell.domain)}: {cell.contestant} loses, at {spoken(cell.speedup)} plain "
+                f"decoding: {percent(cell.acceptance)} % of its drafts are accepted and drafting "
+                f"takes {percent(cell.draft_share)} % of the time."
+            )
+    if not found and any(cell.verdict == "gain" for cell in cells):
+        yield "No drafter was found to lose time here."
+
+
+def _where(domain: str) -> str:
+    return "Over all domains" if domain == EVERYTHING else domain
+
+
+def _caveats(found: Evidence) -> Iterator[str]:
+    for cell in found.cells:
+        if cell.contestant != OFF and cell.domain != EVERYTHING and not cell.num_drafted:
+            yield f"{cell.domain}: {cell.contestant} drafted nothing."
+    judged = [cell for cell in found.cells if cell.speedup is not None]
+    if judged and all(cell.verdict == "not judged" for cell in judged):
+        yield f"An interval and a verdict need {MIN_PAIRS} pieces (--prompts {MIN_PAIRS})."
+    if said := said_of(found.foreign_cpu_share):
+        yield said
+
+
+def evidence_of(plan: Plan, lineup: Lineup, samples: Sequence[Sample]) -> Evidence:
+    compared = {piece.domain for piece in plan.pieces if plan.comparable(piece)}
+    return Evidence(
+        cells=cells(samples),
+        skipped=lineup.skipped,
+        agreement=agreement([s for s in samples if s.domain in compared]),
+        foreign_cpu_share=mean_foreign_share(samples),
+    )
+
+
+def plan_record(plan: Plan) -> dict[str, object]:
+    counts: dict[str, int] = {}
+    for piece in plan.pieces:
+        counts[piece.domain] = counts.get(piece.domain, 0) + len(piece.prompts)
+    return {
+        "prompts": counts,
+        "num_pieces": len(plan.pieces),
+        "repeats": plan.repeats,
+        "params": asdict(plan.params),
+        "params_by_domain": {name: asdict(params) for name, params in plan.by_domain.items()},
+    }
+
+
+def runner_record(runner: Runner) -> dict[str, object]:
+    return {"name": runner.name, "reason": runner.reason, "exact": runner.exact, **runner.facts}
+
+
+def evidence_record(found: Evidence) -> dict[str, object]:
+    return {
+        "cells": [_cell_record(cell) for cell in found.cells],
+        "skipped": dict(found.skipped),
+        "agreement": {"runs": found.agreement[0], "same_tokens": found.agreement[1]},
+        "findings": findings(found),
+        "foreign_cpu_share": found.foreign_cpu_share,
+    }
+
+
+def sample_rows(samples: Sequence[Sample]) -> list[Mapping[str, object]]:
+    """A row a sample, of plain values; those of a failed one may be empty."""
+    return [_sample_row(sample) for sample in samples]
+
+
+def _cell_record(cell: Cell) -> dict[str, object]:
+    return {**asdict(cell), "verdict": cell.verdict, "status": cell.status}
+
+
+def _sample_row(sample: Sample) -> Mapping[str, object]:
+    numbers = sample.numbers
+    stats = numbers.stats if numbers else None
+    return {
+        "domain": sample.domain,
+        "piece": sample.piece,
+        "repeat": sample.repeat,
+        "drafter": sample.contestant,
+        "status": sample.reason or "success",
+        "seconds": stats and round(stats.seconds["total"], 6),
+        "draft_seconds": stats and round(stats.seconds["draft"], 6),
+        "verify_seconds": stats and round(stats.seconds["verify"], 6),
+        "tokens": stats and stats.num_emitted,
+        "rounds": stats and stats.num_rounds,
+        "drafted": stats and stats.num_drafted,
+        "accepted": stats and stats.num_accepted,
+        "by_position": numbers and " ".join(f"{a}/{d}" for d, a in numbers.positions),
+        "most_nodes": numbers and numbers.most_nodes,
+        "foreign_cpu_share": sample.foreign_cpu_share,
+    }

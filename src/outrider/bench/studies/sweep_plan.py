@@ -1,0 +1,257 @@
+"""What a sweep measures: scenes and ways, cut into pieces of work and put in an order.
+
+A scene is what plain decoding depends on too: models, engine, sampling, prompts, how many run at
+once. A way is how is drafted in it, and plain decoding is the first way of all. Every cell is a
+scene and a way, and is measured beside the plain decoding of its scene, in the same visit. A sweep
+over K alone is one of these, whose ways differ in K.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from outrider.bench.machine import machine, weights_digest
+from outrider.bench.store import Plain
+from outrider.bench.studies.sweep_record import (
+    K_SWEEP,
+    SWEEP,
+    BenchmarkConfig,
+    Circumstances,
+    ResultsFolder,
+    Schema,
+)
+from outrider.bench.turns import in_turns
+from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams
+from outrider.models.loading import resolve
+
+# Settings that a cell's configuration has a field for, and those that a sweep decides.
+_IN_CONFIG = frozenset((
+    "drafter", "k", "sampler", "dtype", "device", "batch_size", "profile",
+    "max_tokens", "temperature", "seed", "n", "logprobs", "top_logprobs",
+))  # fmt: skip
+# Entries of a configuration that differ among the cells of one sweep over K.
+_PER_CELL = ("model_pair_name", "prompt_domain", "prompt_set", "k")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A pair under the name it has in results, with the settings that nothing varies. Without a
+    drafter there is only plain decoding."""
+
+    name: str
+    target: str
+    draft: str | None
+    engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a pair's prompts are decoded: plainly if `engine` drafts nothing. `own` says that the
+    draft was named for this way and not for all of the pair's."""
+
+    engine: EngineConfig
+    draft: str | None = None
+    own: bool = False
+
+    @property
+    def k(self) -> int:
+        """0 for plain decoding."""
+        return self.engine.k if self.engine.drafter != "none" else 0
+
+    @property
+    def drafter(self) -> str:
+        """As results have it."""
+        return f"{self.engine.drafter}={self.draft}" if self.own else self.engine.drafter
+
+
+class Work(NamedTuple):
+    """A prompt under its name."""
+
+    prompt_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Some prompts under their names. `print` is the fingerprint of all that the domain has, so
+    that a later run may take more of them."""
+
+    works: tuple[Work, ...]
+    print: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Prompts that run together; one unless the batch size says otherwise. With a `level`, they are
+    requests to a closed loop with so many in flight; 0 is one at a time with rests."""
+
+    domain: str
+    prompts: tuple[Work, ...]
+    level: int | None = None
+
+    @property
+    def name(self) -> str:
+        first, last = self.prompts[0].prompt_id, self.prompts[-1].prompt_id
+        return first if len(self.prompts) == 1 else f"{first}..{last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One piece at one repeat, to be decoded in every way; `turn` is its place in the sweep.
+    `configs` are what its samples are filed under, one for each way in order."""
+
+    turn: int
+    piece: Piece
+    repeat: int
+    params: SamplingParams
+    configs: tuple[BenchmarkConfig, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """`context` is how long its prompts are in tokens, None if as they come; `level` how many
+    requests are in flight, None if pieces run at once."""
+
+    domain: str
+    prompts: Prompts
+    params: SamplingParams
+    context: int | None = None
+    level: int | None = None
+
+    @property
+    def prompts_name(self) -> str:
+        return self.domain if self.context is None else f"{self.domain} of {self.context} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Scenes that are decoded by the same engines, one for each of `ways`, plain decoding first.
+    A piece of work is `piece_size` prompts. With the schema of a sweep over K all runs of a pair
+    must have the same settings, which its results then state."""
+
+    pair: str
+    target: str
+    ways: tuple[Way, ...]
+    scenes: tuple[Scene, ...]
+    piece_size: int
+    iterations: int
+    schema: Schema = SWEEP
+
+    def visits(self) -> list[Visit]:
+        """All of them, in the order in which they run: the scenes take turns. A scene's last piece
+        may be smaller than the others."""
+        rows: list[list[tuple[Piece, SamplingParams, tuple[BenchmarkConfig, ...]]]] = []
+        for scene in self.scenes:
+            works, size = scene.prompts.works, self.piece_size
+            cut = [works[i : i + size] for i in range(0, len(works), size)]
+            configs = tuple(self.config(scene, way) for way in self.ways)
+            rows.append([(Piece(scene.domain, w, scene.level), scene.params, configs) for w in cut])
+        turns = [(i, row) for i in range(self.iterations) for row in in_turns(rows)]
+        return [
+            Visit(turn, piece, repeat, params, configs)
+            for turn, (repeat, (piece, params, configs)) in enumerate(turns)
+        ]
+
+    def config(self, scene: Scene, way: Way) -> BenchmarkConfig:
+        engine, params = way.engine, scene.params
+        more: dict[str, Plain] = {"prompt_tokens": scene.context, "concurrency": scene.level}
+        named = {name: value for name, value in more.items() if value is not None}
+        return BenchmarkConfig(
+            model_pair_name=self.pair,
+            prompt_domain=scene.domain,
+            k=way.k,
+            temperature=params.temperature,
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            drafter=way.drafter,
+            sampler=engine.sampler,
+            dtype=engine.dtype,
+            device=engine.device,
+            batch_size=engine.batch_size,
+            prompt_set=scene.prompts.print,
+            others=tuple(sorted({**dict(others_of(engine, params)), **named}.items())),
+        )
+
+    def circumstances(self) -> Circumstances:
+        """Fetches weights if need be. Raises CheckpointError."""
+        drafts = {way.draft: way.engine.drafter for way in self.ways if way.draft}
+        one = self.schema.one_setting
+        models = {"target": self.target} | {
+            "draft" if one else f"{drafter} from {draft}": draft
+            for draft, drafter in drafts.items()
+        }
+        return Circumstances(
+            pair=self.pair,
+            machine=machine(self.ways[0].engine.device),
+            settings=self._settings() if one else {},
+            weights={side: weights_digest(resolve(name)) for side, name in models.items()},
+            prompt_sets={scene.prompts_name: scene.prompts.print for scene in self.scenes},
+        )
+
+    def _settings(self) -> dict[str, Plain]:
+        """Those of all cells; plain decoding alone has no drafter."""
+        config = self.config(self.scenes[0], self.ways[-1])
+        found = {**config.plain(), **dict(config.others)}
+        left_out = _PER_CELL if config.is_speculative else (*_PER_CELL, "drafter")
+        return {name: value for name, value in found.items() if name not in left_out}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KSweep:
+    """A sweep over K: `prompts` by domain, and `ks` without 0, which is always measured."""
+
+    prompts: Mapping[str, Prompts]
+    ks: Sequence[int]
+    iterations: int
+    warmup: int
+    params: SamplingParams
+
+    def group(self, pair: Pair) -> Group:
+        engine = replace(pair.engine, profile=False)
+        plain = Way(replace(engine, k=0, drafter="none"))
+        ks = self.ks if engine.drafter != "none" else ()
+        return Group(
+            pair=pair.name,
+            target=pair.target,
+            ways=(plain, *(Way(replace(engine, k=k), pair.draft) for k in ks)),
+            scenes=tuple(
+                Scene(domain=domain, prompts=prompts, params=self.params)
+                for domain, prompts in self.prompts.items()
+            ),
+            piece_size=engine.batch_size,
+            iterations=self.iterations,
+            schema=K_SWEEP,
+        )
+
+
+def missing(planned: Sequence[Visit], folder: ResultsFolder) -> list[Visit]:
+    """Visits of which the folder lacks a sample, or has one that failed: what it failed for may be
+    over. They are measured again in every way, because a ratio is only of samples that were
+    measured in turns."""
+    done = {key for key, sample in folder.current().items() if sample.ok}
+    configs = {config for visit in planned for config in visit.configs}
+    hashes = {config: config.config_hash() for config in configs}
+    return [
+        visit
+        for visit in planned
+        if any(
+            (hashes[config], visit.piece.name, visit.repeat) not in done for config in visit.configs
+        )
+    ]
+
+
+def others_of(engine: EngineConfig, params: SamplingParams) -> tuple[tuple[str, Plain], ...]:
+    """Settings away from their defaults that BenchmarkConfig has no field for, in order of names;
+    those that a sweep decides (`profile`, how many completions) are left out."""
+    found: dict[str, Plain] = {}
+    for ours, default in ((engine, EngineConfig()), (params, SamplingParams())):
+        for item in fields(ours):
+            value: object = getattr(ours, item.name)
+            if item.name not in _IN_CONFIG and value != getattr(default, item.name):
+                plain = isinstance(value, str | int | float)
+                found[item.name] = value if plain else json.dumps(value, sort_keys=True)
+    return tuple(sorted(found.items()))
