@@ -1,5 +1,7 @@
 """Benchmarks of `outrider bench`, and the pages of their results: they measure what users get.
 
-A folder or a file here is one kind of study; docs/benchmarks.md says what each one asks, and how a
-ratio is taken. Nothing here reaches into the engine: models run through api/ and lab/.
+Every study is made of the same pieces: a sample (`sample.py`) is what a contestant did with a piece
+of work in its turn (`turns.py`), kept in a file that a later run goes on with (`store.py`), and
+summed up in groups and paired ratios (`frame.py`). `docs/benchmarks.md` says what each study asks.
+Nothing here reaches into the engine: models run through api/ and lab/.
 """

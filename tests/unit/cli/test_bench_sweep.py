@@ -12,7 +12,7 @@ from doubles.command_line import Command, Finished
 from doubles.sweeping import QuickLLM
 from outrider.api.llm import LLM
 from outrider.bench.figure_style import THEMES
-from outrider.bench.store import GrownFile
+from outrider.bench.store import AppendLog
 from outrider.bench.studies import sweep as sweep_module
 from outrider.bench.studies import sweep_figures as figures
 from outrider.bench.studies.sweep_recipes import RECIPES
@@ -118,7 +118,7 @@ def test_a_machine_without_room_is_named_and_a_full_disk_ends_it(
         if b'"sample"' in lines:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(GrownFile, "add", full)
+    monkeypatch.setattr(AppendLog, "add", full)
     shown = sweep(outrider, "--over", "drafter=suffix", "--over", "batch=1,2")
     assert shown.code == 3
     assert "No space left on device" in shown.err

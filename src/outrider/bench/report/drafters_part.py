@@ -1,4 +1,4 @@
-"""Parts of a comparison of drafters (bench/drafters/), from `results.json` or a committed result.
+"""Parts of a comparison of drafters, from `results.json` or a committed result.
 
 A committed result has several tiers; each is a part.
 """

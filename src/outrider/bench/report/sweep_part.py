@@ -1,4 +1,4 @@
-"""The parts of sweeps (bench/sweep*.py, bench/sweeps/), from their samples.
+"""The parts of sweeps (bench/studies/sweep*.py), from their samples.
 
 A sweep over K has a table and figures for each pair; one over other axes has the tables of its own
 report, and the figures that it drew.

@@ -8,9 +8,9 @@ from typing import Any
 
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import THEMES, Theme, new_figure, readable_on, save, themed
+from outrider.bench.frame import Ratio
 from outrider.bench.studies.drafters_lineup import OFF
 from outrider.bench.studies.drafters_report import EVERYTHING, Cell
-from outrider.core.errors import ContractError
 
 # Inches of a panel's head and foot, and of each drafter in it.
 _FRAME, _LINE = 0.7, 0.24
@@ -42,21 +42,19 @@ def speedup(found: Sequence[Cell], words: str, theme: Theme) -> Any:
     figure, panels = _panels(found, title, words, theme)
     loss, none, gain = theme.diverging[0], theme.muted, theme.diverging[2]
     colors = {"gain": gain, "loss": loss}
-    ends = [_end(cell) for cell in found if cell.speedup]
+    ends = [_ends(cell.speedup) for cell in found if cell.speedup]
     low, high = min([0.9, *(a for a, _ in ends)]), max([1.1, *(b for _, b in ends)])
     span = high - low
     names = _names(found)
     for domain, axes in panels.items():
-        own = [cell for cell in found if cell.domain == domain and cell.speedup]
+        own = [(c, c.speedup) for c in found if c.domain == domain and c.speedup]
         axes.axvline(1, color=theme.muted, linewidth=1)
-        for cell in own:
-            if cell.speedup is None:
-                raise ContractError("the cell has no speed-up")
+        for cell, ratio in own:
             place = names.index(cell.contestant)
-            color, (left, right) = colors.get(cell.verdict, none), _end(cell)
-            axes.plot([left, right], [place, place], color=color, linewidth=2)
-            axes.plot([cell.speedup.value], [place], color=color, marker="o")
-            text = _told(cell)
+            color = colors.get(cell.verdict, none)
+            axes.plot(_ends(ratio), [place, place], color=color, linewidth=2)
+            axes.plot([ratio.value], [place], color=color, marker="o")
+            text = _told(cell, ratio)
             axes.text(high + 0.06 * span, place, text, va="center", fontsize=7.5, color=theme.ink)
         axes.set_xlim(low - 0.05 * span, high + (0.06 + _WORDS) * span)
         axes.grid(visible=True, axis="x")
@@ -131,18 +129,13 @@ def _names(found: Sequence[Cell]) -> list[str]:
     return list(dict.fromkeys(cell.contestant for cell in found))
 
 
-def _end(cell: Cell) -> tuple[float, float]:
+def _ends(ratio: Ratio) -> tuple[float, float]:
     """Where its interval begins and ends."""
-    if cell.speedup is None:
-        raise ContractError("the cell has no speed-up")
-    value = cell.speedup.value
-    return cell.speedup.low or value, cell.speedup.high or value
+    return ratio.low or ratio.value, ratio.high or ratio.value
 
 
-def _told(cell: Cell) -> str:
-    if cell.speedup is None:
-        raise ContractError("the cell has no speed-up")
-    parts = [f"{cell.speedup.value:.2f}×"]
+def _told(cell: Cell, ratio: Ratio) -> str:
+    parts = [f"{ratio.value:.2f}×"]
     if cell.tokens_per_round is not None:
         parts.append(f"{cell.tokens_per_round:.2f} t/r")
     if cell.draft_share is not None:
