@@ -9,7 +9,14 @@ import pytest
 
 from outrider.bench.machine import provenance
 from outrider.bench.store import write_json
-from outrider.bench.turns import best, race
+from outrider.bench.turns import (
+    attempt,
+    best,
+    different_tokens,
+    in_turns,
+    race,
+    visit,
+)
 from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 
@@ -31,6 +38,44 @@ def test_every_contestant_runs_every_piece_in_rotating_order() -> None:
     assert scores["a"].tokens == [2, 2, 2]
     assert scores["b"].to_dict()["tokens"] == 9
     assert best(scores, ["a", "b"]) in ("a", "b")
+
+
+def test_a_visit_begins_with_its_turn_and_answers_in_the_usual_order() -> None:
+    ran: list[str] = []
+
+    def run(name: str) -> str:
+        ran.append(name)
+        return name.upper()
+
+    found = visit(["a", "b", "c"], 4, run)
+    assert ran == ["b", "c", "a"]
+    assert found.results == ["A", "B", "C"]
+    assert in_turns([[1, 2, 3], [4], [5, 6]]) == [1, 4, 5, 2, 6, 3]
+
+
+def test_an_error_is_the_reason_of_an_attempt_and_an_interrupt_ends_all() -> None:
+    moments = iter([1.0, 1.5, 3.0, 3.25])
+    done = attempt(lambda: "text", lambda: next(moments))
+    assert (done.value, done.reason, done.seconds) == ("text", None, 0.5)
+
+    def full() -> str:
+        raise MemoryError("full")
+
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    failed = attempt(full, lambda: next(moments))
+    assert (failed.value, failed.reason) == (None, "MemoryError: full")
+    with pytest.raises(KeyboardInterrupt):
+        attempt(interrupted)
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    assert different_tokens([(1, 2)], [[1, 2]], "off") is None
+    said = "DifferentTokens: not those of off from token"
+    assert different_tokens([(1, 3)], [(1, 2)], "off") == f"{said} 1 on"
+    assert different_tokens([(1,)], [(1, 2)], "off", "; why") == f"{said} 1 on; why"
+    assert different_tokens([(1,), (5,)], [(1,), (4,)], "off") == f"{said} 0 of prompt 1 on"
 
 
 def test_workloads_ship_with_the_package() -> None:
