@@ -22,8 +22,14 @@ from common import TARGET, options_of, reported
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.quality.formats import FormatRow, Window, compare_formats
-from outrider.bench.quality.judge import QUANTISED, Judge, load_judge
+from outrider.bench.quality.measure import (
+    QUANTISED,
+    FormatRow,
+    Judge,
+    Window,
+    compare_formats,
+    load_judge,
+)
 from outrider.bench.workload import load_prompts
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")

@@ -14,10 +14,20 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import load_wrapper
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.quality.formats import FormatRow, compare_formats
-from outrider.bench.quality.judge import FORMATS, Nats, load_judge, read, windows_of
+from outrider.bench.quality.measure import (
+    FORMATS,
+    RULES,
+    FormatRow,
+    Nats,
+    RuleRow,
+    RuleStudy,
+    compare_formats,
+    compare_rules,
+    load_judge,
+    read,
+    windows_of,
+)
 from outrider.bench.quality.report import Quality, sections, to_record
-from outrider.bench.quality.rules import RULES, RuleRow, Study, compare_rules
 from outrider.bench.workload import builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import QualityOptions
@@ -111,7 +121,7 @@ def _rules(
         ids = [*prompt, *written][:_MOST_TOKENS]
         return read(judge, ids, max(len(prompt), 1))
 
-    study = Study(
+    study = RuleStudy(
         target=target,
         draft=about.models.draft,
         engine=engine,

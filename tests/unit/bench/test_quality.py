@@ -14,10 +14,17 @@ from torch import Tensor
 
 from outrider.api.wrapper import Cache
 from outrider.bench.frame import Ratio
-from outrider.bench.quality.formats import compare_formats
-from outrider.bench.quality.judge import Nats, read, windows_of
+from outrider.bench.quality.measure import (
+    PLAIN,
+    Nats,
+    RuleRow,
+    RuleStudy,
+    compare_formats,
+    compare_rules,
+    read,
+    windows_of,
+)
 from outrider.bench.quality.report import Quality, findings, sections, to_record
-from outrider.bench.quality.rules import PLAIN, RuleRow, Study, compare_rules
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
 from outrider.core.params import SamplingParams
@@ -92,9 +99,9 @@ def test_formats_are_compared_with_the_first() -> None:
     assert not list(compare_formats(models.__getitem__, (), windows))
 
 
-def study(**given: object) -> Study:
+def study(**given: object) -> RuleStudy:
     engine = EngineConfig(k=3, device="cpu", dtype="float32", batch_size=2)
-    base = Study(
+    base = RuleStudy(
         target="outrider/embedded",
         draft=None,
         engine=engine,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.quality import rules
+from outrider.bench.quality import measure as rules
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 
 from outrider.bench.engines.findings import spoken
 from outrider.bench.pages import Section, number, percent
-from outrider.bench.quality.formats import FormatRow
-from outrider.bench.quality.rules import PLAIN, RuleRow
+from outrider.bench.quality.measure import PLAIN, FormatRow, RuleRow
 
 FORMATS = ("format", "perplexity", "divergence (nats)", "same first choice %", "tokens")
 RULES = (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from outrider.bench.quality.formats import FormatRow
+from outrider.bench.quality.measure import FormatRow, RuleRow
 from outrider.bench.quality.report import Quality, sections
-from outrider.bench.quality.rules import RuleRow
 from outrider.bench.report.pieces import plain_table, tables_of
 from outrider.bench.report.reading import (
     Record,
