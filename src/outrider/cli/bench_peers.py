@@ -13,14 +13,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from outrider.bench.engines.record import RESULTS, write_page
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.peers.commands import any_reads_gguf
-from outrider.bench.peers.compare import Comparison, Plan, Watch
-from outrider.bench.peers.contestants import DRAFTERS, FORMS, OURS, PEERS, Weights
-from outrider.bench.peers.files import TIERS, Store, tier_folders, weights_of
-from outrider.bench.peers.journal import FILE_NAME, Journal
-from outrider.bench.peers.report import sections
-from outrider.bench.peers.score import run_rows
-from outrider.bench.peers.servers import parse_servers
+from outrider.bench.peers.compare import (
+    TIERS,
+    Comparison,
+    Plan,
+    Watch,
+    WeightsFolder,
+    tier_folders,
+    weights_of,
+)
+from outrider.bench.peers.contestants import (
+    DRAFTERS,
+    FORMS,
+    OURS,
+    PEERS,
+    Weights,
+    any_reads_gguf,
+    parse_servers,
+)
+from outrider.bench.peers.report import run_rows, sections
+from outrider.bench.peers.results import FILE_NAME, Journal
 from outrider.bench.store import RecordError, entries, parse, write_json
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import PeersOptions
@@ -175,7 +187,7 @@ def _own_models(resolved: Resolved) -> bool:
 
 def _weights(call: Call[PeersOptions], plan: Plan) -> Weights:
     options, program = call.options, call.resolved.program()
-    store = Store(plan.peers_folder / "weights", engine_setup.say)
+    store = WeightsFolder(plan.peers_folder / "weights", engine_setup.say)
     gguf = any_reads_gguf(plan.names, plan.peers_folder)
     if not _own_models(call.resolved):
         target, draft = tier_folders(options.tier or TIERS[0], store)

@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 
 from doubles.peer_sides import ScriptedSide, SidePeer
-from outrider.bench.peers.contestants import FORMS, OURS, Contestant, Weights, line_up
-from outrider.bench.peers.found import Entry, Found, Place, Run
-from outrider.bench.peers.lines import answer
+from outrider.bench.peers.contestants import (
+    FORMS,
+    OURS,
+    Contestant,
+    Served,
+    Weights,
+    line_up,
+    parse_servers,
+)
 from outrider.bench.peers.match import Match, Prompt, Setting
-from outrider.bench.peers.report import findings, sections
-from outrider.bench.peers.score import run_rows, summary
-from outrider.bench.peers.servers import Served, parse_servers
+from outrider.bench.peers.report import findings, run_rows, sections, summary
+from outrider.bench.peers.results import Entry, Found, Place, Run
+from outrider.bench.peers.sides import answer
 from outrider.core.errors import ConfigError
 
 WEIGHTS = Weights(

@@ -10,16 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
+import outrider
 from outrider import LLM, SamplingParams
-from outrider.bench.peers import side_outrider
-from outrider.bench.peers.lines import Side, answer
-from outrider.bench.peers.side_llama import LlamaSide
-from outrider.bench.peers.side_openvino import OpenvinoSide
-from outrider.bench.peers.side_outrider import OutriderSide
-from outrider.bench.peers.side_transformers import TransformersSide
+from outrider.bench.peers.servers import LlamaSide
+from outrider.bench.peers.sides import OpenvinoSide, OutriderSide, Side, TransformersSide, answer
 from outrider.models.loading import resolve
 
 SETUP: dict[str, Any] = {
@@ -112,7 +110,7 @@ def test_quantised_weights_that_crash_when_repacked_run_without(llama: LlamaSide
 
 @pytest.mark.weights
 def test_ours_writes_and_says_when_each_token_came() -> None:
-    side = OutriderSide()
+    side = OutriderSide(outrider)
     found = {"target": str(resolve("outrider/embedded")), "drafter": "ngram", "k": 2}
     assert "notes" in load(side, **found)
     said = run(side, ids=[40, 50, 60], max_tokens=6)
@@ -131,9 +129,9 @@ def test_ours_reads_a_prompt_anew_as_everybody_must(monkeypatch: pytest.MonkeyPa
         made.append(LLM(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(side_outrider, "LLM", opened)
+    monkeypatch.setattr(outrider, "LLM", opened)
     prompt = [40 + n % 50 for n in range(100)]
-    side = OutriderSide()
+    side = OutriderSide(outrider)
     load(side, target=str(resolve("outrider/embedded")), options={"profile": True})
     run(side, ids=prompt, max_tokens=2)
     (again,) = made[0].generate([prompt], SamplingParams(max_tokens=2))
@@ -178,7 +176,7 @@ class FakeTransformers:
 
 def test_transformers_are_asked_for_what_a_setup_says() -> None:
     library = FakeTransformers()
-    side = TransformersSide(library)
+    side = TransformersSide(library, torch)
     float32 = {"dtype": "float32"}
     for name, drafter, k in (("it", "none", 0), ("drafted", "model", 4), ("looked", "ngram", 8)):
         assert load(side, name=name, drafter=drafter, k=k, options=float32) == {"notes": []}
@@ -249,7 +247,7 @@ class FakeGenai:
 def test_openvino_gets_ids_and_a_converted_draft(tmp_path: Path) -> None:
     genai = FakeGenai()
     openvino = SimpleNamespace(__version__="2", Tensor=same)
-    side = OpenvinoSide(openvino, genai)
+    side = OpenvinoSide(openvino, genai, numpy)
     assert side.about() == {"versions": {"openvino": "2", "openvino_genai": "3"}}
     draft = tmp_path / "draft.gguf"
     draft.write_bytes(b"GGUF")

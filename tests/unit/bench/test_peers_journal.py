@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.bench.peers.contestants import Contestant
-from outrider.bench.peers.found import Run
-from outrider.bench.peers.journal import FILE_NAME, LOGS, Journal
+from outrider.bench.peers.results import FILE_NAME, LOGS, Journal, Run
 from outrider.core.errors import ConfigError, MachineError
 
 TERMS = {"machine": {"cpu": "one"}, "versions": {"outrider": "1", "llama.cpp": "b1"}}
@@ -78,8 +77,8 @@ def test_a_file_that_was_cut_off_anywhere_is_a_run_that_goes_on(cut: int) -> Non
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
-        ({**TERMS, "machine": {"cpu": "two"}}, "another machine"),
-        ({**TERMS, "versions": {"llama.cpp": "b2"}}, "another versions"),
+        ({**TERMS, "machine": {"cpu": "two"}}, "results with machine"),
+        ({**TERMS, "versions": {"llama.cpp": "b2"}}, "llama.cpp of version 'b1', not 'b2'"),
     ],
 )
 def test_other_circumstances_are_not_mixed(
@@ -106,7 +105,6 @@ def test_a_later_session_may_ask_further_peers(tmp_path: Path) -> None:
         "no JSON",
         '{"record": "poem"}',
         '{"record": "run"}',
-        '{"record": "session", "schema": "outrider-bench-peers/0", "version": "0"}',
         '{"record": "trials", "temperature": 0, "times": 3}',
     ],
 )
@@ -128,7 +126,7 @@ def test_a_run_that_was_edited_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="a line 3 that"):
             Journal.open(tmp_path / "out")
     file.write_text("\n".join([lines[2], ""]))
-    with pytest.raises(ConfigError, match="no session before it"):
+    with pytest.raises(ConfigError, match="no line of kind 'session' before it"):
         Journal.open(tmp_path / "out")
 
 

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from doubles.json_server import Answer, JsonServer, serving
 from outrider.api.clients import Piece
-from outrider.bench.peers import start
-from outrider.bench.peers.commands import any_reads_gguf, command_of, how_to_get
-from outrider.bench.peers.lines import answer
+from outrider.bench.peers.contestants import any_reads_gguf, command_of, how_to_get, lent
 from outrider.bench.peers.process import Cpu, Peer, PeerError
-from outrider.bench.peers.side_http import HttpSide, arrivals
+from outrider.bench.peers.servers import HttpSide, arrivals
+from outrider.bench.peers.sides import answer
 
 SETUP: dict[str, Any] = {
     "name": "vllm none bf16",
@@ -180,8 +179,9 @@ def test_a_side_runs_in_a_python_that_has_no_outrider(tmp_path: Path) -> None:
     """No site-packages, so neither Outrider nor numpy is there but what PYTHONPATH names."""
     for name in ("openvino", "openvino_genai", "numpy"):
         (tmp_path / f"{name}.py").write_text('__version__ = "7"\n')
+    python, *words = lent(Path(sys.executable), "openvino")
     done = subprocess.run(
-        [sys.executable, "-S", "-P", str(Path(start.__file__)), "side_openvino"],
+        [python, "-S", *words],
         check=False,
         timeout=60,
         capture_output=True,
@@ -210,11 +210,11 @@ def test_peers_that_are_there_are_started_by_their_own_files(tmp_path: Path) -> 
     alien = command_of("openvino", tmp_path, tmp_path)
     assert alien is not None
     assert alien[0] == str(python)
-    assert Path(alien[2]).is_file()
+    assert alien[-1] == "openvino"
     llama = command_of("llama.cpp", tmp_path, tmp_path)
     assert llama is not None
     assert llama[-1] == str(server.parent)
     assert any_reads_gguf(("openvino",), tmp_path)
     served = command_of("vllm", tmp_path, tmp_path / "target")
     assert served is not None
-    assert served[-2:] == ["outrider.bench.peers.side_http", str(tmp_path / "target")]
+    assert served[-2:] == ["vllm", str(tmp_path / "target")]

@@ -14,7 +14,8 @@ import pytest
 
 from doubles.command_line import Command
 from doubles.peer_sides import ScriptedSide, SidePeer
-from outrider.bench.peers import commands, compare
+from outrider.bench.peers import compare
+from outrider.bench.peers import contestants as commands
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -110,7 +111,7 @@ def test_the_same_command_goes_on_where_it_stopped(
     assert len(after["sessions"]) == 2
     other = outrider(*SHORT, *TWO, "--max-tokens", "5")
     assert other.code == 2
-    assert "another max_tokens" in other.err
+    assert "results with max_tokens 4, not 5" in other.err
 
 
 def test_an_interrupt_keeps_what_was_measured(

@@ -1,4 +1,4 @@
-"""One comparison from its plan to its record: start peers, choose, race, sum up.
+"""One comparison from its plan to its record: make weights, start peers, choose, race, sum up.
 
 Peers that are there are started and closed here, whatever happens. Every run is in the journal at
 once, so an interrupt loses nothing.
@@ -7,26 +7,120 @@ once, so an interrupt loses nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.machine import machine, provenance
-from outrider.bench.peers.commands import command_of, how_to_get
-from outrider.bench.peers.contestants import OURS, Contestant, Weights, line_up
-from outrider.bench.peers.files import digests
-from outrider.bench.peers.journal import LOGS, Journal
+from outrider.bench.machine import machine, provenance, weights_digest
+from outrider.bench.peers.contestants import (
+    FORMS,
+    OURS,
+    Contestant,
+    Served,
+    Weights,
+    command_of,
+    how_to_get,
+    line_up,
+)
 from outrider.bench.peers.match import Match, Prompt, Setting
 from outrider.bench.peers.process import Peer, PeerError
-from outrider.bench.peers.score import summary
-from outrider.bench.peers.servers import Served
+from outrider.bench.peers.report import summary
+from outrider.bench.peers.results import LOGS, Journal
 from outrider.bench.workload import WORKLOADS, fingerprint, load_prompts
+from outrider.core.errors import CheckpointError, MachineError
+from outrider.lab.gguf_export import Wish, export
+from outrider.lab.inflate import shape_called
+from outrider.lab.inflate_files import write_inflated
+from outrider.models.hf_config import read_config
+from outrider.models.loading import resolve
 
-NUM_TRIALS = 2
-TRIAL_TOKENS = 48
+TIERS = ("a", "b")
+SHAPE = "0.4b"
+# The nearest of llama.cpp's own rules; prompts travel as ids, so no rule is ever used.
+PRE_TOKENIZER = "gpt-2"
+# Prompts and tokens of each on which variants are chosen.
+NUM_TRIALS, TRIAL_TOKENS = 2, 48
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFolder:
+    """Where files that are made are kept, under names that tell their weights, so that a later run
+    finds them; and who is told of it."""
+
+    folder: Path
+    tell: Callable[[str], None]
+
+
+def tier_folders(tier: str, weights: WeightsFolder) -> tuple[Path, Path]:
+    """Target and draft of a tier, made if need be: a is the embedded pair, b its target at the cost
+    of 0.4 billion parameters, which writes the same text, with the same draft."""
+    target, draft = resolve("outrider/embedded"), resolve("outrider/embedded-draft")
+    return (_inflated(target, weights) if tier == "b" else target), draft
+
+
+def weights_of(
+    target: Path, draft: Path | None, forms: Iterable[str], weights: WeightsFolder, *, gguf: bool
+) -> Weights:
+    """What contestants of these formats load; GGUF files only where `gguf` asks for them. Raises
+    CheckpointError if the target is no model."""
+    config = read_config(target)
+    names = tuple(name for form in forms for name in FORMS[form]) if gguf else ()
+    files: dict[Path, dict[str, Path]] = {target: {}, **({draft: {}} if draft else {})}
+    refused: dict[str, str] = {}
+    for name in names:
+        for source, found in files.items():
+            try:
+                found[name] = _file(source, name, weights)
+            except (CheckpointError, MachineError) as error:
+                refused[name] = f"no GGUF file of {source.name}: {error}"
+    return Weights(
+        target=target,
+        draft=draft,
+        vocab_size=config.vocab_size,
+        stop_ids=tuple(config.stop_ids),
+        target_gguf=files[target],
+        draft_gguf=files[draft] if draft else {},
+        no_gguf=refused,
+    )
+
+
+def digests(weights: Weights) -> dict[str, str]:
+    """Fingerprints of the checkpoints, by their part."""
+    draft = {"draft": weights_digest(weights.draft)} if weights.draft else {}
+    return {"target": weights_digest(weights.target), **draft}
+
+
+def _inflated(source: Path, weights: WeightsFolder) -> Path:
+    place = weights.folder / f"inflated-{SHAPE}-{weights_digest(source)}"
+    if not (place / "config.json").exists():
+        # Half a folder of a run that was stopped is in the way.
+        for left in place.glob("*"):
+            left.unlink()
+        weights.tell(f"inflating to {SHAPE}, once")
+        for _ in write_inflated(source, shape_called(SHAPE), place, torch.bfloat16):
+            pass
+    return place
+
+
+def _file(source: Path, form: str, weights: WeightsFolder) -> Path:
+    try:
+        weights.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(
+            f"{weights.folder} cannot be made: {error.strerror or error}.",
+            hint="name another folder with --peers-folder",
+        ) from None
+    path = weights.folder / f"{source.name}-{weights_digest(source)}-{form}.gguf"
+    if not path.exists():
+        weights.tell(f"writing {path.name}, once")
+        for _ in export(source, path, Wish(form=form, pre_tokenizer=PRE_TOKENIZER)):
+            pass
+    return path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

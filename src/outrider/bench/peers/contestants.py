@@ -8,12 +8,17 @@ holds these weights as well and is faster where the processor knows no bf16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.peers.servers import Served
+from outrider.api.clients import Server
+from outrider.core.errors import ConfigError, did_you_mean
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "f32": ("f32",),
@@ -26,6 +31,19 @@ OURS = "outrider"
 TRANSFORMERS, LLAMA, OPENVINO = "transformers", "llama.cpp", "openvino"
 PEERS = (TRANSFORMERS, LLAMA, OPENVINO)
 READ_GGUF = (LLAMA, OPENVINO)
+# What builds peers, in a checkout.
+BUILD = "scripts/peers"
+
+_NAMED = re.compile(
+    r"(?P<peer>[A-Za-z][\w.-]*)(\+(?P<drafter>[\w-]+))?(@(?P<form>\w+))?(/(?P<model>[^=]+))?"
+)
+_EXAMPLE = "--servers vllm=http://localhost:8000,vllm+model=http://localhost:8001"
+# A side in a Python that does not have Outrider. Only our package becomes importable there, nothing
+# that is installed beside it: an engine must not find our torch before its own.
+_LEND = (
+    "import sys, types; lent = sys.modules['outrider'] = types.ModuleType('outrider'); "
+    "lent.__path__ = sys.argv[1:2]; from outrider.bench.peers.sides import main; main(sys.argv[2])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +129,18 @@ class Contestant:
         return str(self.options.get("gguf", FORMS[self.form][0]))
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One server: who it is in tables, how it drafts, its number format, its model (the first one
+    that it serves if empty) and its address."""
+
+    peer: str
+    drafter: str
+    form: str
+    model: str
+    url: str
+
+
 def line_up(
     peers: Sequence[str], forms: Sequence[str], drafters: Sequence[str], servers: Sequence[Served]
 ) -> list[Contestant]:
@@ -175,3 +205,77 @@ def _served(name: str, form: str, servers: Sequence[Served]) -> Iterator[Contest
         if server.peer == name and server.form == form:
             options = {"model": server.model} if server.model else {}
             yield Contestant(name, server.drafter, form, 0, options, server.url)
+
+
+def parse_servers(
+    text: str, *, drafters: Sequence[str], forms: Sequence[str], taken: Sequence[str]
+) -> list[Served]:
+    """Servers that run already, named in `text` between commas as
+    NAME[+DRAFTER][@FORMAT][/MODEL]=URL. What a server speculates with and in which format is its
+    owner's word; a server without a format is compared in the first of `forms`. Raises ConfigError
+    for a word that names none, or one of the names `taken`."""
+    found = [
+        _server(word.strip(), drafters, forms, taken) for word in text.split(",") if word.strip()
+    ]
+    places = [(one.peer, one.drafter, one.form) for one in found]
+    for place in places:
+        if places.count(place) > 1:
+            raise ConfigError(
+                f"--servers names {'+'.join(place[:2])} twice in {place[2]}.",
+                hint="give each server a name of its own",
+            )
+    return found
+
+
+def _server(
+    word: str, drafters: Sequence[str], forms: Sequence[str], taken: Sequence[str]
+) -> Served:
+    name, equals, url = word.partition("=")
+    match = _NAMED.fullmatch(name)
+    if not equals or match is None:
+        raise ConfigError(f"{word!r} does not name a server.", hint=_EXAMPLE)
+    peer, drafter = match["peer"], match["drafter"] or "none"
+    form = match["form"] or forms[0]
+    if peer in taken:
+        raise ConfigError(f"{peer!r} is started here, it is no server.", hint=_EXAMPLE)
+    for value, known in ((drafter, drafters), (form, forms)):
+        if value not in known:
+            raise ConfigError(f"{word!r}: no {value!r} here.", hint=did_you_mean(value, known))
+    Server(url=url)
+    return Served(peer, drafter, form, match["model"] or "", url)
+
+
+def command_of(peer: str, folder: Path, tokenizer: Path) -> list[str] | None:
+    """The command that starts `peer`; None if it is not there. `folder` is where scripts/peers
+    builds; a name that is no peer of ours is a server's, whose tokens `tokenizer` counts."""
+    # Safe path: the folder that the user is in must not stand in for libraries.
+    ours = [sys.executable, "-P", "-m"]
+    if peer == LLAMA:
+        binaries = folder / "llama.cpp" / "build" / "bin"
+        there = shutil.which("llama-server", path=binaries) is not None
+        return [*ours, "outrider.bench.peers.servers", peer, str(binaries)] if there else None
+    if peer == OPENVINO:
+        python = folder / "openvino" / "bin" / "python"
+        return lent(python, peer) if python.exists() else None
+    if peer == TRANSFORMERS and find_spec("transformers") is None:
+        return None
+    if peer in (OURS, TRANSFORMERS):
+        return [*ours, "outrider.bench.peers.sides", peer]
+    return [*ours, "outrider.bench.peers.servers", peer, str(tokenizer)]
+
+
+def lent(python: Path, peer: str) -> list[str]:
+    """The command of a side in another environment."""
+    return [str(python), "-P", "-c", _LEND, str(Path(__file__).parents[2]), peer]
+
+
+def any_reads_gguf(peers: Iterable[str], folder: Path) -> bool:
+    """Whether one of them is there that loads GGUF files."""
+    readers = [name for name in peers if name in READ_GGUF]
+    return any(command_of(name, folder, folder) is not None for name in readers)
+
+
+def how_to_get(peer: str, folder: Path) -> str:
+    """The command that brings a missing one."""
+    built = f"{BUILD} {folder} (in a checkout of the sources)"
+    return "pip install 'outrider[hf]'" if peer == TRANSFORMERS else built

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from outrider.bench.peers.contestants import Contestant, Weights
-from outrider.bench.peers.found import Entry, Found, Place, Run
 from outrider.bench.peers.process import Asked, Cpu, PeerError
+from outrider.bench.peers.results import Entry, Found, Place, Run
 
 # A variant this much slower than the best of its group is not tried on further prompts.
 HOPELESS = 1.25

@@ -1,70 +1,232 @@
-"""Servers that run already, as a user names them: `NAME[+DRAFTER][@FORMAT][/MODEL]=URL`.
+"""Peers that are servers: llama.cpp, which is started here, and any that speaks OpenAI's API.
 
-    vllm@bf16=http://localhost:8000,vllm+model@bf16=http://localhost:8001
-
-are a plain server and one that speculates with a draft model, compared with each other and with
-ours. What a server speculates with and in which number format is its owner's word: it is set where
-the server was started.
+This process waits while a server works, so it does not disturb it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
 
-from outrider.api.clients import Server
-from outrider.core.errors import ConfigError, did_you_mean
+from outrider.api.clients import OpenAIClient, Piece, Server
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.peers.sides import MAX_NGRAM, Ask, RefusedError, Setup, serve
+from outrider.core.errors import OutriderError
 
-_NAMED = re.compile(
-    r"(?P<peer>[A-Za-z][\w.-]*)(\+(?P<drafter>[\w-]+))?(@(?P<form>\w+))?(/(?P<model>[^=]+))?"
-)
-_EXAMPLE = "--servers vllm=http://localhost:8000,vllm+model=http://localhost:8001"
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One server: who it is in tables, how it drafts, its number format, its model (the first one
-    that it serves if empty) and its address."""
-
-    peer: str
-    drafter: str
-    form: str
-    model: str
-    url: str
+ANSWER_SECONDS = 600.0
+# llama.cpp has as long as a big model takes.
+START_SECONDS, LLAMA_SECONDS = 180, 1800.0
 
 
-def parse_servers(
-    text: str, *, drafters: Sequence[str], forms: Sequence[str], taken: Sequence[str]
-) -> list[Served]:
-    """Those named in `text`, between commas. A server without a format is compared in the first of
-    `forms`. Raises ConfigError for a word that names none, or one of the names `taken`."""
-    found = [
-        _server(word.strip(), drafters, forms, taken) for word in text.split(",") if word.strip()
-    ]
-    places = [(one.peer, one.drafter, one.form) for one in found]
-    for place in places:
-        if places.count(place) > 1:
-            raise ConfigError(
-                f"--servers names {'+'.join(place[:2])} twice in {place[2]}.",
-                hint="give each server a name of its own",
+class HttpSide:
+    """A server that speaks OpenAI's completions, as vLLM, SGLang, llama.cpp and Ollama do.
+
+    A setup's target is its address; how it speculates is its own affair. It gets the prompt as text
+    and streams its answer. Tokens are counted as everybody's are: the ids that our tokenizer makes
+    of the text (`count`); the server's own count is kept beside it. Seconds go from sending the
+    request to its last piece, so the way over HTTP is in them. Pieces arrive as the server sends
+    them, several tokens at once where it speculates; each piece's tokens share its moment."""
+
+    def __init__(self, count: Callable[[str], Sequence[int]]) -> None:
+        self._count = count
+        self._loaded: dict[str, tuple[OpenAIClient, str]] = {}
+
+    def about(self) -> dict[str, Any]:
+        return {"versions": {}}
+
+    def load(self, setup: Setup) -> list[str]:
+        """Asks which models there are; the first one if none is named."""
+        try:
+            client = OpenAIClient(Server(url=setup.target, timeout_seconds=ANSWER_SECONDS))
+            served = client.models()
+        except OutriderError as error:
+            raise RefusedError(_told(error)) from error
+        model = str(setup.options.get("model") or next(iter(served), ""))
+        if model not in served:
+            there = ", ".join(served) or "none"
+            raise RefusedError(f"{setup.target} has no model {model!r}; it serves: {there}")
+        self._loaded[setup.name] = client, model
+        return [f"{setup.target} serves {model}"]
+
+    def run(self, ask: Ask) -> dict[str, Any]:
+        client, model = self._loaded[ask.name]
+        try:
+            pieces = list(
+                client.stream(
+                    model,
+                    ask.text,
+                    max_tokens=ask.max_tokens,
+                    temperature=ask.temperature,
+                    seed=ask.seed,
+                )
             )
-    return found
+        except OutriderError as error:
+            raise RefusedError(_told(error)) from error
+        if not pieces:
+            raise RefusedError(f"{model} answered with nothing")
+        found: dict[str, Any] = {
+            "ids": list(self._count("".join(piece.text for piece in pieces))),
+            "seconds": pieces[-1].seconds,
+            "arrivals": arrivals(pieces, self._count),
+        }
+        usage = [piece.num_tokens for piece in pieces if piece.num_tokens is not None]
+        return found | ({"usage": usage[-1]} if usage else {})
+
+    def drop(self, name: str) -> None:
+        del self._loaded[name]
 
 
-def _server(
-    word: str, drafters: Sequence[str], forms: Sequence[str], taken: Sequence[str]
-) -> Served:
-    name, equals, url = word.partition("=")
-    match = _NAMED.fullmatch(name)
-    if not equals or match is None:
-        raise ConfigError(f"{word!r} does not name a server.", hint=_EXAMPLE)
-    peer, drafter = match["peer"], match["drafter"] or "none"
-    form = match["form"] or forms[0]
-    if peer in taken:
-        raise ConfigError(f"{peer!r} is started here, it is no server.", hint=_EXAMPLE)
-    for value, known in ((drafter, drafters), (form, forms)):
-        if value not in known:
-            raise ConfigError(f"{word!r}: no {value!r} here.", hint=did_you_mean(value, known))
-    Server(url=url)
-    return Served(peer, drafter, form, match["model"] or "", url)
+def arrivals(pieces: Iterable[Piece], count: Callable[[str], Sequence[int]]) -> list[float]:
+    """When each token of the text so far was there, in seconds. A later piece may join tokens of an
+    earlier one; a token that has arrived stays so."""
+    text, found = "", list[float]()
+    for piece in pieces:
+        text += piece.text
+        found += [piece.seconds] * (len(count(text)) - len(found))
+    return found[: len(count(text))]
+
+
+def _told(error: OutriderError) -> str:
+    return f"{error} {error.hint}" if error.hint else str(error)
+
+
+class LlamaSide:
+    """llama.cpp's own server of `folder`, one process a setup: weights, draft and settings are its
+    flags.
+
+    Seconds are the server's own count for a request, reading the prompt and writing the tokens, so
+    the way over HTTP is not in them. The prompt is read anew each time, as everybody's is.
+    Quantised weights are repacked for matrix instructions where there are some. On some virtual
+    machines that crashes; then, and only then, the server runs with `--no-repack`, and says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self._binary = folder / "llama-server"
+        self._loaded: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+
+    def about(self) -> dict[str, Any]:
+        done = subprocess.run(
+            [self._binary, "--version"], capture_output=True, text=True, check=True
+        )
+        return {"versions": {"llama.cpp": " ".join((done.stdout + done.stderr).split())[:300]}}
+
+    def load(self, setup: Setup) -> list[str]:
+        try:
+            self._loaded[setup.name] = self._started(setup, [])
+        except RefusedError:
+            if setup.form in ("f32", "bf16"):
+                raise
+            self._loaded[setup.name] = self._started(setup, ["--no-repack"])
+            return ["runs with --no-repack: the server does not start without"]
+        return []
+
+    def run(self, ask: Ask) -> dict[str, Any]:
+        _, port = self._loaded[ask.name]
+        # Greedy is the best one of one; else the whole distribution, without the usual cuts.
+        how = {"samplers": ["temperature"], "temperature": ask.temperature}
+        greedy = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0}
+        body = {
+            "prompt": ask.ids,
+            "n_predict": ask.max_tokens,
+            "seed": ask.seed,
+            "return_tokens": True,
+            "cache_prompt": False,
+            **(how if ask.temperature else greedy),
+        }
+        answer = _http(port, "POST", "/completion", body)
+        times = answer["timings"]
+        seconds = (times["prompt_ms"] + times["predicted_ms"]) / 1e3
+        counts = {"drafted": times.get("draft_n", 0), "accepted": times.get("draft_n_accepted", 0)}
+        return {"ids": answer["tokens"], "seconds": seconds, **counts}
+
+    def drop(self, name: str) -> None:
+        process, _ = self._loaded.pop(name)
+        process.terminate()
+        process.wait()
+
+    def close(self) -> None:
+        for name in list(self._loaded):
+            self.drop(name)
+
+    def _started(self, setup: Setup, extra: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+        port = _free_port()
+        process = subprocess.Popen(
+            [str(self._binary), *_flags(setup, port), *extra], stdin=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                flags = " ".join([*_flags(setup, port), *extra])
+                raise RefusedError(f"llama-server ended with {process.returncode}: {flags}")
+            try:
+                if _http(port, "GET", "/health", None).get("status") == "ok":
+                    return process, port
+            except OSError:
+                pass
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        raise RefusedError(f"llama-server did not start in {START_SECONDS} s")
+
+
+def _flags(setup: Setup, port: int) -> list[str]:
+    threads = str(setup.threads)
+    context = str(setup.options.get("context", 2048))
+    flags = ["-m", setup.target, "-t", threads, "-tb", threads, "-c", context, "-np", "1"]
+    flags += ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--cache-ram", "0"]
+    return [*flags, *_speculation(setup)]
+
+
+def _speculation(setup: Setup) -> list[str]:
+    if setup.drafter == "none":
+        return []
+    if setup.drafter == "model":
+        doubt = str(setup.options.get("p_min", 0.0))
+        flags = ["-md", setup.draft, "--spec-type", "draft-simple"]
+        return [*flags, "--spec-draft-n-max", str(setup.k), "--spec-draft-p-min", doubt]
+    kind = setup.options["kind"]
+    if kind == "ngram-cache":
+        return ["--spec-type", kind]
+    sizes = [f"--spec-{kind}-size-n", str(MAX_NGRAM), f"--spec-{kind}-size-m", str(setup.k)]
+    return ["--spec-type", kind, *sizes]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _http(port: int, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=LLAMA_SECONDS)
+    try:
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer: dict[str, Any] = json.loads(response.read())
+    finally:
+        connection.close()
+    if response.status >= 400 and path != "/health":
+        raise RefusedError(f"llama-server: {answer}")
+    return answer
+
+
+def main(name: str, place: Path) -> None:
+    """llama.cpp's binaries are at `place`, or the tokenizer that counts a server's tokens."""
+    if name == "llama.cpp":
+        with closing(LlamaSide(place)) as side:
+            serve(side)
+        return
+    tokenizer = Tokenizer.load(place)
+    serve(HttpSide(lambda text: tokenizer.encode(text, add_special=False)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
