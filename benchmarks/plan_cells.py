@@ -3,13 +3,13 @@
     python benchmarks/plan_cells.py [--tier a|b] [--cells N] [--minutes M] [--rows-of-k N]
                                     [--model FOLDER] [--output FILE] [--quick]
 
-The cells and what is done with each are in `outrider.bench.plan_cells`. What costs are, is measured
-before, and again after every so many cells: a prediction goes by all that a run timed up to it,
-which is rounds on other texts, and none of a cell. FILE has a line for all that became known, and a
-study that was stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a
-draft of 16 and the new tokens still fit; a batch holds fewer tokens in all where rows are slow.
-After the cells, some rows of K are measured as a whole, to see what the chosen K costs against the
-best one. `outrider report FILE` draws it. The last line is one JSON object.
+The cells and what is done with each are in plan_study/. What costs are, is measured before, and
+again after every so many cells: a prediction goes by all that a run timed up to it, which is rounds
+on other texts, and none of a cell. FILE has a line for all that became known, and a study that was
+stopped goes on in it. The embedded window is 2,048 tokens, so contexts end where a draft of 16 and
+the new tokens still fit; a batch holds fewer tokens in all where rows are slow. After the cells,
+some rows of K are measured as a whole, to see what the chosen K costs against the best one.
+`outrider report FILE` draws it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from pathlib import Path
 from time import perf_counter
 
 from common import DRAFT, TARGET, options_of, tier_folders
+from plan_study.draw import MOST_BATCH, MOST_K, Limits, draw
+from plan_study.measure import Repeats
+from plan_study.record import Study, record_of, sections
+from plan_study.study import HOT, Setup, run_rows_of_k, run_study
 
 from outrider import EngineConfig
-from outrider.bench.calibrate.costs import Timing
-from outrider.bench.calibrate.phases import SECONDS, Wanted
-from outrider.bench.calibrate.stands import Stands, open_stands
-from outrider.bench.calibrate.whole import assembled
+from outrider.bench.calibrate.engines import TimedEngines, open_engines
+from outrider.bench.calibrate.session import assembled
+from outrider.bench.calibrate.timing import SECONDS, Timing, Wanted
 from outrider.bench.engines.record import new_run_id
 from outrider.bench.machine import Neighbours, provenance
-from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Limits, draw
-from outrider.bench.plan_cells.measure import Repeats
-from outrider.bench.plan_cells.record import Study
-from outrider.bench.plan_cells.report import record_of, sections
-from outrider.bench.plan_cells.study import HOT, Setup, run_rows_of_k, run_study
+from outrider.bench.pages import Page, markdown
 from outrider.bench.studies.drafters_lineup import Drafts, contestants_named
-from outrider.cli.output import table
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration
 
@@ -119,10 +117,9 @@ def main() -> None:
     until = None if options.minutes is None else perf_counter() + 60 * options.minutes
     with target_of(options) as target:
         drafts = Drafts.of(target, None if target == TARGET else DRAFT)
-        with closing(stands_of(size, target, drafts)) as stands:
-            run(study, size, stands, target, (options.tier, count, options.rows_of_k), until)
-    for section in sections(study):
-        print("\n".join(section.text), table(section.rows, header=section.header), sep="\n")
+        with closing(engines_of(size, target, drafts)) as engines:
+            run(study, size, engines, target, (options.tier, count, options.rows_of_k), until)
+    print(markdown(Page("The planner against measurement", sections(study))))
     print(json.dumps({"benchmark": "plan_cells", "file": study.path.name, **record_of(study)}))
 
 
@@ -135,7 +132,7 @@ def target_of(options: object) -> Generator[str]:
         yield str(folders["b"])
 
 
-def stands_of(size: Size, target: str, drafts: Drafts) -> Stands:
+def engines_of(size: Size, target: str, drafts: Drafts) -> TimedEngines:
     config = EngineConfig(
         batch_size=MOST_BATCH,
         # The rule that ties sampled text to the seed, so that both sides write the same.
@@ -146,19 +143,19 @@ def stands_of(size: Size, target: str, drafts: Drafts) -> Stands:
         arena_tokens=MOST_BATCH * 64 + 2 * size.most_tokens + 4096,
     )
     contestants = contestants_named(size.drafters)
-    return open_stands(contestants, target, drafts, config, most_k=MOST_K)
+    return open_engines(contestants, target, drafts, config, most_k=MOST_K)
 
 
 def run(
     study: Study,
     size: Size,
-    stands: Stands,
+    engines: TimedEngines,
     target: str,
     what: tuple[str, int, int],
     until: float | None,
 ) -> None:
     tier, count, rows_of_k = what
-    window = stands.plain.llm.spec.max_tokens
+    window = engines.plain.llm.spec.max_tokens
     limits = Limits(
         most_context=window - size.num_tokens - MOST_K - 4,
         most_tokens=size.most_tokens,
@@ -168,7 +165,7 @@ def run(
     facts = {"seed": SEED, "tier": tier, "limits": asdict(limits), "size": asdict(size)}
     study.cells_drawn(cells, facts)
     say(f"{len(study.by_cell('measured'))} of {count} cells are measured; calibrating")
-    setups = Setups(size, stands, target, study)
+    setups = Setups(size, engines, target, study)
     started, before = perf_counter(), len(study.by_cell("measured"))
 
     def go_on() -> bool:
@@ -188,11 +185,11 @@ def run(
 class Setups:
     """What predictions go by, measured again as cells are done."""
 
-    def __init__(self, size: Size, stands: Stands, target: str, study: Study) -> None:
-        self._size, self._stands, self._target, self._study = size, stands, target, study
+    def __init__(self, size: Size, engines: TimedEngines, target: str, study: Study) -> None:
+        self._size, self._engines, self._target, self._study = size, engines, target, study
         self._timings = {
             name: Timing.planned(
-                stands, Wanted(batches=BATCHES, seconds=size.seconds, params=params)
+                engines, Wanted(batches=BATCHES, seconds=size.seconds, params=params)
             )
             for name, params in (("calibration", SamplingParams()), ("sampled", HOT))
         }
@@ -212,12 +209,12 @@ class Setups:
             for timing in self._timings.values():
                 timing.run(self._size.seconds)
         found = {
-            name: assembled(self._stands, self._target, timing.costs())
+            name: assembled(self._engines, self._target, timing.costs())
             for name, timing in self._timings.items()
         }
         self._write(found, neighbours.share)
         return Setup(
-            stands=self._stands,
+            engines=self._engines,
             calibration=found["calibration"],
             sampled=found["sampled"],
             num_tokens=self._size.num_tokens,
@@ -232,7 +229,7 @@ class Setups:
             "foreign_cpu_share": share,
         }
         costs = {name: json.loads(one.to_json()) for name, one in found.items()}
-        self._study.add("run", {**origin, **costs, "notes": list(self._stands.notes)})
+        self._study.add("run", {**origin, **costs, "notes": list(self._engines.notes)})
 
 
 def say(text: str) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hf_peer import HfPeer
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.hf_peer import HfPeer
 from outrider.bench.machine import Neighbours, provenance
 from outrider.bench.store import write_json
 from outrider.bench.turns import Score, best, race

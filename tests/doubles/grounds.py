@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 
 import torch
+from matrices.drafters import drafters
+from matrices.matrix import Matrix
 
 import outrider.pairs as pairs
 from doubles.eagle_heads import EagleFolder
@@ -18,7 +20,6 @@ from doubles.head_files import block_tensors, medusa_tensors, write_block, write
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
-from outrider.bench.drafter_parity import Ground
 from outrider.bench.studies.draft_heads import heads_beside
 from outrider.bench.studies.drafters_lineup import available, known
 from outrider.core.spec import ModelSpec
@@ -36,7 +37,7 @@ _DENSE_ONLY = ("quantised-self", "layer-skip")
 _NOISE = 0.02
 
 
-def dense_ground(folder: Path) -> Ground:
+def dense_ground(folder: Path) -> Matrix:
     """Writes heads into `folder`."""
     target = TINY / "target"
     heads = write_heads(folder, target)
@@ -45,10 +46,10 @@ def dense_ground(folder: Path) -> Ground:
     for name in available():
         source = known(name).source
         drafts[name] = DRAFT if source in ("model", "draft") else heads.get(name)
-    return Ground(name="dense", target=TARGET, drafts=drafts)
+    return drafters("dense", TARGET, drafts)
 
 
-def hybrid_ground(folder: Path) -> Ground:
+def hybrid_ground(folder: Path) -> Matrix:
     """Writes target, draft model and heads into `folder`."""
     target, draft = folder / "hybrid", folder / "hybrid-draft"
     write_hybrid(target, hybrid_config("qwen3_5", vocab_size=8192))
@@ -62,7 +63,7 @@ def hybrid_ground(folder: Path) -> Ground:
         source = known(name).source
         if name not in _DENSE_ONLY:
             drafts[name] = str(draft) if source in ("model", "draft") else heads.get(name)
-    return Ground(name="hybrid", target=str(target), drafts=drafts, recurrent=True)
+    return drafters("hybrid", str(target), drafts, recurrent=True)
 
 
 def write_heads(folder: Path, target: Path) -> dict[str, str | None]:

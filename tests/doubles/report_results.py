@@ -13,15 +13,15 @@ from doubles.engine_runs import evidence_of, field, measured, plan
 from doubles.fake_writer import FakeWriter
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
-from outrider.bench.drafters import record as drafters_record
-from outrider.bench.drafters.lineup import Lineup, Runner
-from outrider.bench.drafters.samples import Plan, Race, pieces_of
 from outrider.bench.engines.cases import ClosedCase, LoadPlan, Prompts, scenario
 from outrider.bench.engines.load_report import load_record
 from outrider.bench.engines.record import evidence_record
 from outrider.bench.frame import Ratio
 from outrider.bench.quality.measure import FormatRow, RuleRow
 from outrider.bench.quality.report import Quality, to_record
+from outrider.bench.studies import drafters_report as drafters_record
+from outrider.bench.studies.drafters import Plan, Race, pieces_of
+from outrider.bench.studies.drafters_lineup import Lineup, Runner
 from outrider.core.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12)

@@ -1,15 +1,16 @@
 """Whatever drafts, greedy text is that of plain decoding: chains and trees, dense and hybrid.
 
-Here a few rows meet every pair of two settings; `benchmarks/drafters_parity.py` runs them all.
+Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py drafters` runs all.
 """
 
 from __future__ import annotations
 
 import pytest
+from matrices.drafters import drafters
+from matrices.matrix import Cell, Matrix, Runner
+from matrices.pairwise import Row, all_pairs
 
 from doubles.grounds import dense_ground, hybrid_ground
-from outrider.bench.drafter_parity import DrafterCell, DrafterMatrix, Ground, meant
-from outrider.bench.pairwise import Row, all_pairs
 from outrider.bench.studies.drafters_lineup import available, known
 
 pytestmark = pytest.mark.weights
@@ -28,38 +29,34 @@ NUM_PARTS = 8
 
 
 @pytest.fixture(scope="module")
-def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DrafterMatrix]:
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
     folder = tmp_path_factory.mktemp("grounds")
     grounds = (dense_ground(folder / "dense-heads"), hybrid_ground(folder))
-    return {ground.name: DrafterMatrix(ground, PROMPTS, NUM_TOKENS) for ground in grounds}
+    return {ground.factors["ground"][0]: Runner(ground, PROMPTS, NUM_TOKENS) for ground in grounds}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
-def test_text_is_that_of_plain_decoding(
-    matrices: dict[str, DrafterMatrix], name: str, part: int
-) -> None:
-    matrix = matrices[name]
-    for cell in matrix.run(matrix.ground.pair_rows()[part::NUM_PARTS]):
+def test_text_is_that_of_plain_decoding(matrices: dict[str, Runner], name: str, part: int) -> None:
+    runner = matrices[name]
+    for cell in runner.run(runner.matrix.pair_rows()[part::NUM_PARTS]):
         assert cell.first_difference is None, cell.row
         assert cell.num_equal == cell.num_tokens == NUM_TOKENS * len(PROMPTS), cell.row
 
 
-def cell_of(matrix: DrafterMatrix, **settings: object) -> DrafterCell:
+def cell_of(runner: Runner, **settings: object) -> Cell:
     """Of a row with some settings changed."""
-    row = {name: values[0] for name, values in matrix.ground.factors().items()}
+    row = {name: values[0] for name, values in runner.matrix.factors.items()}
     row |= {"k": "4", "batch_size": "3", "prefill_chunk": "16"}
-    (cell,) = matrix.run([row | {name: str(value) for name, value in settings.items()}])
+    (cell,) = runner.run([row | {name: str(value) for name, value in settings.items()}])
     assert cell.holds
     return cell
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
-def test_trees_branch_and_parts_of_drafts_are_kept(
-    matrices: dict[str, DrafterMatrix], name: str
-) -> None:
+def test_trees_branch_and_parts_of_drafts_are_kept(matrices: dict[str, Runner], name: str) -> None:
     tree = cell_of(matrices[name], drafter="model", shape="tree")
     assert tree.branched
     chain = cell_of(matrices[name], drafter="model")
@@ -69,15 +66,13 @@ def test_trees_branch_and_parts_of_drafts_are_kept(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
-def test_an_mtp_block_branches_too(matrices: dict[str, DrafterMatrix], name: str) -> None:
+def test_an_mtp_block_branches_too(matrices: dict[str, Runner], name: str) -> None:
     assert cell_of(matrices[name], drafter="mtp", shape="tree").branched
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rollback", ["ring", "replay"])
-def test_tight_memory_pre_empts_hybrids_too(
-    matrices: dict[str, DrafterMatrix], rollback: str
-) -> None:
+def test_tight_memory_pre_empts_hybrids_too(matrices: dict[str, Runner], rollback: str) -> None:
     cell = cell_of(
         matrices["hybrid"], drafter="model", rollback=rollback, memory="tight", batch_size=8
     )
@@ -85,15 +80,15 @@ def test_tight_memory_pre_empts_hybrids_too(
 
 
 @pytest.fixture(scope="module")
-def ground() -> Ground:
-    return Ground(name="any", target="t", drafts=dict.fromkeys(available()), recurrent=True)
+def ground() -> Matrix:
+    return drafters("any", "t", dict.fromkeys(available()), recurrent=True)
 
 
-def test_rows_meet_every_pair_that_means_anything(ground: Ground) -> None:
+def test_rows_meet_every_pair_that_means_anything(ground: Matrix) -> None:
     rows = ground.pair_rows()
     assert len(rows) < 80
     met = {pair for row in rows for pair in pairs_of(row)}
-    factors = {name: values for name, values in ground.factors().items() if name != "shape"}
+    factors = {name: values for name, values in ground.factors.items() if name != "shape"}
     assert set(all_pairs(factors)) <= met
     for name in available():
         assert known(name).branches == any(
@@ -101,10 +96,10 @@ def test_rows_meet_every_pair_that_means_anything(ground: Ground) -> None:
         )
 
 
-def test_the_full_product_has_each_configuration_once(ground: Ground) -> None:
+def test_the_full_product_has_each_configuration_once(ground: Matrix) -> None:
     rows = ground.all_rows()
     assert len(rows) == len({tuple(row.items()) for row in rows}) > 1000
-    assert all(row == meant(row) for row in rows)
+    assert all(row == ground.possible(row) for row in rows)
 
 
 def pairs_of(row: Row) -> list[tuple[tuple[str, str], tuple[str, str]]]:

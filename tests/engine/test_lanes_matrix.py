@@ -1,20 +1,16 @@
 """However the work is arranged, greedy text is that of plain decoding, on the embedded pair.
 
-Here a few rows meet every pair of two settings; `benchmarks/engines_parity.py` runs them all.
+Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py engines` runs all.
 """
 
 from __future__ import annotations
 
 import pytest
+from matrices.engines import FACTORS, acceptance_by_draft, engines
+from matrices.matrix import Runner
+from matrices.pairwise import Row, covering_rows
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.lane_parity import (
-    FACTORS,
-    LaneMatrix,
-    acceptance_by_draft,
-    all_rows,
-)
-from outrider.bench.pairwise import Row, covering_rows
 from outrider.core.budget import JobTrace
 
 pytestmark = pytest.mark.weights
@@ -43,13 +39,13 @@ def named(row: Row) -> str:
 
 
 @pytest.fixture(scope="module")
-def matrix() -> LaneMatrix:
-    return LaneMatrix(PROMPTS, max_tokens=9)
+def matrix() -> Runner:
+    return Runner(engines(), PROMPTS, max_tokens=9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=named)
-def test_text_is_that_of_plain_decoding(matrix: LaneMatrix, row: Row) -> None:
+def test_text_is_that_of_plain_decoding(matrix: Runner, row: Row) -> None:
     (cell,) = matrix.run([row])
     assert cell.first_difference is None
     assert cell.num_tokens == cell.num_equal == 9 * len(PROMPTS)
@@ -60,7 +56,7 @@ def test_text_is_that_of_plain_decoding(matrix: LaneMatrix, row: Row) -> None:
 
 
 def test_the_full_product_has_each_configuration_once() -> None:
-    rows = all_rows()
+    rows = engines().all_rows()
     assert len(rows) == len({named(row) for row in rows}) > 2000
     assert {name: {row[name] for row in rows} for name in FACTORS} == {
         name: set(values) for name, values in FACTORS.items()
@@ -75,7 +71,7 @@ def arranged(schedule: str, **settings: object) -> Row:
 
 
 @pytest.mark.slow
-def test_tight_memory_pre_empts_and_changes_nothing(matrix: LaneMatrix) -> None:
+def test_tight_memory_pre_empts_and_changes_nothing(matrix: Runner) -> None:
     schedules = ("single", "pdv", "ssd")
     rows = [arranged(name, memory="tight", batch_size=16) for name in schedules]
     for cell in matrix.run(rows):
@@ -84,7 +80,7 @@ def test_tight_memory_pre_empts_and_changes_nothing(matrix: LaneMatrix) -> None:
 
 
 @pytest.mark.slow
-def test_acceptance_depends_on_neither_schedule_nor_batch(matrix: LaneMatrix) -> None:
+def test_acceptance_depends_on_neither_schedule_nor_batch(matrix: Runner) -> None:
     rows = [
         arranged("single"),
         arranged("single", batch_size=16),

@@ -1,11 +1,12 @@
-"""Speculation on equals speculation off on the embedded pair: a subset of benchmarks/parity.py."""
+"""Speculation on equals speculation off: a part of benchmarks/parity_matrix.py."""
 
 from __future__ import annotations
 
 import pytest
+from matrices.features import PAIR, pair
+from matrices.matrix import Runner, first_difference, num_equal
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.parity import Matrix, first_difference, num_equal, run_matrix
 from outrider.bench.workload import WORKLOADS, load_prompts
 
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
@@ -15,10 +16,9 @@ PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
-    matrix = Matrix(
-        dtypes=(dtype,), drafters=(drafter,), ks=(1, 4, 8), batch_sizes=(1, 3), max_tokens=40
-    )
-    for cell in run_matrix(matrix, PROMPTS):
+    some = {"dtype": (dtype,), "drafter": (drafter,), "k": ("1", "4", "8")}
+    matrix = pair({**PAIR, **some, "batch_size": ("1", "3")})
+    for cell in Runner(matrix, PROMPTS, max_tokens=40).run(matrix.all_rows()):
         assert cell.first_difference is None, cell
         assert cell.num_equal == cell.num_tokens > 0
         assert cell.exact_kernels

@@ -11,9 +11,9 @@ import functools
 from typing import Any
 
 import pytest
+from matrices.pairwise import covering_rows
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.pairwise import covering_rows
 
 pytestmark = [pytest.mark.weights, pytest.mark.deep]
 

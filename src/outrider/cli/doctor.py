@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.bench.calibrate.compute import ComputeCeiling, compute_ceiling
+from outrider.bench.calibrate.limits import ComputeCeiling, compute_ceiling
 from outrider.bench.calibrate.store import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call

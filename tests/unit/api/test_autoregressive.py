@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hf_peer import HfPeer
 
 from outrider.api.autoregressive import AutoregressiveDecoder
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
-from outrider.bench.hf_peer import HfPeer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams

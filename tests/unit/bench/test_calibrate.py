@@ -14,17 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate import costs, phases, store
-from outrider.bench.calibrate.costs import Timing
-from outrider.bench.calibrate.dial import Dial
-from outrider.bench.calibrate.fit import draft_costs, shared_costs
-from outrider.bench.calibrate.fitting import nonnegative
-from outrider.bench.calibrate.passes import Pass, Request, passes_of
+from outrider.bench.calibrate.engines import Dial
+from outrider.bench.calibrate.fit import draft_costs, nonnegative, shared_costs
 from outrider.bench.calibrate.points import Drafting, Point, drafting_of, levels, points_of
-from outrider.bench.calibrate.probe import Probe
-from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
-from outrider.bench.calibrate.texts import prompts_of
-from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, MOST_TURNS, Phase, Timed
+from outrider.bench.calibrate.probe import Ahead, Probe, Round, ahead_of, rounds_at
+from outrider.bench.calibrate.rounds import (
+    ALIKE,
+    LEAST_TURNS,
+    MOST_TURNS,
+    Pass,
+    Phase,
+    Request,
+    Timed,
+    passes_of,
+)
+from outrider.bench.calibrate.store import all_of, keep, load, path_of
+from outrider.bench.calibrate.timing import EDGES, Pace, Plan, Timing, Wanted, plans_of, prompts_of
 from outrider.core.budget import RoundTrace
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
@@ -289,8 +294,7 @@ def timed(
         emitted=1,
         draft=0.1 * k * pace,
         verify=1.0 * pace,
-        accept=0.1 * pace,
-        gap=0.1 * pace,
+        host=0.2 * pace,
     )
     return Timed("model", 0, turn, one, first)
 
@@ -362,7 +366,7 @@ class Phased:
 
     def __call__(
         self,
-        stands: Sequence[object],
+        engines: Sequence[object],
         phase: Phase,
         *,
         number: int,
@@ -371,7 +375,7 @@ class Phased:
         clock: Callable[[], float],
     ) -> list[Timed]:
         assert isinstance(clock, Watch)
-        assert not stands
+        assert not engines
         assert phase.prompts == [[number]]
         self.numbers.append(number)
         self.turns.append(turns)
@@ -381,14 +385,14 @@ class Phased:
 
 
 def timing_of(num_phases: int) -> Timing:
-    stands: Any = None
-    plans = [phases.Plan(1, 66, (), (1,), 1, alike=False)] * num_phases
-    return Timing(stands, plans, [Phase([[n]], {}, 1) for n in range(num_phases)], Watch())
+    engines: Any = None
+    plans = [Plan(1, 66, (), (1,), 1, alike=False)] * num_phases
+    return Timing(engines, plans, [Phase([[n]], {}, 1) for n in range(num_phases)], Watch())
 
 
 def test_all_phases_are_gone_through_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     phased, timing, shares = Phased(), timing_of(2), list[float]()
-    monkeypatch.setattr(costs, "run_phase", phased)
+    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
     timing.run(60, tell=lambda _, share: shares.append(share))
     assert phased.numbers == [0, 1] * 3
     assert phased.ends == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.1)
@@ -400,7 +404,7 @@ def test_runs_add_to_what_was_timed_and_no_turn_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     phased, timing = Phased(), timing_of(2)
-    monkeypatch.setattr(costs, "run_phase", phased)
+    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
     for _ in range(2):
         timing.run(60)
     of_one = [turn for turns in phased.turns[::2] for turn in turns]
@@ -412,7 +416,7 @@ def test_runs_add_to_what_was_timed_and_no_turn_comes_twice(
 
 def test_a_run_that_is_late_stops_after_a_whole_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     phased, timing = Phased(least=40.0), timing_of(3)
-    monkeypatch.setattr(costs, "run_phase", phased)
+    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
     timing.run(60)
     assert phased.numbers == [0, 1, 2]
     timing.run(180)
@@ -423,7 +427,7 @@ def test_a_run_that_is_late_stops_after_a_whole_cycle(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seconds", [-5.0, 0.0, 30.0])
 def test_shares_of_the_time_are_shares(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     shares: list[float] = []
-    monkeypatch.setattr(costs, "run_phase", Phased(least=20.0))
+    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", Phased(least=20.0))
     timing_of(3).run(seconds, tell=lambda _, share: shares.append(share))
     assert len(shares) == 3
     assert all(0 <= share <= 1 for share in shares)
@@ -445,52 +449,52 @@ FOUND = Calibration(
 
 
 def test_a_calibration_is_kept_for_its_question(tmp_path: Path) -> None:
-    assert store.load(tmp_path, QUESTION).calibration is None
-    kept = store.keep(tmp_path, QUESTION, FOUND)
+    assert load(tmp_path, QUESTION).calibration is None
+    kept = keep(tmp_path, QUESTION, FOUND)
     assert kept.note is None
-    assert store.load(tmp_path, QUESTION).calibration == FOUND
-    assert store.load(tmp_path, {**QUESTION, "ks": [1]}).calibration is None
-    assert store.all_of(tmp_path) == [kept.path]
-    assert store.all_of(None) == []
+    assert load(tmp_path, QUESTION).calibration == FOUND
+    assert load(tmp_path, {**QUESTION, "ks": [1]}).calibration is None
+    assert all_of(tmp_path) == [kept.path]
+    assert all_of(None) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99, "question": 0}'])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    path = store.path_of(tmp_path, QUESTION)
+    path = path_of(tmp_path, QUESTION)
     assert path is not None
     path.parent.mkdir()
     path.write_text(text)
-    found = store.load(tmp_path, QUESTION)
+    found = load(tmp_path, QUESTION)
     assert found.calibration is None
     assert "measuring anew" in (found.note or "")
 
 
 def test_a_calibration_of_another_schema_is_measured_anew(tmp_path: Path) -> None:
-    path = store.keep(tmp_path, QUESTION, FOUND).path
+    path = keep(tmp_path, QUESTION, FOUND).path
     assert path is not None
     record = json.loads(path.read_text())
     record["calibration"]["schema"] = "outrider-calibration/0"
     path.write_text(json.dumps(record))
-    found = store.load(tmp_path, QUESTION)
+    found = load(tmp_path, QUESTION)
     assert found.calibration is None
     assert "measuring anew" in (found.note or "")
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    kept = store.keep(tmp_path / "file", QUESTION, FOUND)
+    kept = keep(tmp_path / "file", QUESTION, FOUND)
     assert kept.calibration == FOUND
     assert "not kept" in (kept.note or "")
-    assert "no cache folder" in (store.keep(None, QUESTION, FOUND).note or "")
+    assert "no cache folder" in (keep(None, QUESTION, FOUND).note or "")
 
 
 @pytest.mark.parametrize(("window", "plain"), [(2048, 1e-3), (4096, 1e-4)])
 def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: float) -> None:
     """Even if all drafts are kept. Fractions of K are for short texts, which are read again."""
-    stand: Any = SimpleNamespace(llm=SimpleNamespace(spec=SimpleNamespace(max_tokens=window)))
-    stands: Any = SimpleNamespace(present=[stand, stand], plain=stand)
-    pace = phases.Pace(plain, row=1e-6)
-    plans = phases.plans_of(stands, phases.Wanted(), pace)
+    engine: Any = SimpleNamespace(llm=SimpleNamespace(spec=SimpleNamespace(max_tokens=window)))
+    engines: Any = SimpleNamespace(present=[engine, engine], plain=engine)
+    pace = Pace(plain, row=1e-6)
+    plans = plans_of(engines, Wanted(), pace)
     long = [plan for plan in plans if plan.context > 100]
     assert [plan.batch for plan in long] == [4, 1]
     for plan in long:
@@ -498,5 +502,5 @@ def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: 
         emitted = 2 * pace.warm(plan.batch) + ALIKE * sum(k + 1 for k in (0, *deepest))
         assert plan.context > 512
         assert plan.context + LEAST_TURNS * emitted + max(plan.ks) < window
-        assert not set(phases.EDGES) & set(plan.ks)
-    assert [set(phases.EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]
+        assert not set(EDGES) & set(plan.ks)
+    assert [set(EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]

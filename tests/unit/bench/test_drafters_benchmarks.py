@@ -1,4 +1,4 @@
-"""`benchmarks/drafters.py` and `drafters_parity.py` run from a clean checkout."""
+"""`benchmarks/drafters.py` and `parity_matrix.py` run from a clean checkout."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
+import parity_matrix
 import pytest
+from matrices.matrix import Matrix
+from matrices.pairwise import Row
+from parity_matrix import measured, with_drafters
 
 pytestmark = pytest.mark.wide
 
@@ -39,12 +42,37 @@ def test_a_taste_of_it_ends_with_one_json_object(
 def test_parity_is_run_with_every_drafter_that_finds_what_it_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script: dict[str, Any] = runpy.run_path(str(FOLDER / "drafters_parity.py"))
-    ground = script["ground_of"]("dense", "outrider/embedded", None)
+    ground = with_drafters("dense", "outrider/embedded", None)
     assert {"ngram", "suffix", "model", "quantised-self"} <= set(ground.drafts)
     assert ground.drafts["model"] == "outrider/embedded-draft"
     few = ground.pair_rows()[:2]
-    cells = script["measured"](ground, few, 3)
+    cells = measured(ground, few, ["def add(a, b):"], 3)
     assert [cell.row for cell in cells] == few
     assert all(cell.holds for cell in cells)
     assert "equal" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("matrix", ["pair", "features", "engines"])
+def test_a_taste_of_each_matrix_says_what_is_equal(
+    matrix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "result.json"
+    words = [matrix, "--prompts", "1", "--max-tokens", "3", "--no-transformers"]
+    monkeypatch.setattr(sys, "argv", ["parity_matrix.py", *words, "--output", str(output)])
+    few = Matrix.pair_rows
+
+    def two_rows(matrix: Matrix) -> list[Row]:
+        return few(matrix)[:2]
+
+    monkeypatch.setattr(Matrix, "all_rows", two_rows)
+    monkeypatch.setattr(Matrix, "pair_rows", two_rows)
+    with pytest.raises(SystemExit) as ended:
+        parity_matrix.main()
+    assert ended.value.code == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report == json.loads(output.read_text())
+    assert report["num_tokens"] == report["num_equal"] > 0
+    assert report["num_rows"] == report["num_rows_that_hold"] == len(report["cells"]) == 2
+    assert ("acceptance" in report) == (matrix != "pair")

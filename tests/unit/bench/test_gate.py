@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
+import gate as script
 import pytest
-
-from outrider.bench.gate import Gate, Side, judge
-
-ROOT = Path(__file__).parents[3]
+from gate import Gate, Side, judge
 
 
 @dataclass(slots=True)
@@ -36,7 +31,7 @@ class Clock:
         return work
 
 
-def gate(clock: Clock, ours: float, *, stalls: tuple[int, ...] = ()) -> Gate:
+def half_gate(clock: Clock, ours: float, *, stalls: tuple[int, ...] = ()) -> Gate:
     side = clock.side("ours", ours, stalls=stalls)
     return Gate("ours / other", 2.0, 20.0, side, clock.side("other", 1.0))
 
@@ -46,7 +41,7 @@ def gate(clock: Clock, ours: float, *, stalls: tuple[int, ...] = ()) -> Gate:
 )
 def test_the_ratio_of_rates_decides(seconds: float, holds: bool) -> None:
     clock = Clock()
-    finding = judge(gate(clock, seconds), num_turns=5, clock=clock)
+    finding = judge(half_gate(clock, seconds), num_turns=5, clock=clock)
     assert finding.ratio == pytest.approx(1 / seconds)
     assert finding.holds is holds
     assert finding.num_turns == (5 if holds else 15)
@@ -55,7 +50,7 @@ def test_the_ratio_of_rates_decides(seconds: float, holds: bool) -> None:
 
 def test_rates_count_work_and_not_turns() -> None:
     clock = Clock()
-    usual = gate(clock, 0.25)
+    usual = half_gate(clock, 0.25)
 
     def half(turn: int) -> int:
         return usual.ours(turn) // 2
@@ -65,23 +60,23 @@ def test_rates_count_work_and_not_turns() -> None:
 
 def test_sides_take_turns_and_the_first_turn_is_not_counted() -> None:
     clock = Clock()
-    finding = judge(gate(clock, 0.25, stalls=(0,)), num_turns=1, num_attempts=1, clock=clock)
+    finding = judge(half_gate(clock, 0.25, stalls=(0,)), num_turns=1, num_attempts=1, clock=clock)
     names = [name for name, _ in clock.turns]
     assert names == ["ours", "other", "ours", "other"]
     assert (finding.ratio, finding.num_turns) == (pytest.approx(0.08), 1)
-    judge(gate(clock, 0.25), num_turns=2, clock=clock)
+    judge(half_gate(clock, 0.25), num_turns=2, clock=clock)
     assert [name for name, _ in clock.turns][-4:] == ["ours", "other", "other", "ours"]
 
 
 def test_stalls_of_less_than_half_the_turns_do_not_shut_it() -> None:
     clock = Clock()
-    finding = judge(gate(clock, 0.25, stalls=(1, 3)), num_turns=5, clock=clock)
+    finding = judge(half_gate(clock, 0.25, stalls=(1, 3)), num_turns=5, clock=clock)
     assert (finding.holds, finding.num_turns) == (True, 5)
 
 
 def test_a_bad_start_is_made_up_for_by_more_turns() -> None:
     clock = Clock()
-    finding = judge(gate(clock, 0.25, stalls=(0, 1, 2)), num_turns=5, clock=clock)
+    finding = judge(half_gate(clock, 0.25, stalls=(0, 1, 2)), num_turns=5, clock=clock)
     assert (finding.ratio, finding.num_turns) == (pytest.approx(4.0), 10)
 
 
@@ -95,22 +90,13 @@ def test_a_refused_gate_says_why_and_stops_nobody() -> None:
     assert finding.to_dict()["refusal"] == "no compiler"
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("gate", ROOT / "benchmarks" / "gate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(("seconds", "code"), [(0.25, 0), (1.0, 1)])
 def test_the_script_exits_with_1_where_a_side_is_slow(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, code: int
 ) -> None:
-    script, clock = load_script(), Clock()
-    monkeypatch.setattr(script, "forwards", lambda: [("forward", gate(clock, seconds))])
-    monkeypatch.setattr(script, "speculation", lambda: ("speculation", gate(clock, 0.25)))
+    clock = Clock()
+    monkeypatch.setattr(script, "forwards", lambda: [("forward", half_gate(clock, seconds))])
+    monkeypatch.setattr(script, "speculation", lambda: ("speculation", half_gate(clock, 0.25)))
     assert script.main([], clock=clock) == code
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines] == ["OUTSIDE" if code else "ok", "ok"]

@@ -7,9 +7,9 @@ from math import prod
 
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices.pairwise import all_pairs, covering_rows
 
 from checks.effort import examples
-from outrider.bench.pairwise import all_pairs, covering_rows
 
 sizes = st.lists(st.integers(1, 5), min_size=2, max_size=5)
 

@@ -11,18 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plan_study import measure as measuring
+from plan_study.draw import Limits, draw, prompts_of
+from plan_study.measure import Repeats, Run, measure, run_once, speed_ups
+from plan_study.record import (
+    Study,
+    choice_of,
+    choices_in,
+    record_of,
+    results_in,
+    sections,
+)
+from plan_study.study import foretold
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.calibrate.dial import Dial
-from outrider.bench.calibrate.replay import Ahead
-from outrider.bench.plan_cells import measure as measuring
-from outrider.bench.plan_cells.draw import Limits, draw
-from outrider.bench.plan_cells.foretell import foretold
-from outrider.bench.plan_cells.measure import Repeats, Run, measure, run_once, speed_ups
-from outrider.bench.plan_cells.record import Study
-from outrider.bench.plan_cells.report import choices_in, record_of, results_in, sections
-from outrider.bench.plan_cells.summary import accuracy, choice_of
-from outrider.bench.plan_cells.texts import prompts_of
+from outrider.bench.calibrate.engines import Dial
+from outrider.bench.calibrate.probe import Ahead
+from outrider.bench.predictions import accuracy
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
@@ -166,7 +171,7 @@ class Remembering:
         self.too_many = too_many
 
     @property
-    def stand(self) -> Any:
+    def engine(self) -> Any:
         return SimpleNamespace(llm=self, dial=self.dial)
 
     def forget(self) -> None:
@@ -213,7 +218,7 @@ def test_a_run_forgets_texts_of_before_and_counts_no_prompt(k: int, ks: list[int
     llm, clock = Remembering(), ticking()
     params = SamplingParams(max_tokens=5)
     for _ in range(2):
-        run = run_once(llm.stand, [[1], [2, 3]], params, k, clock=clock)
+        run = run_once(llm.engine, [[1], [2, 3]], params, k, clock=clock)
         assert (run.num_tokens, run.num_rounds, run.seconds) == (2 + 3, 3, 1.0)
     assert llm.ks == ks * 2
     assert llm.forgot == [True, True]
@@ -225,7 +230,7 @@ def test_nothing_is_left_in_flight_by_a_run_that_fails(too_many: int) -> None:
     """One text is there while the engine warms up, two after."""
     llm = Remembering(too_many=too_many)
     with pytest.raises(MachineError, match="out of memory"):
-        run_once(llm.stand, [[1], [2]], SamplingParams(max_tokens=5), 4, clock=lambda: 0.0)
+        run_once(llm.engine, [[1], [2]], SamplingParams(max_tokens=5), 4, clock=lambda: 0.0)
     assert bool(llm.ks) == (too_many == 2)
     assert not llm.tickets
 
@@ -236,14 +241,14 @@ class Runs:
 
     ks: list[int] = field(default_factory=list[int])
 
-    def __call__(self, stand: Any, prompts: object, params: SamplingParams, k: int) -> Run:
+    def __call__(self, engine: Any, prompts: object, params: SamplingParams, k: int) -> Run:
         del prompts, params
-        assert stand == ("drafting" if k else "plain")
+        assert engine == ("drafting" if k else "plain")
         self.ks.append(k)
         return Run(seconds=0.5 if k else 1.0, num_tokens=4, num_rounds=2, texts=((1,),))
 
 
-# Stands are only handed on.
+# Engines are only handed on.
 PLAIN: Any = "plain"
 DRAFTING: Any = "drafting"
 

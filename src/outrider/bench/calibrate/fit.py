@@ -22,15 +22,60 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-from outrider.bench.calibrate.fitting import group_means, nonnegative, within_groups
 from outrider.bench.calibrate.points import Drafting, Point, are_even
-from outrider.estimate.calibration import PassCosts
+from outrider.estimate.calibration import DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
+
+
+def nonnegative(
+    columns: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """Coefficients c >= 0 that bring sum of c_j columns_j nearest to `values`, by squares, each
+    multiplied by its weight; 0 where a column tells nothing. Every set of columns is tried, which
+    is exact and quick for the two or three that a cost has (Lawson and Hanson 1974, chapter 23,
+    search smartly for many)."""
+    root = np.sqrt(np.asarray(weights, dtype=np.float64))
+    rows = np.asarray(columns, dtype=np.float64).T * root[:, None]
+    wanted = np.asarray(values, dtype=np.float64) * root
+    # Columns of one size, for the numbers that decide what is singular.
+    sizes = np.linalg.norm(rows, axis=0)
+    rows = rows / np.where(sizes > 0, sizes, 1.0)
+    best, found = float(wanted @ wanted), np.zeros(len(columns))
+    for count in range(1, len(columns) + 1):
+        for chosen in combinations(range(len(columns)), count):
+            part = rows[:, chosen]
+            some, _, _, _ = np.linalg.lstsq(part, wanted, rcond=1e-9)
+            left = wanted - part @ some
+            if (some >= 0).all() and left @ left < best * (1 - 1e-12):
+                best, found = float(left @ left), np.zeros(len(columns))
+                found[list(chosen)] = some
+    return [float(c / size) if size > 0 else 0.0 for c, size in zip(found, sizes, strict=True)]
+
+
+def within_groups(
+    groups: Sequence[Hashable], values: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """`values` less the weighted mean of their group: what is left for slopes that all groups
+    share, whatever the level of each."""
+    means = group_means(groups, values, weights)
+    return [value - means[group] for group, value in zip(groups, values, strict=True)]
+
+
+def group_means(
+    groups: Sequence[Hashable], values: Sequence[float], weights: Sequence[float]
+) -> dict[Hashable, float]:
+    sums: dict[Hashable, tuple[float, float]] = {}
+    for group, value, weight in zip(groups, values, weights, strict=True):
+        total, mass = sums.get(group, (0.0, 0.0))
+        sums[group] = total + weight * value, mass + weight
+    return {group: total / mass for group, (total, mass) in sums.items()}
+
 
 # How much longer the host may be busy with a round that is still like a plain one.
 _ALIKE = 1.5
@@ -53,15 +98,6 @@ class SharedCosts:
         target = self.target.seconds(point.rows, point.context, point.reads)
         host = self.overhead + self.host * point.batch + self.rule * point.rows
         return target + host + self.token * point.emitted
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCosts:
-    """As in `DrafterCosts`."""
-
-    draft: tuple[tuple[int, Curve], ...]
-    per_context: float
-    per_emitted: float
 
 
 def shared_costs(points: Sequence[Point], plain: str) -> SharedCosts:
@@ -131,24 +167,25 @@ def _most_a_sequence(points: Sequence[Point]) -> float:
 
 def draft_costs(
     points: Sequence[Point], passes: Sequence[Drafting], shared: SharedCosts
-) -> DraftCosts | None:
+) -> DrafterCosts | None:
     """From the rounds of one drafter in which all sequences drafted alike; None if there are
     none."""
     drafting = [point for point in points if are_even(point)]
     if not drafting:
         return None
-    own = [point.draft for point in drafting]
     weights = [point.count / point.seconds**2 for point in drafting]
     per_context, per_emitted = _slopes(passes)
     fixed, a_row = _extra(drafting, weights, shared)
     by_count: dict[int, list[tuple[float, float, float]]] = {}
-    for point, seconds, weight in zip(drafting, own, weights, strict=True):
+    for point, weight in zip(drafting, weights, strict=True):
         more = fixed + a_row * point.rows
         more -= per_context * point.depth * point.context + per_emitted * point.before
         curve = by_count.setdefault(point.batch, [])
-        curve.append((point.depth, max(seconds + more, 0.0), weight))
+        curve.append((point.depth, max(point.draft + more, 0.0), weight))
     curves = tuple((count, _curve(by_count[count])) for count in sorted(by_count))
-    return DraftCosts(curves, per_context, per_emitted)
+    return DrafterCosts(
+        name=drafting[0].name, draft=curves, per_context=per_context, per_emitted=per_emitted
+    )
 
 
 def _slopes(passes: Sequence[Drafting]) -> tuple[float, float]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.calibrate.passes import Pass
-from outrider.bench.calibrate.turns import Timed
+from outrider.bench.calibrate.rounds import Pass, Timed
 
 # Turns that a level is smoothed over.
 _SMOOTHED = 5
@@ -24,7 +23,7 @@ _Turn = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Medians of `count` passes of stand `name`; contexts are means. `scatter` is the median
+    """Medians of `count` passes of engine `name`; contexts are means. `scatter` is the median
     relative deviation of their seconds."""
 
     name: str
@@ -120,10 +119,16 @@ def _smoothed(raw: Mapping[_Turn, float], at: _Turn) -> float:
 
 
 def _point(group: Sequence[Timed], level: Mapping[_Turn, float]) -> Point:
+    passes, first = [one.one for one in group], group[0].one
     pace = [level.get((one.phase, one.turn), 1.0) for one in group]
-    passes = [one.one for one in group]
-    first = passes[0]
-    seconds = [one.seconds / by for one, by in zip(passes, pace, strict=True)]
+
+    def times(of: Callable[[Pass], float]) -> list[float]:
+        return [of(one) / by for one, by in zip(passes, pace, strict=True)]
+
+    def mean(of: Callable[[Pass], float]) -> float:
+        return statistics.fmean(map(of, passes))
+
+    seconds = times(lambda one: one.seconds)
     middle = statistics.median(seconds)
     return Point(
         name=group[0].name,
@@ -131,13 +136,13 @@ def _point(group: Sequence[Timed], level: Mapping[_Turn, float]) -> Point:
         rows=first.rows,
         depth=first.depth,
         drafting=first.drafting,
-        context=statistics.fmean(one.context for one in passes),
-        reads=statistics.fmean(one.reads for one in passes),
-        before=statistics.fmean(one.before for one in passes),
-        emitted=statistics.fmean(one.emitted for one in passes),
-        draft=statistics.median(one.draft / by for one, by in zip(passes, pace, strict=True)),
-        verify=statistics.median(one.verify / by for one, by in zip(passes, pace, strict=True)),
-        host=statistics.median(one.host / by for one, by in zip(passes, pace, strict=True)),
+        context=mean(lambda one: one.context),
+        reads=mean(lambda one: one.reads),
+        before=mean(lambda one: one.before),
+        emitted=mean(lambda one: one.emitted),
+        draft=statistics.median(times(lambda one: one.draft)),
+        verify=statistics.median(times(lambda one: one.verify)),
+        host=statistics.median(times(lambda one: one.host)),
         count=len(group),
         scatter=statistics.median(abs(one / middle - 1) for one in seconds),
     )

@@ -1,8 +1,18 @@
 """How much of its drafts is kept on given prompts: counts only, no times.
 
-A drafter writes every prompt with drafts as deep as any that will be planned; `replay.py` says what
-shorter ones would have brought. Plain decoding writes them as well, and where both must write the
-same text, it is compared.
+A drafter writes every prompt with drafts as deep as any that will be planned, and replay says what
+shorter drafts would have brought. A round at position s of a text that drafted d tokens and kept a
+of them says of every position from s on how a draft from there would have fared: from s + i it
+would have kept a - i tokens, and the next one would have been refused. For a drafter that goes by
+the text alone, such as a draft model, that is exact, and so are the rounds at any K below:
+
+    p  ->  p + min(kept at p, K) + 1
+
+Counting places over the deep rounds instead would be wrong: they begin where a token was refused,
+which is where drafts are worst, while short drafts mostly begin where the one before was kept. For
+drafters that go by what they drafted themselves (MTP, EAGLE) it is an approximation, since a draft
+that begins later knows more. Where the deep draft was kept as a whole, up to its budget, nothing is
+known of the token after it; it is taken to have been kept as well.
 """
 
 from __future__ import annotations
@@ -12,12 +22,68 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.api.result import GenerationResult
-from outrider.bench.calibrate.replay import Ahead, Round, ahead_of, rounds_at
-from outrider.bench.calibrate.stands import Stand
+from outrider.bench.calibrate.engines import TimedEngine
+from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats
 from outrider.planner.places import fitted_carry
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """From a position of a text: how many tokens a draft would have, and how many were kept."""
+
+    drafted: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round that begins after `start` tokens of the text, with room for a draft of `room`."""
+
+    start: int
+    room: int
+    drafted: int
+    kept: int
+
+
+def ahead_of(traces: Sequence[RoundTrace], *, deepest: int) -> list[Ahead]:
+    """For every position of a request's text but the last, from rounds with a budget of
+    `deepest`."""
+    emitting = [trace for trace in traces if trace.num_emitted]
+    length = sum(trace.num_emitted for trace in emitting)
+    found: list[Ahead] = []
+    # From the end, since a draft that was kept as a whole goes on in the next round.
+    end = length
+    for trace in reversed(emitting):
+        start = end - trace.num_emitted
+        cut = trace.num_drafted >= min(deepest, length - start - 1)
+        follows = found[-1] if found else Ahead(0, 0)
+        whole = cut and trace.num_accepted == trace.num_drafted
+        more = Ahead(1 + follows.drafted, 1 + follows.kept) if whole else Ahead(0, 0)
+        found += [
+            Ahead(
+                trace.num_drafted - place + more.drafted,
+                trace.num_accepted - place + more.kept,
+            )
+            for place in range(trace.num_emitted - 1, -1, -1)
+        ]
+        end = start
+    return found[::-1]
+
+
+def rounds_at(ahead: Sequence[Ahead], k: int, *, start: int = 0) -> list[Round]:
+    """The rounds of a request at depth `k`, from position `start` to the end of its text."""
+    rounds: list[Round] = []
+    while start < len(ahead):
+        room = min(k, len(ahead) - start - 1)
+        drafted = min(ahead[start].drafted, room)
+        kept = min(ahead[start].kept, drafted)
+        rounds.append(Round(start, room, drafted, kept))
+        start += kept + 1
+    return rounds
+
 
 # K at which the carry of a drafter is found: between the shortest drafts and the deepest.
 _MIDDLE_K = 4
@@ -64,7 +130,7 @@ class Probe:
         return max(between, 0.0) ** 0.5 / statistics.fmean(means)
 
     def counted(self, costs: DrafterCosts) -> DrafterCosts:
-        """`costs` with the places of deep drafts, text by text, where the next draft stands, and
+        """`costs` with the places of deep drafts, text by text, where the next draft is, and
         what rounds at each depth bring."""
         texts = self.rounds(self.deepest)
         every = [one for text in texts for one in text]
@@ -83,32 +149,32 @@ class Probe:
 
 
 def probe(
-    stands: Sequence[Stand],
+    engines: Sequence[TimedEngine],
     prompts: Prompts,
     params: SamplingParams,
     *,
     deepest: int,
-    comparable: Callable[[Stand], bool],
+    comparable: Callable[[TimedEngine], bool],
 ) -> Iterator[Probe]:
-    """One for each stand that drafts; the first of `stands` decodes plainly."""
-    plain = [result.token_ids for result in _written(stands[0], prompts, params, 0)]
-    for stand in stands[1:]:
-        results = _written(stand, prompts, params, deepest)
+    """One for each engine that drafts; the first of `engines` decodes plainly."""
+    plain = [result.token_ids for result in _written(engines[0], prompts, params, 0)]
+    for engine in engines[1:]:
+        results = _written(engine, prompts, params, deepest)
         same = [result.token_ids for result in results] == plain
         yield Probe(
-            stand.name,
+            engine.name,
             deepest,
             tuple(tuple(ahead_of(result.rounds, deepest=deepest)) for result in results),
-            same if comparable(stand) else None,
+            same if comparable(engine) else None,
         )
 
 
 def _written(
-    stand: Stand, prompts: Prompts, params: SamplingParams, k: int
+    engine: TimedEngine, prompts: Prompts, params: SamplingParams, k: int
 ) -> list[GenerationResult]:
-    stand.dial.set((k,))
-    stand.llm.forget()
-    return stand.llm.generate(prompts, params)
+    engine.dial.set((k,))
+    engine.llm.forget()
+    return engine.llm.generate(prompts, params)
 
 
 def _places(rounds: Sequence[Round], deepest: int) -> tuple[PlaceCount, ...]:

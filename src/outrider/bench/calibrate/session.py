@@ -1,7 +1,8 @@
 """Everything that a plan asks of this machine: engines to open, a calibration, counts on prompts.
 
 All engines are in memory at once, each with a target of its own, since they take turns. Where that
-does not fit, the last of them are left out.
+does not fit, the last of them are left out. A calibration is taken from the cache if these engines
+were measured before, else it is measured now.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from outrider.bench.calibrate.phases import BATCHES, KS, SECONDS, Wanted
+import torch
+
+from outrider import __version__
+from outrider.bench.calibrate.engines import TimedEngine, TimedEngines, open_engines
+from outrider.bench.calibrate.limits import clocks
 from outrider.bench.calibrate.probe import Probe, probe
-from outrider.bench.calibrate.stands import Stand, Stands, open_stands
-from outrider.bench.calibrate.whole import Calibrated, calibrated, with_counts
+from outrider.bench.calibrate.rounds import endless
+from outrider.bench.calibrate.store import keep, load
+from outrider.bench.calibrate.timing import BATCHES, KS, SECONDS, Costs, Timing, Wanted
+from outrider.bench.machine import Neighbours, machine, provenance, weights_digest
 from outrider.bench.studies.drafters_lineup import (
     PLAIN,
     Contestant,
@@ -25,7 +32,10 @@ from outrider.bench.studies.drafters_lineup import (
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
-from outrider.estimate.calibration import Calibration
+from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.models.heads import kind_of
+from outrider.models.hf_config import read_config
+from outrider.models.loading import DTYPES, resolve
 
 AUTO = "auto"
 _USUAL = ("model", "mtp", "eagle", "medusa", "block", "ngram", "suffix")
@@ -57,6 +67,16 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A calibration without counts, where it is kept, and whether it was there before."""
+
+    calibration: Calibration
+    path: Path | None
+    is_old: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A calibration with the counts of some prompts. `same` says for each drafter whether it wrote
     what plain decoding writes; `context` is the mean length of the prompts, and `drafts` names what
@@ -85,7 +105,7 @@ def wanted_for(asked: Asked) -> Wanted:
 
 
 @contextmanager
-def opened(asked: Asked, tell: Tell) -> Generator[tuple[Stands, tuple[str, ...]]]:
+def opened(asked: Asked, tell: Tell) -> Generator[tuple[TimedEngines, tuple[str, ...]]]:
     """The engines, and what was left out."""
     drafts = Drafts.of(asked.target, asked.draft)
     contestants = _contestants(asked, drafts)
@@ -93,15 +113,15 @@ def opened(asked: Asked, tell: Tell) -> Generator[tuple[Stands, tuple[str, ...]]
     most = max(2, int(_MEMORY_SHARE * asked.memory / max(asked.target_bytes, 1)))
     left = [f"{one.name} is left out: memory ends" for one in contestants[most:]]
     base = replace(asked.engine, batch_size=max(wanted_for(asked).batches))
-    stands = open_stands(contestants[:most], asked.target, drafts, base, most_k=DEEPEST)
+    engines = open_engines(contestants[:most], asked.target, drafts, base, most_k=DEEPEST)
     try:
-        yield stands, (*stands.notes, *left)
+        yield engines, (*engines.notes, *left)
     finally:
-        stands.close()
+        engines.close()
 
 
 def counted(
-    stands: Stands,
+    engines: TimedEngines,
     whole: Calibrated,
     texts: Iterable[str],
     params: SamplingParams,
@@ -110,7 +130,7 @@ def counted(
     tell: Tell,
 ) -> Found:
     """Add what is kept of drafts on `texts`. Raises ConfigError if none of them fits the window."""
-    llm = stands.plain.llm
+    llm = engines.plain.llm
     room = llm.spec.max_tokens - DEEPEST - params.max_tokens - 2
     ids = [llm.tokenizer.encode(text) for text in texts]
     prompts = [one for one in ids if 0 < len(one) <= room]
@@ -125,32 +145,32 @@ def counted(
     tell("counting", 0.0)
     tied = params.greedy or llm.config.sampler in ("match", "coupled")
     for found in probe(
-        stands.present,
+        engines.present,
         prompts,
         params,
         deepest=DEEPEST,
         comparable=lambda one: tied and _is_exact(one),
     ):
         probes.append(found)
-        tell("counting", len(probes) / len(stands.drafting))
+        tell("counting", len(probes) / len(engines.drafting))
     known = {one.name for one in whole.calibration.drafters}
-    idle = [one.name for one in stands.drafting if one.name not in known]
+    idle = [one.name for one in engines.drafting if one.name not in known]
     notes = [*notes, *(f"{name} drafted nothing while rounds were timed" for name in idle)]
     context = round(statistics.fmean(map(len, prompts)))
     calibration = with_counts(whole.calibration, probes)
-    named = {one.name: str(one.facts["draft"]) for one in stands.drafting if one.facts["draft"]}
+    named = {one.name: str(one.facts["draft"]) for one in engines.drafting if one.facts["draft"]}
     return Found(calibration, whole, tuple(probes), context, named, (*notes, *whole.notes))
 
 
 def measured(
-    stands: Stands, asked: Asked, *, cache: Path | None, fresh: bool, tell: Tell
+    engines: TimedEngines, asked: Asked, *, cache: Path | None, fresh: bool, tell: Tell
 ) -> Calibrated:
     wanted = wanted_for(asked)
-    return calibrated(stands, asked.target, wanted, cache=cache, fresh=fresh, tell=tell)
+    return calibrated(engines, asked.target, wanted, cache=cache, fresh=fresh, tell=tell)
 
 
-def _is_exact(stand: Stand) -> bool:
-    return stand.llm.kernels.exact and stand.llm.config.sampler in EXACT_SAMPLERS
+def _is_exact(engine: TimedEngine) -> bool:
+    return engine.llm.kernels.exact and engine.llm.config.sampler in EXACT_SAMPLERS
 
 
 def _contestants(asked: Asked, drafts: Drafts) -> list[Contestant]:
@@ -165,3 +185,110 @@ def _contestants(asked: Asked, drafts: Drafts) -> list[Contestant]:
             continue
         found.append(Contestant(name=name, drafter=name))
     return found
+
+
+def calibrated(
+    engines: TimedEngines,
+    target: str,
+    wanted: Wanted,
+    *,
+    cache: Path | None,
+    fresh: bool = False,
+    tell: Callable[[str, float], None] = lambda _what, _share: None,
+) -> Calibrated:
+    """With `fresh` it is measured anew, and takes the place of what was kept."""
+    question = question_of(engines, target, wanted)
+    found = load(cache, question)
+    notes = [found.note] if found.note and not fresh else []
+    if found.calibration is not None and not fresh:
+        return Calibrated(found.calibration, found.path, True, tuple(notes))
+    with Neighbours() as neighbours:
+        timing = Timing.planned(engines, wanted)
+        timing.run(wanted.seconds - timing.seconds, tell=tell)
+    calibration = assembled(engines, target, timing.costs())
+    origin = {**calibration.provenance, "foreign_cpu_share": neighbours.share}
+    calibration = replace(calibration, provenance=origin)
+    kept = keep(cache, question, calibration)
+    notes += [kept.note] if kept.note else []
+    return Calibrated(calibration, kept.path, False, tuple(notes))
+
+
+def question_of(engines: TimedEngines, target: str, wanted: Wanted) -> dict[str, object]:
+    """All that costs depend on."""
+    llm = engines.plain.llm
+    return {
+        "version": __version__,
+        "machine": machine(llm.config.device),
+        "settings": asdict(llm.config),
+        "threads": llm.kernels.threads.name if llm.kernels.threads else None,
+        "kernels": {choice.op: f"{choice.name} {choice.kind}" for choice in llm.kernels.choices},
+        "weights": weights_digest(resolve(target)),
+        "drafters": {engine.name: engine.facts.get("draft_weights") for engine in engines.drafting},
+        "batches": list(wanted.batches),
+        "ks": list(wanted.ks),
+        # What was glanced at must not pass for what was measured.
+        "seconds": wanted.seconds,
+        "sampling": asdict(endless(wanted.params)),
+    }
+
+
+def assembled(engines: TimedEngines, target: str, costs: Costs) -> Calibration:
+    llm = engines.plain.llm
+    here = machine(llm.config.device)
+    shared = costs.shared
+    return Calibration(
+        machine=str(here["gpu"] or here["cpu"]),
+        target_name=target,
+        target=shared.target,
+        drafters=tuple(
+            _with_memory(engine, costs.drafts[engine.name])
+            for engine in engines.drafting
+            if engine.name in costs.drafts
+        ),
+        overhead=shared.overhead,
+        host=shared.host,
+        rule=shared.rule,
+        token=shared.token,
+        scatter=costs.scatter,
+        seconds=round(costs.seconds, 3),
+        memory_bytes=llm.spec.weight_bytes,
+        kv_bytes_per_token=llm.spec.kv_bytes_per_token,
+        provenance={
+            **provenance(),
+            "device": here,
+            "dtype": llm.config.dtype,
+            "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
+            "threads": llm.kernels.threads.name if llm.kernels.threads else None,
+            "clocks": clocks(str(here["device"])),
+        },
+    )
+
+
+def with_counts(calibration: Calibration, probes: Iterable[Probe]) -> Calibration:
+    """The same costs with what was counted on some prompts."""
+    by_name = {probe.name: probe for probe in probes}
+    return replace(
+        calibration,
+        drafters=tuple(
+            by_name[one.name].counted(one) if one.name in by_name else one
+            for one in calibration.drafters
+        ),
+    )
+
+
+def _with_memory(engine: TimedEngine, costs: DrafterCosts) -> DrafterCosts:
+    """And what its draft model or heads hold in memory."""
+    folder = engine.draft_folder
+    if folder is None:
+        return costs
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return replace(costs, memory_bytes=size, kv_bytes_per_token=_kv_bytes(folder))
+
+
+def _kv_bytes(folder: Path) -> int:
+    """Of a draft model a token; heads keep so little that it is left out."""
+    if kind_of(folder) != "model":
+        return 0
+    config = read_config(folder)
+    size = DTYPES.get(config.dtype, torch.float32).itemsize
+    return config.spec("", bytes_per_weight=size, bytes_per_kv=size).kv_bytes_per_token

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from outrider.bench.engines.record import SCHEMA as ENGINES
 from outrider.bench.gemm.record import SCHEMA as STUDY
-from outrider.bench.plan_cells.record import SCHEMA as PLAN_CELLS
+from outrider.bench.predictions import SCHEMA as PLAN_CELLS
 from outrider.bench.report import (
     costs_part,
     drafters_part,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from outrider.bench.plan_cells.summary import (
+from outrider.bench.predictions import (
     Accuracy,
     Result,
     accuracy,

@@ -1,23 +1,34 @@
-"""A study in words and tables: how far predictions were off, by kind of cell, and choices of K."""
+"""The file of a study: one JSON line for whatever became known, appended as soon as it did.
+
+The first line is the draw: the seed, and every cell that it gave. Then come lines of kind "run",
+for the circumstances and the calibration of what follows, and for each cell a "prediction" before
+its "measured". A study that was stopped goes on in its file: half a line at the end is dropped, and
+a cell that was measured is not measured again.
+
+Then what the file says: how far predictions were off, by kind of cell, and what the chosen K cost.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from plan_study.draw import Cell
+
 from outrider.bench.pages import Section
-from outrider.bench.plan_cells.record import Study
-from outrider.bench.plan_cells.summary import (
+from outrider.bench.predictions import (
+    SCHEMA,
     Accuracy,
-    Choice,
     Result,
     accuracy,
     by_kind,
-    choice_of,
     of_unseen,
     results_of,
 )
+from outrider.bench.store import RecordError, Store
 
 # What a study must show.
 MEDIAN, PERCENTILE_95, RIGHT_SIGNS, LOST = 0.05, 0.12, 0.95, 0.03
@@ -30,6 +41,66 @@ _KINDS: Mapping[str, Callable[[Result], str]] = {
     "context": lambda one: f"{_octave(one.context):4d} on",
 }
 _HEADER = ("cells", "number", "median %", "95th percentile %", "bias %", "right signs %")
+KINDS = ("draw", "run", "prediction", "measured", "ladder")
+
+
+@dataclass(slots=True)
+class Study:
+    """What the file at `path` says so far, line by line."""
+
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = Store(
+            self.path, SCHEMA, "draw", self._take, is_versioned=False, is_single_file=True
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> Study:
+        """Raises ConfigError for a file that is none of ours, MachineError for one that cannot be
+        used."""
+        study = cls(path)
+        study.store.open()
+        return study
+
+    def cells_drawn(self, cells: Sequence[Cell], facts: Mapping[str, object]) -> None:
+        """Write the draw, or find that the file is of the same one. Raises ConfigError if not."""
+        drawn = json.loads(json.dumps({"cells": [asdict(cell) for cell in cells], **facts}))
+        if not self.lines:
+            self.store.begin(drawn)
+            self.lines.append(self.store.heads[0])
+            return
+        self.store.check(
+            lambda head: None if drawn.items() <= head.items() else "a draw of other cells"
+        )
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["record"] == kind]
+
+    def by_cell(self, kind: str) -> dict[int, dict[str, Any]]:
+        """The newest line of each cell."""
+        return {line["cell"]: line for line in self.of_kind(kind)}
+
+    def add(self, kind: str, values: Mapping[str, object]) -> None:
+        """Append a line. Raises MachineError, also if somebody else wrote to the file."""
+        self.store.add(kind, [values])
+        self.lines.append(json.loads(json.dumps({"record": kind, **values})))
+
+    def _take(self, kind: str, record: dict[str, Any]) -> None:
+        if kind not in KINDS:
+            raise RecordError(f"record is {kind!r:.40}")
+        self.lines.append(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Of one row of K: the one that the plan chose, the fastest, and the speed lost, as a share."""
+
+    chosen: int
+    best: int
+    lost: float
 
 
 def results_in(study: Study) -> list[Result]:
@@ -142,3 +213,10 @@ def _octave(value: int) -> int:
 
 def _by_k(speeds: Mapping[str, float]) -> dict[int, float]:
     return {int(k): speed for k, speed in speeds.items()}
+
+
+def choice_of(predicted: Mapping[int, float], measured: Mapping[int, float]) -> Choice:
+    """Speed-ups by K; K = 0 is plain decoding, with 1. Of equal predictions the smallest K."""
+    chosen = max(predicted, key=lambda k: (predicted[k], -k))
+    best = max(measured, key=lambda k: (measured[k], -k))
+    return Choice(chosen=chosen, best=best, lost=1 - measured[chosen] / measured[best])

@@ -20,8 +20,8 @@ from itertools import count
 from time import perf_counter
 
 from outrider.api.request import RequestHandle
-from outrider.bench.calibrate.stands import Stand
-from outrider.bench.calibrate.turns import WARM_SECONDS
+from outrider.bench.calibrate.engines import TimedEngine
+from outrider.bench.calibrate.rounds import WARM_SECONDS
 from outrider.bench.machine import Neighbours
 from outrider.core.params import SamplingParams
 
@@ -70,7 +70,7 @@ class Measured:
 
 
 def run_once(
-    stand: Stand,
+    engine: TimedEngine,
     prompts: Prompts,
     params: SamplingParams,
     k: int,
@@ -79,8 +79,8 @@ def run_once(
 ) -> Run:
     """Nothing is left in flight, whatever happens, and no text is remembered from before: a lookup
     that knows what it wrote would be right always."""
-    llm, dial = stand.llm, stand.dial
-    _warm_up(stand, prompts[0], k, clock)
+    llm, dial = engine.llm, engine.dial
+    _warm_up(engine, prompts[0], k, clock)
     llm.forget()
     dial.set((0,))
     handles: list[RequestHandle] = []
@@ -109,21 +109,23 @@ def run_once(
     )
 
 
-def _warm_up(stand: Stand, prompt: Sequence[int], k: int, clock: Callable[[], float]) -> None:
-    stand.dial.set((k,))
+def _warm_up(
+    engine: TimedEngine, prompt: Sequence[int], k: int, clock: Callable[[], float]
+) -> None:
+    engine.dial.set((k,))
     params = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True)
-    handle = stand.llm.submit(prompt[:_WARM_PROMPT], params)
+    handle = engine.llm.submit(prompt[:_WARM_PROMPT], params)
     until = clock() + WARM_SECONDS
     try:
         while not handle.done and clock() < until:
-            stand.llm.advance()
+            engine.llm.advance()
     finally:
-        stand.llm.cancel(handle)
+        engine.llm.cancel(handle)
 
 
 def measure(
-    plain: Stand,
-    drafting: Stand,
+    plain: TimedEngine,
+    drafting: TimedEngine,
     prompts: Prompts,
     params: SamplingParams,
     *,
@@ -147,8 +149,8 @@ def measure(
 
 
 def speed_ups(
-    plain: Stand,
-    drafting: Stand,
+    plain: TimedEngine,
+    drafting: TimedEngine,
     prompts: Prompts,
     params: SamplingParams,
     *,
@@ -166,7 +168,10 @@ def speed_ups(
 
 
 def _repeated(
-    sides: Sequence[tuple[Stand, int]], prompts: Prompts, params: SamplingParams, repeats: Repeats
+    sides: Sequence[tuple[TimedEngine, int]],
+    prompts: Prompts,
+    params: SamplingParams,
+    repeats: Repeats,
 ) -> list[list[list[Run]]]:
     """By repeat and side; which side goes first changes every time."""
     firsts = count()
@@ -177,8 +182,8 @@ def _repeated(
             first = next(firsts)
             for place in range(len(sides)):
                 at = (first + place) % len(sides)
-                stand, depth = sides[at]
-                runs[at].append(run_once(stand, prompts, params, depth))
+                engine, depth = sides[at]
+                runs[at].append(run_once(engine, prompts, params, depth))
         return runs
 
     return [in_turns() for _ in range(repeats.count)]

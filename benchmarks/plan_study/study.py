@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
-from outrider.bench.calibrate.probe import Probe, probe
-from outrider.bench.calibrate.stands import Stand, Stands
-from outrider.bench.calibrate.whole import with_counts
-from outrider.bench.plan_cells.draw import MOST_BATCH, MOST_K, Cell
-from outrider.bench.plan_cells.foretell import Foretold, foretold
-from outrider.bench.plan_cells.measure import (
+from plan_study.draw import MOST_BATCH, MOST_K, Cell, prompts_of
+from plan_study.measure import (
     OPENING_K,
     Measured,
     Prompts,
@@ -25,8 +22,11 @@ from outrider.bench.plan_cells.measure import (
     measure,
     speed_ups,
 )
-from outrider.bench.plan_cells.record import Study
-from outrider.bench.plan_cells.texts import prompts_of
+from plan_study.record import Study
+
+from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
+from outrider.bench.calibrate.probe import Ahead, Probe, probe, rounds_at
+from outrider.bench.calibrate.session import with_counts
 from outrider.bench.workload import ADVERSARIAL
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
@@ -42,7 +42,7 @@ class Setup:
     """`num_tokens` are written of every text. Sampled rounds may take another way than greedy ones:
     `sampled` is what they cost."""
 
-    stands: Stands
+    engines: TimedEngines
     calibration: Calibration
     sampled: Calibration
     num_tokens: int
@@ -60,10 +60,10 @@ class Setup:
         )
 
     def has(self, drafter: str) -> bool:
-        return any(stand.name == drafter for stand in self.stands.present)
+        return any(engine.name == drafter for engine in self.engines.present)
 
     def prompts(self, cell: Cell) -> Prompts:
-        llm = self.stands.plain.llm
+        llm = self.engines.plain.llm
         return prompts_of(cell, llm.tokenizer, llm.spec.vocab_size)
 
 
@@ -103,12 +103,12 @@ def run_study(
         if not setup.has(cell.drafter):
             continue
         prompts, params = setup.prompts(cell), setup.params(cell)
-        stand = setup.stands.named(cell.drafter)
-        prediction = predicted(setup, cell, probe_cell(setup, stand, prompts, params))
+        engine = setup.engines.named(cell.drafter)
+        prediction = predicted(setup, cell, probe_cell(setup, engine, prompts, params))
         study.add("prediction", {"cell": cell.number, **asdict(prediction)})
         found = measure(
-            setup.stands.plain,
-            stand,
+            setup.engines.plain,
+            engine,
             prompts,
             params,
             k=cell.k,
@@ -118,10 +118,12 @@ def run_study(
         yield cell, prediction, found
 
 
-def probe_cell(setup: Setup, stand: Stand, prompts: Prompts, params: SamplingParams) -> Probe:
-    """What `stand` drafts on these prompts."""
-    stands = (setup.stands.plain, stand)
-    found = probe(stands, prompts, params, deepest=MOST_K, comparable=lambda one: one.llm.exact)
+def probe_cell(
+    setup: Setup, engine: TimedEngine, prompts: Prompts, params: SamplingParams
+) -> Probe:
+    """What `engine` drafts on these prompts."""
+    engines = (setup.engines.plain, engine)
+    found = probe(engines, prompts, params, deepest=MOST_K, comparable=lambda one: one.llm.exact)
     return next(iter(found))
 
 
@@ -203,16 +205,16 @@ def run_rows_of_k(
             return
         fitting = [k for k in ks if cell.batch * (k + 1) <= setup.most_rows]
         prompts, params = setup.prompts(cell), setup.params(cell)
-        stand = setup.stands.named(cell.drafter)
-        counts = probe_cell(setup, stand, prompts, params)
+        engine = setup.engines.named(cell.drafter)
+        counts = probe_cell(setup, engine, prompts, params)
         calibration, drafter = _counted(setup, cell, counts)
         foreseen = {"0": 1.0}
         for k in fitting:
             plain, own = _both(calibration, drafter, counts, cell, k)
             foreseen[str(k)] = plain.seconds_per_token / own.seconds_per_token
         found = speed_ups(
-            setup.stands.plain,
-            stand,
+            setup.engines.plain,
+            engine,
             prompts,
             params,
             ks=fitting,
@@ -222,3 +224,83 @@ def run_rows_of_k(
         line = {"cell": cell.number, "predicted": foreseen, "measured": measured}
         study.add("ladder", line)
         yield line
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """`seconds` in which `num_tokens` are emitted in `num_rounds` passes."""
+
+    seconds: float
+    num_tokens: int
+    num_rounds: int
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / max(self.num_tokens, 1)
+
+
+def foretold(
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    texts: Sequence[Sequence[Ahead]],
+    *,
+    k: int,
+    context: int,
+    opening: int,
+) -> Foretold:
+    """Of texts after prompts of `context` tokens, round by round: in each, the texts that are left
+    share a pass, which takes what the calibration says of so many rows, contexts and drafts. Two
+    rounds of each are not counted: the first, in which its prompt is read, drafts nothing, and the
+    second `opening` tokens."""
+    starts = [2 + rounds_at(text, opening, start=1)[0].kept for text in texts]
+    rows = [_drawn(text, k, start) for text, start in zip(texts, starts, strict=True)]
+    passes = [[one for one in live if one is not None] for live in zip_longest(*rows)]
+    return Foretold(
+        sum(_pass_seconds(calibration, drafter, live, context) for live in passes),
+        sum(len(text) - start for text, start in zip(texts, starts, strict=True)),
+        len(passes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A round of a text, and how many tokens the one before emitted."""
+
+    start: int
+    drafted: int
+    kept: int
+    before: int
+
+
+def _drawn(text: Sequence[Ahead], k: int, start: int) -> list[_Drawn]:
+    """From `start` on, after an opening round that began behind the first token."""
+    found: list[_Drawn] = []
+    last = 1
+    for one in rounds_at(text, k, start=start):
+        found.append(_Drawn(one.start, one.drafted, one.kept, one.start - last))
+        last = one.start
+    return found
+
+
+def _pass_seconds(
+    calibration: Calibration, drafter: DrafterCosts, live: Sequence[_Drawn], prompt: int
+) -> float:
+    # The pending token is not in memory.
+    lengths = [prompt + one.start - 1 for one in live]
+    rows = [1 + one.drafted for one in live]
+    drafting = [(one, length) for one, length in zip(live, lengths, strict=True) if one.drafted]
+    shared = calibration.overhead + calibration.host * len(live) + calibration.rule * sum(rows)
+    shared += calibration.token * sum(1 + one.kept for one in live)
+    target = calibration.target.seconds(
+        sum(rows), sum(lengths), sum(n * length for n, length in zip(rows, lengths, strict=True))
+    )
+    if not drafting:
+        return shared + target
+    depth = max(one.drafted for one, _ in drafting)
+    draft = drafter.seconds(
+        depth,
+        len(drafting),
+        sum(length for _, length in drafting),
+        sum(one.before for one, _ in drafting),
+    )
+    return shared + target + draft

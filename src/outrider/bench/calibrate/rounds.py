@@ -6,23 +6,107 @@ The second one counts: the first pays for a shape that is new, and the third tel
 took after the second. The first says one thing all the same: it drafts after a round of another K,
 so after another number of tokens. So drift falls on all points alike, and a turn's rounds without a
 draft say what the drift is.
-
-A turn begins with rounds that do not count, for other engines drove the weights out of the caches.
-A last-level cache takes several passes to hold them again; users' engines, which run alone, are
-always past that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from time import perf_counter
 
 from outrider.api.request import RequestHandle
-from outrider.bench.calibrate.passes import Pass, Request, passes_of
-from outrider.bench.calibrate.stands import Stand
+from outrider.bench.calibrate.engines import TimedEngine
+from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """`rows` is the sum of R_i, `context` that of S_i, the tokens in memory before, and `reads`
+    that of R_i S_i. `depth` is that of the longest draft of `drafting` sequences, and `before` how
+    many tokens these have got since their last draft. `host` are seconds beside drafting and the
+    target's pass, up to the next pass: text and records of what this one emitted are in them."""
+
+    index: int
+    batch: int
+    rows: int
+    context: int
+    reads: int
+    depth: int
+    drafting: int
+    before: int
+    emitted: int
+    draft: float
+    verify: float
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to that of the next one."""
+        return self.draft + self.verify + self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The records of one request, in order, and how long its prompt was."""
+
+    num_prompt: int
+    traces: Sequence[RoundTrace]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a pass was for a sequence of `length` tokens, `before` of them since its last draft."""
+
+    trace: RoundTrace
+    length: int
+    before: int
+
+
+def passes_of(requests: Iterable[Request]) -> list[Pass]:
+    """Those of which all sequences are among `requests`, in order; the last pass is left out, since
+    nobody knows what came after it."""
+    parts: dict[int, list[_Part]] = {}
+    for request in requests:
+        # The last token is pending: it is not in memory yet.
+        length, before = request.num_prompt - 1, 0
+        for trace in request.traces:
+            parts.setdefault(trace.pass_index, []).append(_Part(trace, length, before))
+            length += trace.num_emitted
+            before = trace.num_emitted + (0 if trace.num_drafted else before)
+    return [
+        _joined(parts[index], parts[index + 1][0].trace.gap_seconds)
+        for index in sorted(parts)
+        if index + 1 in parts and _is_whole(parts[index])
+    ]
+
+
+def _is_whole(parts: Sequence[_Part]) -> bool:
+    first = parts[0].trace
+    return len(parts) == first.batch_size and all(
+        one.trace.num_emitted and not one.trace.num_prompt_tokens for one in parts
+    )
+
+
+def _joined(parts: Sequence[_Part], gap: float) -> Pass:
+    shared = parts[0].trace
+    drafted = [one.trace.num_drafted for one in parts]
+    return Pass(
+        index=shared.pass_index,
+        batch=len(parts),
+        rows=len(parts) + sum(drafted),
+        context=sum(one.length for one in parts),
+        reads=sum((1 + one.trace.num_drafted) * one.length for one in parts),
+        depth=max(drafted),
+        drafting=sum(count > 0 for count in drafted),
+        before=sum(one.before for one in parts if one.trace.num_drafted),
+        emitted=sum(one.trace.num_emitted for one in parts),
+        draft=shared.draft_seconds,
+        verify=shared.verify_seconds,
+        host=shared.accept_seconds + gap,
+    )
+
 
 # So many tokens that no request ends by itself; the window cuts it.
 _NO_END = 1 << 20
@@ -39,7 +123,7 @@ _LATE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A sequence for each of `prompts`. Each stand runs at its `ks`, the first of which is 0: in a
+    """A sequence for each of `prompts`. Each engine runs at its `ks`, the first of which is 0: in a
     turn at that and at `most_ks` others, drawn anew. `alike` are prompts that begin alike, up to
     their last page: it is read once, by the first of them. `again` says that full windows do not
     end the phase: short prompts are quickly read again. A turn has `warm` rounds before those that
@@ -65,7 +149,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A pass of stand `name` in its `turn` of `phase`; `first` says that it is the first at its
+    """A pass of engine `name` in its `turn` of `phase`; `first` says that it is the first at its
     K."""
 
     name: str
@@ -77,10 +161,11 @@ class Timed:
 
 @dataclass(slots=True)
 class _Run:
-    """A stand with its requests in flight, and those before them, whose windows were full. `turns`
-    says which turn a pass belongs to, and `firsts` are those that are the first at their K."""
+    """An engine with its requests in flight, and those before them, whose windows were full.
+    `turns` says which turn a pass belongs to, and `firsts` are the passes that are the first at
+    their K."""
 
-    stand: Stand
+    engine: TimedEngine
     handles: list[RequestHandle]
     ended: list[RequestHandle] = field(default_factory=list[RequestHandle])
     turns: dict[int, int] = field(default_factory=dict[int, int])
@@ -98,24 +183,24 @@ class _Run:
     def begin(self, phase: Phase) -> None:
         """Read all prompts. A draft model reads its own when a draft is first asked for. A lookup
         that remembers these texts would draft what no user's does."""
-        self.stand.llm.forget()
-        self.stand.dial.set((0,))
+        self.engine.llm.forget()
+        self.engine.dial.set((0,))
         params = endless(phase.params)
         at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
         for prompts in at_once:
-            self.handles += [self.stand.llm.submit(prompt, params) for prompt in prompts]
+            self.handles += [self.engine.llm.submit(prompt, params) for prompt in prompts]
             while not self.has_read and not self.is_over:
-                self.stand.llm.advance()
+                self.engine.llm.advance()
 
     def turn(self, phase: Phase, number: int) -> None:
         """After rounds of short drafts three at each K drawn, of which the second counts."""
-        warm, ks = phase.warm, phase.drawn(self.stand.name, number)
-        short = min((k for k in phase.ks[self.stand.name] if k), default=0)
-        self.stand.dial.set([short] * warm + [k for k in ks for _ in range(ALIKE)])
+        warm, ks = phase.warm, phase.drawn(self.engine.name, number)
+        short = min((k for k in phase.ks[self.engine.name] if k), default=0)
+        self.engine.dial.set([short] * warm + [k for k in ks for _ in range(ALIKE)])
         for place in range(-warm, ALIKE * len(ks)):
             if self.is_over:
                 return
-            self.stand.llm.advance()
+            self.engine.llm.advance()
             if place >= 0 and place % ALIKE < ALIKE - 1:
                 index = self.handles[0].reader.traces[-1].pass_index
                 self.turns[index] = number
@@ -128,7 +213,7 @@ class _Run:
             for handle in (*self.ended, *self.handles)
         ]
         return [
-            Timed(self.stand.name, phase, self.turns[one.index], one, one.index in self.firsts)
+            Timed(self.engine.name, phase, self.turns[one.index], one, one.index in self.firsts)
             for one in passes_of(requests)
             if one.index in self.turns
         ]
@@ -142,7 +227,7 @@ class _Run:
 
     def end(self) -> None:
         for handle in self.handles:
-            self.stand.llm.cancel(handle)
+            self.engine.llm.cancel(handle)
 
 
 def endless(params: SamplingParams) -> SamplingParams:
@@ -161,7 +246,7 @@ def endless(params: SamplingParams) -> SamplingParams:
 
 
 def run_phase(
-    stands: Sequence[Stand],
+    engines: Sequence[TimedEngine],
     phase: Phase,
     *,
     number: int,
@@ -171,7 +256,7 @@ def run_phase(
 ) -> list[Timed]:
     """What was timed until about `until`, in `turns` at most; fewer where the window ends before
     and prompts are long. Every engine has its first turn, whatever that takes."""
-    runs = [_Run(stand, []) for stand in stands]
+    runs = [_Run(engine, []) for engine in engines]
     try:
         for run in runs:
             run.begin(phase)

@@ -11,14 +11,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.llm import LLM
-from outrider.bench.calibrate.dial import Dial
 from outrider.bench.studies.drafters_lineup import OFF, Contestant, Drafts, Lineup, line_up
+from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.errors import ContractError
 from outrider.models.loading import resolve
 
 
+class Dial:
+    """A controller whose K is set from outside, whatever becomes of drafts: every round takes the
+    next one of a list. K is the mean of a round's sequences: of four, 5.25 gives three 5 tokens and
+    one 6, so that a pass can have any number of rows. The first rounds draft nothing."""
+
+    def __init__(self) -> None:
+        self._ks: Sequence[float] = (0,)
+        self._turn = 0
+
+    def set(self, ks: Sequence[float]) -> None:
+        """From the next round on, `ks` in turns."""
+        if not ks:
+            raise ContractError("there is no length")
+        self._ks, self._turn = ks, 0
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        k = self._ks[self._turn % len(self._ks)]
+        self._turn += 1
+        depth, num_deeper = divmod(round(k * len(seq_ids)), len(seq_ids))
+        return [Budget(depth + (place < num_deeper)) for place in range(len(seq_ids))]
+
+    def observe(self, trace: RoundTrace) -> None:
+        del trace
+
+
 @dataclass(frozen=True, slots=True)
-class Stand:
+class TimedEngine:
     """A contestant's engine. `facts` are those of its runner."""
 
     contestant: Contestant
@@ -42,43 +68,39 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
-class Stands:
-    """The plain one first. `skipped` says why others are missing."""
+class TimedEngines:
+    """The plain one first. `notes` say why others are missing."""
 
-    present: Sequence[Stand]
+    present: Sequence[TimedEngine]
     lineup: Lineup
 
     @property
-    def plain(self) -> Stand:
+    def plain(self) -> TimedEngine:
         return self.present[0]
 
     @property
-    def drafting(self) -> Sequence[Stand]:
+    def drafting(self) -> Sequence[TimedEngine]:
         return self.present[1:]
-
-    @property
-    def skipped(self) -> Mapping[str, str]:
-        return self.lineup.skipped
 
     @property
     def notes(self) -> Sequence[str]:
         return self.lineup.notes
 
-    def named(self, name: str) -> Stand:
-        return next(stand for stand in self.present if stand.name == name)
+    def named(self, name: str) -> TimedEngine:
+        return next(engine for engine in self.present if engine.name == name)
 
     def close(self) -> None:
         self.lineup.close()
 
 
-def open_stands(
+def open_engines(
     contestants: Sequence[Contestant],
     target: str,
     drafts: Drafts,
     base: EngineConfig,
     *,
     most_k: int,
-) -> Stands:
+) -> TimedEngines:
     """Load them all, ready for drafts of up to `most_k` tokens. Raises OutriderError if not even
     plain decoding can run, or none of the drafters."""
     dials: list[Dial] = []
@@ -102,7 +124,7 @@ def open_stands(
     lineup = line_up(chains, target, drafts, base, opener=opener)
     by_name = {one.name: one for one in chains}
     present = [
-        Stand(by_name[runner.name], llm, dial, runner.facts)
+        TimedEngine(by_name[runner.name], llm, dial, runner.facts)
         for runner, llm, dial in zip(lineup.present, lineup.llms, dials, strict=True)
     ]
-    return Stands(present, lineup)
+    return TimedEngines(present, lineup)

@@ -1,4 +1,4 @@
-"""How good predictions were: errors, signs, and what the chosen K cost against the best one.
+"""How good predicted speed-ups were, in files of benchmarks/plan_cells.py: errors and signs.
 
 The error of a cell is |predicted / measured - 1| of the speed-up. A sign is right where predicted
 and measured speed-up are on the same side of 1; it is surely known where the interval of the
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from outrider.bench.frame import ratio_of_medians
+
+SCHEMA = "outrider-plan-cells/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +66,6 @@ class Accuracy:
     sure: int
     right_of_sure: float | None
     losing: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Of one row of K: the one that the plan chose, the fastest, and the speed lost, as a share."""
-
-    chosen: int
-    best: int
-    lost: float
 
 
 def results_of(
@@ -142,10 +135,3 @@ def of_unseen(results: Sequence[Result]) -> list[tuple[str, Accuracy]]:
         if told:
             found.append((name, accuracy(told)))
     return found
-
-
-def choice_of(predicted: Mapping[int, float], measured: Mapping[int, float]) -> Choice:
-    """Speed-ups by K; K = 0 is plain decoding, with 1. Of equal predictions the smallest K."""
-    chosen = max(predicted, key=lambda k: (predicted[k], -k))
-    best = max(measured, key=lambda k: (measured[k], -k))
-    return Choice(chosen=chosen, best=best, lost=1 - measured[chosen] / measured[best])

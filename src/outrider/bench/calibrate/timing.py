@@ -1,7 +1,9 @@
-"""Which phases are timed: small and large batches of short texts, and long ones, one and several.
+"""What rounds of a target and its drafters cost here, timed in at most so many seconds.
 
-Where passes are slow, less is measured: fewer depths in a turn, shallower drafts for large batches,
-and shorter long texts, for all of them are read at what a row costs.
+Phases are small and large batches of short texts, and long texts, one and several. Where passes are
+slow, less is measured: fewer depths in a turn, shallower drafts for large batches, and shorter long
+texts. All phases are gone through several times, so that a machine that slows down for a while
+slows them alike; prompts that were read once are still in memory then.
 """
 
 from __future__ import annotations
@@ -10,11 +12,24 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
-from outrider.bench.calibrate.stands import Stand, Stands
-from outrider.bench.calibrate.texts import prompts_of
-from outrider.bench.calibrate.turns import ALIKE, LEAST_TURNS, WARM_SECONDS, Phase
+from outrider.api.llm import LLM
+from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
+from outrider.bench.calibrate.fit import SharedCosts, draft_costs, scatter, shared_costs
+from outrider.bench.calibrate.points import Point, drafting_of, points_of
+from outrider.bench.calibrate.rounds import (
+    ALIKE,
+    LEAST_TURNS,
+    MOST_TURNS,
+    WARM_SECONDS,
+    Phase,
+    Timed,
+    run_phase,
+)
+from outrider.bench.workload import ECHO, builtin_texts
 from outrider.core.params import SamplingParams
+from outrider.estimate.calibration import DrafterCosts
 
 SECONDS = 20.0
 # So chosen that batches share numbers of rows, 4 x (7 + 1) = 16 x (1 + 1): only then can what a
@@ -45,6 +60,29 @@ _OPENING_ROOM = 128
 _PILOT_TOKENS, _PILOT_ROUNDS = 128, 16
 # Rounds of drafts that take as long as the pass.
 _DRAFTING = 2.0
+# How often all phases are gone through.
+_CYCLES = 3
+
+Tell = Callable[[str, float], None]
+# Tokens that a model writes before texts are timed, and the last ones, which are repeated.
+_WRITTEN, _REPEATED = 128, 32
+
+
+def repetition(llm: LLM) -> list[int]:
+    """The last tokens of what `llm` wrote after a text with a copy in it. A model that writes
+    greedily soon repeats itself: what it wrote last, again and again, is a prompt that it goes on
+    with, so that every drafter, lookups too, has something to draft, as deep as asked."""
+    ids = llm.tokenizer.encode(builtin_texts(ECHO)[0])
+    params = SamplingParams(max_tokens=_WRITTEN, ignore_eos=True)
+    (result,) = llm.generate([ids], params)
+    return [*ids, *result.token_ids][-_REPEATED:]
+
+
+def prompts_of(piece: Sequence[int], *, length: int, count: int) -> list[list[int]]:
+    """`count` prompts of `length` tokens that end as `piece` does. They differ in their first
+    token, so that no sequence finds its beginning in another's memory."""
+    copies = list(piece) * (length // len(piece) + 1)
+    return [[number + 1, *copies[len(copies) - length + 1 :]] for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +103,12 @@ class Pace:
     row: float
 
     @classmethod
-    def of(cls, stand: Stand, piece: Sequence[int], clock: Callable[[], float]) -> Pace:
+    def of(cls, engine: TimedEngine, piece: Sequence[int], clock: Callable[[], float]) -> Pace:
         """From reading a prompt and going on from it."""
         (prompt,) = prompts_of(piece, length=_PILOT_TOKENS, count=1)
         params = SamplingParams(max_tokens=_PILOT_ROUNDS + 1, ignore_eos=True)
         started = clock()
-        (result,) = stand.llm.generate([prompt], params)
+        (result,) = engine.llm.generate([prompt], params)
         seconds, first = clock() - started, result.token_seconds[0]
         return cls((seconds - first) / _PILOT_ROUNDS, first / _PILOT_TOKENS)
 
@@ -92,12 +130,12 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A phase to come: `batch` sequences of `context` tokens, on `stands`, with drafts of up to
+    """A phase to come: `batch` sequences of `context` tokens, on `engines`, with drafts of up to
     `ks` tokens, `most_ks` of them in a turn."""
 
     batch: int
     context: int
-    stands: Sequence[Stand]
+    engines: Sequence[TimedEngine]
     ks: Sequence[float]
     most_ks: int
     alike: bool
@@ -107,16 +145,16 @@ class Plan:
         prompts = prompts_of(piece, length=self.context, count=count)
         if self.alike:
             prompts *= self.batch
-        ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.stands}
+        ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.engines}
         again = self.context == _SHORT
         return Phase(prompts, ks, self.most_ks, self.alike, again, warm, params)
 
 
-def plans_of(stands: Stands, wanted: Wanted, pace: Pace) -> list[Plan]:
+def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
     """Long texts come first: what they take to be read is known best before."""
-    every = stands.present
+    every = engines.present
     reading = _READING_SHARE * wanted.seconds / pace.row
-    window = stands.plain.llm.spec.max_tokens
+    window = engines.plain.llm.spec.max_tokens
     # Where not all engines can read a long text, one that drafts tells what contexts cost.
     readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
     found: list[Plan] = []
@@ -150,16 +188,92 @@ def _affordable(
     wanted: Wanted,
     pace: Pace,
     batch: int,
-    num_stands: int,
+    num_engines: int,
     num_phases: int,
     *,
     edges: Sequence[float] = (),
 ) -> tuple[tuple[float, ...], int]:
     """Of `ks` and `edges` those that fit into a turn, and how many do together on the mean, one at
     least."""
-    share = wanted.seconds / num_phases / num_stands / (LEAST_PASSES + 1)
+    share = wanted.seconds / num_phases / num_engines / (LEAST_PASSES + 1)
     share -= pace.opening(batch) + pace.rounds(batch, 0)
     ks = sorted((*(wanted.ks if batch <= _FEW else wanted.ks[::2]), *edges))
     fitting = [k for k in ks if pace.rounds(batch, k) <= share] or ks[:1]
     mean = statistics.fmean(pace.rounds(batch, k) for k in fitting)
     return tuple(fitting), max(1, min(len(fitting), int(share / mean)))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured, and in how many seconds."""
+
+    shared: SharedCosts
+    drafts: dict[str, DrafterCosts]
+    points: tuple[Point, ...]
+    scatter: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Timing:
+    """Rounds that were timed so far, in so many `seconds`. Whoever times them again learns more:
+    all of them count."""
+
+    engines: TimedEngines
+    plans: Sequence[Plan]
+    phases: Sequence[Phase]
+    clock: Callable[[], float]
+    timed: list[Timed] = field(default_factory=list[Timed])
+    num_cycles: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def planned(
+        cls, engines: TimedEngines, wanted: Wanted, *, clock: Callable[[], float] = perf_counter
+    ) -> Timing:
+        """Nothing is timed yet but what a round takes roughly."""
+        started = clock()
+        piece = repetition(engines.plain.llm)
+        pace = Pace.of(engines.plain, piece, clock)
+        plans = plans_of(engines, wanted, pace)
+        phases = [plan.phase(piece, pace.warm(plan.batch), wanted.params) for plan in plans]
+        return cls(engines, plans, phases, clock, seconds=clock() - started)
+
+    def run(self, seconds: float, *, tell: Tell = lambda _what, _share: None) -> None:
+        """For `seconds`, or until each phase was run once. `tell` hears what is being measured, and
+        which share of the time has gone."""
+        started = self.clock()
+        for cycle in range(_CYCLES):
+            first = MOST_TURNS * self.num_cycles
+            self.num_cycles += 1
+            for number, plan in enumerate(self.plans):
+                gone = self.clock() - started
+                left = (_CYCLES - cycle) * len(self.plans) - number
+                share = min(gone / seconds, 1.0) if seconds > 0 else 1.0
+                tell(f"{plan.batch} x {plan.context} tokens", share)
+                self.timed += run_phase(
+                    plan.engines,
+                    self.phases[number],
+                    number=number,
+                    turns=range(first, first + MOST_TURNS),
+                    until=started + gone + (seconds - gone) / left,
+                    clock=self.clock,
+                )
+            if self.clock() - started > seconds:
+                break
+        self.seconds += self.clock() - started
+
+    def costs(self) -> Costs:
+        """Of all rounds. At least one run must have been."""
+        every = points_of(self.timed)
+        # A point with fewer passes is noise.
+        points = [point for point in every if point.count >= LEAST_PASSES] or every
+        shared = shared_costs(points, self.engines.plain.name)
+        passes = drafting_of(self.timed)
+        drafts: dict[str, DrafterCosts] = {}
+        for name in (engine.name for engine in self.engines.drafting):
+            own = [point for point in points if point.name == name]
+            found = draft_costs(own, [one for one in passes if one.name == name], shared)
+            if found is not None:
+                drafts[name] = found
+        return Costs(shared, drafts, tuple(points), scatter(points), self.seconds)

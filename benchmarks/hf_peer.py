@@ -1,7 +1,6 @@
 """Hugging Face `transformers` as a peer: the same weights, prompts and token counter.
 
-The only module of the lab that touches `transformers` in this process (peers/side_transformers.py
-is a process of its own); it is an optional dependency.
+`transformers` is an optional dependency; `outrider bench peers` runs it in a process of its own.
 """
 
 from __future__ import annotations

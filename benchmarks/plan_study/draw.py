@@ -1,13 +1,10 @@
-"""Which cells a study of predictions measures: drawn by a seed, before anything is measured.
+"""Which cells a study of predictions measures, drawn by a seed before anything is measured, and the
+prompts of each.
 
-A cell is a drafter, K, a batch, a context and a domain of prompts, no two of them alike. K goes
-from 1 to 16, the batch from 1 to 16 and the context from 100 tokens to what fits the window, each
-alike in their ratios, so that small ones are as frequent as large ones. A batch of long contexts
-that would take too long to read is drawn again.
-
-Strata see to it that speculation loses in a good part of the cells: a third of them are hard, which
-is text that nothing foretells (adversarial prompts, sampled at temperature 1), or long drafts for
-large batches.
+A cell is a drafter, K, a batch, a context and a domain of prompts, no two of them alike. Strata see
+to it that speculation loses in a good part of the cells: a third of them are hard, which is text
+that nothing foretells (adversarial prompts, sampled at temperature 1), or long drafts for large
+batches.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
 from outrider.core.errors import ConfigError
 
 MOST_K = 16
@@ -30,6 +28,7 @@ _HARD = ("text", "size")
 _LARGE_K, _LARGE_BATCH = 8, 6
 # Cells that are drawn in a row without one that fits, until it is clear that none will.
 _MOST_MISSES = 20_000
+_GAP = "\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,8 @@ class Limits:
 
 def draw(count: int, drafters: Sequence[str], limits: Limits, *, seed: int) -> list[Cell]:
     """`count` different cells. Every third one is hard, half of these by their text; drafters take
-    turns, so that all have as many. Raises ConfigError if hardly any cell is within `limits`."""
+    turns, so that all have as many. A batch whose contexts would take too long to read is drawn
+    again. Raises ConfigError if hardly any cell is within `limits`."""
     rng = Random(seed)
     found: list[Cell] = []
     seen: set[tuple[object, ...]] = set()
@@ -111,5 +111,52 @@ def _cell(number: int, stratum: str, drafter: str, rng: Random, limits: Limits) 
 
 
 def _between(rng: Random, low: int, high: int) -> int:
-    """A whole number, its logarithm drawn evenly."""
+    """A whole number, its logarithm drawn evenly: small ones are as frequent as large ones."""
     return min(high, math.floor(low * ((high + 1) / low) ** rng.random()))
+
+
+def prompts_of(cell: Cell, tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
+    """Different texts of `cell.context` tokens, each with a prompt of the domain at its end. Before
+    it stand the domain's others, in an order of its own, and those of other domains where that is
+    too little; before an adversarial prompt random tokens, for nothing there may repeat."""
+    texts = builtin_texts(cell.domain)
+    start = Random(cell.number).randrange(len(texts))
+    if cell.domain == ADVERSARIAL:
+        return [
+            _hard_prompt(tokenizer.encode(texts[(start + i) % len(texts)]), cell, i, vocab_size)
+            for i in range(cell.batch)
+        ]
+    own = [tokenizer.encode(text + _GAP) for text in texts]
+    others = [
+        token
+        for domain in DOMAINS
+        if domain != cell.domain
+        for text in builtin_texts(domain)
+        for token in tokenizer.encode(text + _GAP)
+    ]
+    step = max(1, len(texts) // cell.batch)
+    return [
+        _before(tokenizer.encode(texts[last]), _turned(own, last), others, cell.context)
+        for last in ((start + i * step) % len(texts) for i in range(cell.batch))
+    ]
+
+
+def _before(
+    end: Sequence[int], own: Sequence[Sequence[int]], others: Sequence[int], length: int
+) -> list[int]:
+    """The last `length` tokens of all that, `end` last."""
+    text = [token for part in own for token in part]
+    while len(text) + len(end) < length:
+        text = [*others, *text]
+    return [*text, *end][-length:]
+
+
+def _turned(parts: Sequence[Sequence[int]], at: int) -> list[Sequence[int]]:
+    """Those after place `at`, then those before; that at `at` is left out."""
+    return [*parts[at + 1 :], *parts[:at]]
+
+
+def _hard_prompt(end: Sequence[int], cell: Cell, place: int, vocab_size: int) -> list[int]:
+    rng = Random(1000 * cell.number + place)
+    context = [rng.randrange(vocab_size) for _ in range(max(0, cell.context - len(end)))]
+    return [*context, *end][-cell.context :]
