@@ -28,12 +28,25 @@ from typing import Any
 from common import DRAFT, options_of, reported, tier_folders
 
 from outrider import EngineConfig, SamplingParams
-from outrider.bench.engines.findings import LOW_BAR, MEDIAN_BAR, findings, meets_bar
-from outrider.bench.engines.loaded import Models, evidence_of, load_engines
-from outrider.bench.engines.plan import ENGINES, LEVELS, OFF, Plan, levels_named
-from outrider.bench.engines.record import evidence_record, plan_record
-from outrider.bench.engines.samples import Sample, run
-from outrider.bench.load.requests import texts_of
+from outrider.bench.requests import texts_of
+from outrider.bench.studies.engines_cells import EngineSample
+from outrider.bench.studies.engines_plan import (
+    ENGINES,
+    LEVELS,
+    OFF,
+    Levels,
+    Plan,
+    Prompts,
+    levels_named,
+)
+from outrider.bench.studies.engines_record import (
+    LOW_BAR,
+    MEDIAN_BAR,
+    evidence_record,
+    findings,
+    meets_bar,
+)
+from outrider.bench.studies.engines_run import Models, evidence_of, load_engines, run
 
 FEW, MANY, GROWTH_BAR = 1, 8, 4.0
 NUM_TO_GROW = 32
@@ -61,15 +74,17 @@ def plan_of(tier: str, options: Namespace) -> Plan:
     levels: Sequence[int] = (FEW, 2) if options.quick else sorted({*LEVELS, MANY})
     if options.levels is not None:
         levels = levels_named("--levels", options.levels)
-    return Plan(
-        levels=levels,
-        repeats=1 if options.quick else options.repeats,
-        num_requests=2 if options.quick else 10,
-        max_tokens=options.max_tokens or (4 if options.quick else MAX_TOKENS[tier]),
-        gap_seconds=0.05,
-        texts=texts_of("mixed"),
-        params=SamplingParams(),
-    )
+    num_requests = 2 if options.quick else 10
+    return plan_over(levels, tier, options, num_requests, 1 if options.quick else options.repeats)
+
+
+def plan_over(
+    levels: Sequence[int], tier: str, options: Namespace, num_requests: int, repeats: int
+) -> Plan:
+    max_tokens = options.max_tokens or (4 if options.quick else MAX_TOKENS[tier])
+    asked = Levels(levels=levels, num_requests=num_requests, gap_seconds=0.05)
+    prompts = Prompts(texts=texts_of("mixed"), max_tokens=max_tokens)
+    return asked.plan(prompts, SamplingParams(), repeats)
 
 
 def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
@@ -79,30 +94,30 @@ def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
         samples = [one.sample for visit in run(plan, loaded.contestants) for one in visit]
         evidence = evidence_of(samples, loaded)
     found = findings(evidence)
-    growth = growth_of(replace(plan, levels=(FEW, MANY), repeats=3), folder, base, options)
+    num_requests = 2 if options.quick else NUM_TO_GROW
+    growth = growth_of(plan_over((FEW, MANY), tier, options, num_requests, 3), folder, base)
     print(f"tier {tier}: plain decoding, {MANY} in flight over {FEW}: {growth}")
     print("\n".join(found))
-    # One copy of the published table is enough, and it is in the code.
+    # One copy of the published table is enough, and it is in bench/references/.
     record = {k: v for k, v in evidence_record(evidence).items() if k != "reference"}
     bars = {f"{c.role}, {c.level}": meets_bar(c.throughput) for c in evidence.comparisons}
     return {
         "tier": tier,
-        "plan": plan_record(plan),
+        "plan": plan.record,
         "growth_at_8": growth,
         "auto_bars": {name: met for name, met in bars.items() if name.startswith("auto")},
         **record,
     }
 
 
-def growth_of(plan: Plan, folder: Path, base: EngineConfig, options: Namespace) -> float | None:
+def growth_of(plan: Plan, folder: Path, base: EngineConfig) -> float | None:
     """Of plain decoding alone, with enough requests to keep MANY in flight."""
-    plan = replace(plan, num_requests=2 if options.quick else NUM_TO_GROW)
     base = replace(base, batch_size=MANY)
     with closing(load_engines((OFF,), Models(str(folder), DRAFT), base)) as loaded:
         return grown([one.sample for visit in run(plan, loaded.contestants) for one in visit])
 
 
-def grown(samples: Sequence[Sample]) -> float | None:
+def grown(samples: Sequence[EngineSample]) -> float | None:
     """Plain throughput with MANY in flight over FEW, as medians over repeats."""
     rates: dict[int, list[float]] = {}
     for sample in samples:

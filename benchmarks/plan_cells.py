@@ -32,8 +32,7 @@ from outrider import EngineConfig
 from outrider.bench.calibrate.engines import TimedEngines, open_engines
 from outrider.bench.calibrate.session import assembled
 from outrider.bench.calibrate.timing import SECONDS, Timing, Wanted
-from outrider.bench.engines.record import new_run_id
-from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.machine import Neighbours, new_run_id, provenance
 from outrider.bench.pages import Page, markdown
 from outrider.bench.studies.drafters_lineup import Drafts, contestants_named
 from outrider.core.params import SamplingParams

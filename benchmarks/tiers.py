@@ -28,9 +28,8 @@ from common import DRAFT, QUICK_SHAPE, SHAPE_B, kernel_names, options_of, report
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.frame import ratio_of_medians
-from outrider.bench.gemm.engines import Bed, Numbers
+from outrider.bench.gemm.engines import Bed, Contestant, Numbers, Text, rooms
 from outrider.bench.gemm.pair import CostPair
-from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.bench.workload import load_prompts
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.gemm_shape import GemmShape

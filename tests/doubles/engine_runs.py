@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from doubles.fake_server import FakeServer
-from outrider.bench.engines.cells import cells, comparisons
-from outrider.bench.engines.findings import Evidence
-from outrider.bench.engines.models import BareReads, ahead_predictions, lane_bounds
-from outrider.bench.engines.plan import Contestant, Plan
-from outrider.bench.engines.samples import Taken, agreement, run
+from outrider.bench.studies.engines_cells import (
+    BareReads,
+    Evidence,
+    Taken,
+    agreement,
+    ahead_predictions,
+    cells,
+    comparisons,
+    lane_bounds,
+)
+from outrider.bench.studies.engines_plan import Contestant, Levels, Plan, Prompts
+from outrider.bench.studies.engines_run import run
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 
@@ -18,15 +25,8 @@ PARAMS = SamplingParams(max_tokens=4)
 
 
 def plan(levels: Sequence[int] = (0, 2), repeats: int = 5, num_requests: int = 3) -> Plan:
-    return Plan(
-        levels=levels,
-        repeats=repeats,
-        num_requests=num_requests,
-        max_tokens=4,
-        gap_seconds=0.5,
-        texts=TEXTS,
-        params=PARAMS,
-    )
+    asked = Levels(levels=levels, num_requests=num_requests, gap_seconds=0.5)
+    return asked.plan(Prompts(texts=TEXTS, max_tokens=4), PARAMS, repeats)
 
 
 def contestant(name: str, server: FakeServer) -> Contestant:
@@ -68,6 +68,5 @@ def evidence_of(taken: Sequence[Taken]) -> Evidence:
         bounds=lane_bounds(samples, BareReads(0.004, 0.0005)),
         predictions=ahead_predictions(found),
         agreement=agreement(samples),
-        hybrid_threshold=3,
         foreign_cpu_share=0.2,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from doubles.clocks import FakeClock
 from outrider.api.result import GenerationResult
-from outrider.bench.load.drive import Time
+from outrider.bench.load import Time
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import QueueFullError
 from outrider.core.params import SamplingParams

@@ -13,15 +13,14 @@ from doubles.engine_runs import evidence_of, field, measured, plan
 from doubles.fake_writer import FakeWriter
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
-from outrider.bench.engines.cases import ClosedCase, LoadPlan, Prompts, scenario
-from outrider.bench.engines.load_report import load_record
-from outrider.bench.engines.record import evidence_record
 from outrider.bench.frame import Ratio
 from outrider.bench.quality.measure import FormatRow, RuleRow
 from outrider.bench.quality.report import Quality, to_record
 from outrider.bench.studies import drafters_report as drafters_record
 from outrider.bench.studies.drafters import Plan, Race, pieces_of
 from outrider.bench.studies.drafters_lineup import Lineup, Runner
+from outrider.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
+from outrider.bench.studies.engines_record import evidence_record, load_record
 from outrider.core.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12)
@@ -53,13 +52,11 @@ def engines() -> Record:
 def load(*, closed: bool = False) -> Record:
     """Two cases: scenarios, or closed loops of 2 and 4 in flight."""
     cases = (
-        [ClosedCase(name=f"closed-{n}", num_in_flight=n, num_requests=3) for n in (2, 4)]
+        [closed_case(place, n, num_requests=3) for place, n in enumerate((2, 4))]
         if closed
-        else [scenario("single", 1), scenario("low", 3)]
+        else [scenario(0, "single", 1), scenario(1, "low", 3)]
     )
-    asked = LoadPlan(
-        cases=cases, repeats=5, prompts=Prompts(texts=["a"], max_tokens=4, seed=0), params=PARAMS
-    )
+    asked = load_plan(cases, Prompts(texts=["a"], max_tokens=4), PARAMS, 5)
     samples = [one.sample for one in measured(plan(levels=(0, 1)), field())]
     return plain(
         {**head("load", "outrider-bench-load/1"), "pair": "toy", **load_record(asked, samples)}

@@ -8,9 +8,8 @@ from functools import cache
 
 import pytest
 
-from outrider.bench.gemm.engines import Bed, Taken
+from outrider.bench.gemm.engines import Bed, Contestant, Taken, Text, rooms
 from outrider.bench.gemm.pair import CostPair, Make, pair_shape
-from outrider.bench.gemm.plan import Contestant, Text, rooms
 from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
 from outrider.lab.gemm import Costs
 

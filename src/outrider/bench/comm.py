@@ -14,27 +14,73 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 import torch
+from torch import Tensor
 
-from outrider.bench.comm_peer import HERE, READY, Exercise, do, place_of
 from outrider.bench.machine import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
 from outrider.models.parallel.comm import Comm, TorchComm
-from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.ranks import Link, Ranks
 
-PEER = "outrider.bench.comm_peer"
+PEER = "outrider.bench.comm"
+HERE, READY = "here", "ready"
 FLOAT_BYTES = 4
 SMALLEST_BYTES = 1 << 10
 # What is measured of one size takes about so long, and is done so often.
 POINT_SECONDS = 0.12
 REPEATS = (5, 200)
 WARMUPS = 2
+
+
+class Exercise(IntEnum):
+    """A sum over all ranks; a tensor from rank 0 to rank 1 and back."""
+
+    ALL_REDUCE = 0
+    SEND_RECV = 1
+
+
+def do(exercise: Exercise, comm: Comm, tensor: Tensor, repeats: int) -> list[float]:
+    """The seconds of each time. All ranks have to call it alike."""
+    comm.barrier()
+    seconds: list[float] = []
+    for _ in range(repeats):
+        _settle(tensor)
+        began = perf_counter()
+        match exercise:
+            case Exercise.ALL_REDUCE:
+                comm.all_reduce_(tensor)
+            case Exercise.SEND_RECV:
+                _there_and_back(comm, tensor)
+        _settle(tensor)
+        seconds.append(perf_counter() - began)
+    return seconds
+
+
+def _there_and_back(comm: Comm, tensor: Tensor) -> None:
+    if comm.rank == 0:
+        comm.send(tensor, 1)
+        comm.recv_(tensor, 1)
+    elif comm.rank == 1:
+        comm.recv_(tensor, 0)
+        comm.send(tensor, 0)
+
+
+def _settle(tensor: Tensor) -> None:
+    """Calls on a CUDA device only queue their work."""
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+
+
+def place_of(device: str, rank: int) -> torch.device:
+    return torch.device(device, rank) if device == "cuda" else torch.device(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +246,23 @@ def _topology(comm: TorchComm, place: torch.device) -> Topology:
             if on_cuda and a < b and torch.cuda.can_device_access_peer(a, b)
         ],
     )
+
+
+def follow() -> None:
+    """What each of the other ranks does. A message is the number of an exercise, the size of its
+    tensor and how often to do it."""
+    link = Link()
+    torch.set_num_threads(1)
+    rank, size = link.setup["rank"], link.setup["size"]
+    place = place_of(link.setup["device"], rank)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    link.say(HERE)
+    comm = TorchComm(rank, size, store=Path(link.setup["store"]), place=place)
+    link.say(READY)
+    for exercise, num_numbers, repeats in link.messages():
+        do(Exercise(exercise), comm, torch.ones(num_numbers, device=place), repeats)
+
+
+if __name__ == "__main__":
+    follow()

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module, metadata
@@ -30,6 +31,12 @@ from outrider.core.errors import CheckpointError
 from outrider.core.files import Kind, open_regular, read_bytes, read_text
 
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
+
+
+def new_run_id() -> str:
+    """Moment and chance: sorts by time and is nobody else's."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
 def provenance() -> dict[str, object]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+
+from outrider.bench.store import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d0d7de; --muted: #6e7781; }
@@ -49,6 +52,12 @@ def number(value: float | None, digits: int) -> str:
 def percent(share: float | None) -> str:
     """As a cell of a table."""
     return "-" if share is None else f"{100 * share:.1f}"
+
+
+def write_page(folder: Path, page: Page) -> None:
+    """As `report.md` and `report.html`."""
+    write_text(folder / "report.md", markdown(page))
+    write_text(folder / "report.html", html(page))
 
 
 def markdown(page: Page) -> str:

@@ -31,6 +31,10 @@ _MAX_NUMBER = 2**63
 _START = b'{"record": "'
 
 
+# Where the results of a run are in its folder, and a row a request.
+RESULTS, REQUESTS = "results.json", "requests.csv"
+
+
 def write_json(path: Path, record: dict[str, object]) -> None:
     """Write `record` in one piece: a reader never sees half a file."""
     write_text(path, json.dumps(record, indent=1) + "\n")

@@ -7,10 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.engines.record import RESULTS, new_run_id, write_page
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, Section
-from outrider.bench.store import write_json
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, Section, write_page
+from outrider.bench.store import RESULTS, write_json
 from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
 from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up
 from outrider.bench.studies.drafters_report import (

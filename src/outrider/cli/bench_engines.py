@@ -6,27 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.bench.engines.findings import Evidence
-from outrider.bench.engines.loaded import evidence_of
-from outrider.bench.engines.plan import Plan, engines_named, levels_named
-from outrider.bench.engines.record import (
-    REQUESTS,
-    RESULTS,
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, Section, write_page
+from outrider.bench.requests import texts_of
+from outrider.bench.store import REQUESTS, RESULTS, write_json
+from outrider.bench.studies.engines_cells import Evidence, Taken
+from outrider.bench.studies.engines_plan import Levels, Plan, Prompts, engines_named, levels_named
+from outrider.bench.studies.engines_record import (
     SCHEMA,
-    contestant_record,
     evidence_record,
-    new_run_id,
-    plan_record,
     request_rows,
     sample_record,
-    write_page,
 )
-from outrider.bench.engines.report import sections
-from outrider.bench.engines.samples import Taken
-from outrider.bench.load.requests import texts_of
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, Section
-from outrider.bench.store import write_json
+from outrider.bench.studies.engines_report import sections
+from outrider.bench.studies.engines_run import evidence_of
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Subject, known_pairs, subject
@@ -59,15 +52,16 @@ def engines(call: Call[EnginesOptions]) -> int:
     if options.csv is not None:
         check_writable(Path(options.csv))
     names = engines_named(options.engines)
-    plan = Plan(
+    levels = Levels(
         levels=levels_named("--levels", options.levels),
-        repeats=options.repeats,
-        num_warmup=options.warmup,
         num_requests=options.requests,
-        max_tokens=options.max_tokens,
         gap_seconds=options.gap,
-        texts=texts_of(options.prompts),
-        params=engine_setup.sampling(call.resolved, options.max_tokens),
+        num_warmup=options.warmup,
+    )
+    plan = levels.plan(
+        Prompts(texts=texts_of(options.prompts), max_tokens=options.max_tokens),
+        engine_setup.sampling(call.resolved, options.max_tokens),
+        options.repeats,
     )
     subjects = (
         [subject(call.resolved, most_in_flight=plan.most_in_flight)]
@@ -106,8 +100,8 @@ def _measure(
             "run_id": new_run_id(),
             "provenance": provenance(),
             **engine_setup.origins(about, call.resolved),
-            "plan": plan_record(plan),
-            "engines": [contestant_record(contestant) for contestant in loaded.contestants],
+            "plan": plan.record,
+            "engines": [contestant.record for contestant in loaded.contestants],
         }
         taken, whole = engine_setup.measure(plan, loaded.contestants, title=about.name)
         samples = [one.sample for one in taken]
@@ -128,7 +122,7 @@ def _write(call: Call[EnginesOptions], done: _Done) -> None:
     words = f"{done.name}, run {done.record['run_id']}"
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.engines.figures import draw_all, draw_timelines
+        from outrider.bench.studies.engines_figures import draw_all, draw_timelines
 
         target = done.folder / "figures"
         drawn = draw_all(done.evidence.cells, words, target)
@@ -168,7 +162,7 @@ def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Sequence[_Done]
     engine = engines_named(call.options.engines)[-1]
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.engines.figures import draw_pairs
+        from outrider.bench.studies.engines_figures import draw_pairs
 
         cells = {done.name: done.evidence.cells for done in found}
         return draw_pairs(cells, engine, "pairs", folder / "figures")

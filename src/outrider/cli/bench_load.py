@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.bench.engines.cases import (
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, write_page
+from outrider.bench.requests import replay, texts_of
+from outrider.bench.store import REQUESTS, RESULTS, write_json
+from outrider.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
-    ClosedCase,
-    LoadPlan,
-    PoissonCase,
     Prompts,
-    ReplayCase,
+    closed_case,
+    engines_named,
+    levels_named,
+    load_plan,
+    poisson_case,
+    replay_case,
     scenario,
 )
-from outrider.bench.engines.cells import cells
-from outrider.bench.engines.load_report import load_record, sections
-from outrider.bench.engines.plan import engines_named, levels_named
-from outrider.bench.engines.record import (
-    REQUESTS,
-    RESULTS,
-    contestant_record,
-    new_run_id,
-    request_rows,
-    sample_record,
-    write_page,
-)
-from outrider.bench.load.requests import replay, texts_of
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page
-from outrider.bench.store import write_json
+from outrider.bench.studies.engines_record import load_record, request_rows, sample_record
+from outrider.bench.studies.engines_report import load_sections
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import subject
@@ -55,12 +47,8 @@ def load(call: Call[LoadTestOptions]) -> int:
         max_tokens=options.max_tokens,
         seed=call.resolved.sampling().seed,
     )
-    plan = LoadPlan(
-        cases=cases_of(options),
-        repeats=options.repeats,
-        prompts=prompts,
-        params=engine_setup.sampling(call.resolved, options.max_tokens),
-    )
+    params = engine_setup.sampling(call.resolved, options.max_tokens)
+    plan = load_plan(cases_of(options), prompts, params, options.repeats)
     about = subject(call.resolved, most_in_flight=plan.most_in_flight)
     folder = engine_setup.folder_of("load", options.output_dir, [about])
     with engine_setup.loaded_engines(names, about) as loaded:
@@ -70,7 +58,7 @@ def load(call: Call[LoadTestOptions]) -> int:
             "run_id": new_run_id(),
             "provenance": provenance(),
             **engine_setup.origins(about, call.resolved),
-            "engines": [contestant_record(contestant) for contestant in loaded.contestants],
+            "engines": [contestant.record for contestant in loaded.contestants],
         }
         taken, whole = engine_setup.measure(plan, loaded.contestants, title=about.name)
     if not taken:
@@ -85,9 +73,7 @@ def load(call: Call[LoadTestOptions]) -> int:
     write_json(folder / RESULTS, record)
     for path in (folder / REQUESTS, *([Path(options.csv)] if options.csv else [])):
         engine_setup.write_rows(path, request_rows(taken))
-    page = Page(
-        f"Load, run {record['run_id']}", list(sections(plan.cases, samples, cells(samples)))
-    )
+    page = Page(f"Load, run {record['run_id']}", list(load_sections(plan, samples)))
     write_page(folder, page)
     if options.json:
         print(json_line({"folder": str(folder), **record}))
@@ -114,25 +100,18 @@ def cases_of(options: LoadTestOptions) -> list[Case]:
     if num is None and options.duration is None:
         num = NUM_REQUESTS
     if options.rate is not None:
-        case = PoissonCase(
-            name="poisson",
-            rate=options.rate,
-            max_in_flight=options.max_concurrent,
-            num_requests=num,
-            duration=options.duration,
-        )
-        return [case]
+        most, duration = options.max_concurrent, options.duration
+        return [poisson_case(0, "poisson", options.rate, most, num_requests=num, duration=duration)]
     if options.replay is not None:
         recorded = replay(Path(options.replay))[: options.requests]
         if options.duration is not None:
             recorded = [r for r in recorded if r.arrival_seconds < options.duration]
-        return [ReplayCase(name="replay", recorded=recorded, max_in_flight=options.max_concurrent)]
+        return [replay_case(recorded, options.max_concurrent)]
     if options.concurrency is not None:
+        levels = levels_named("--concurrency", options.concurrency, lowest=1)
         return [
-            ClosedCase(
-                name=f"closed-{n}", num_in_flight=n, num_requests=num, duration=options.duration
-            )
-            for n in levels_named("--concurrency", options.concurrency, lowest=1)
+            closed_case(place, n, num_requests=num, duration=options.duration)
+            for place, n in enumerate(levels)
         ]
     if options.duration is not None:
         raise ConfigError(
@@ -140,4 +119,4 @@ def cases_of(options: LoadTestOptions) -> list[Case]:
             hint="use it with --rate, --concurrency or --replay",
         )
     names = known_words("--scenarios", options.scenarios, SCENARIOS, kind="scenario")
-    return [scenario(name, num or NUM_REQUESTS) for name in names]
+    return [scenario(n, name, num or NUM_REQUESTS) for n, name in enumerate(names)]

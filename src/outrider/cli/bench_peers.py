@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from outrider.bench.engines.record import RESULTS, write_page
 from outrider.bench.machine import provenance
-from outrider.bench.pages import Page
+from outrider.bench.pages import Page, write_page
 from outrider.bench.peers.compare import (
     TIERS,
     Comparison,
@@ -33,7 +32,7 @@ from outrider.bench.peers.contestants import (
 )
 from outrider.bench.peers.report import run_rows, sections
 from outrider.bench.peers.results import FILE_NAME, Journal
-from outrider.bench.store import RecordError, entries, parse, write_json
+from outrider.bench.store import RESULTS, RecordError, entries, parse, write_json
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import PeersOptions
 from outrider.cli.call import Call

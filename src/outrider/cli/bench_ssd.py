@@ -9,17 +9,15 @@ from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from outrider.bench.engines.record import new_run_id, write_page
+from outrider.bench.gemm.engines import Text
 from outrider.bench.gemm.pair import Make, pair_shape
-from outrider.bench.gemm.plan import QUICK, Grid, Text, Wish
 from outrider.bench.gemm.record import RESULTS, SAMPLES
 from outrider.bench.gemm.report import sections
 from outrider.bench.gemm.results import results_of, study_record
-from outrider.bench.gemm.samples import SamplesFile
-from outrider.bench.gemm.study import CostStudy, Sizes, outstanding, run
-from outrider.bench.gemm.units import Unit
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page
+from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
+from outrider.bench.gemm.units import SamplesFile, Unit
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, write_page
 from outrider.bench.store import write_json
 from outrider.cache.capacity import free_bytes
 from outrider.cli.bench_options import SsdOptions
@@ -67,14 +65,14 @@ def study_of(options: SsdOptions) -> CostStudy:
     if not names:
         raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
     costs, studies = Costs.named(_words(options.costs or "")), _words(options.studies)
-    wish = Wish(
-        studies=() if studies == [NO_STUDIES] else tuple(studies),
-        ks=_numbers("--ks", options.ks, int),
-        alphas=_numbers("--alphas", options.alphas, float),
-        hits=_numbers("--hits", options.hits, float),
-        fan_outs=_numbers("--fan-outs", options.fan_outs, int),
-        batches=_numbers("--batches", options.batches, int),
-    )
+    axes = {
+        "ks": _numbers("--ks", options.ks, int),
+        "alphas": _numbers("--alphas", options.alphas, float),
+        "hits": _numbers("--hits", options.hits, float),
+        "fan_outs": _numbers("--fan-outs", options.fan_outs, int),
+        "batches": _numbers("--batches", options.batches, int),
+    }
+    asked = [] if studies == [NO_STUDIES] else studies
     return CostStudy(
         pairs=tuple(pair_shape(name) for name in names),
         make=Make(
@@ -85,7 +83,7 @@ def study_of(options: SsdOptions) -> CostStudy:
             threads=options.threads,
             ranks=options.tensor_parallel,
         ),
-        grid=wish.grid(QUICK if options.quick else Grid()),
+        grid=grid_asked(QUICK if options.quick else Grid(), asked, axes),
         text=Text(max_tokens=options.max_tokens or tokens),
         sizes=Sizes(
             layer_share=options.layer_share or _LAYER_SHARE,
@@ -132,7 +130,7 @@ def _show(options: SsdOptions, study: CostStudy, file: SamplesFile, *, whole: bo
     about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
     record = study_record(study, found, about)
     write_json(file.folder / RESULTS, record)
-    page = Page(f"Cost study, run {record['run_id']}", list(sections(found)))
+    page = Page(f"Cost study, run {record['run_id']}", list(sections(found, quick=study.quick)))
     write_page(file.folder, page)
     if options.json:
         print(json_line({"folder": str(file.folder), **record}))

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from outrider.bench.engines.record import write_page
 from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, Section
+from outrider.bench.pages import Page, Section, write_page
 from outrider.bench.studies.sweep import Lineup, run_visits
 from outrider.bench.studies.sweep_axes import named
 from outrider.bench.studies.sweep_figures import draw_all

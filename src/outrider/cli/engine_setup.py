@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.bench import figure_style
-from outrider.bench.engines.loaded import Loaded, Models, load_engines
-from outrider.bench.engines.plan import Contestant, Workload
-from outrider.bench.engines.record import RESULTS
-from outrider.bench.engines.samples import Taken, run
 from outrider.bench.frame import csv_text
 from outrider.bench.machine import machine, weights_digest
 from outrider.bench.pages import Page
-from outrider.bench.store import write_text
+from outrider.bench.store import RESULTS, write_text
+from outrider.bench.studies.engines_cells import Taken
+from outrider.bench.studies.engines_plan import Contestant, Plan
+from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.output import check_writable, prose, screen_table
 from outrider.cli.paint import taken
 from outrider.core.config import EngineConfig
@@ -181,7 +180,7 @@ def pictures(folder: Path, drawn: Sequence[Path]) -> list[tuple[str, str]]:
     ]
 
 
-def measure(plan: Workload, found: Sequence[Contestant], *, title: str) -> tuple[list[Taken], bool]:
+def measure(plan: Plan, found: Sequence[Contestant], *, title: str) -> tuple[list[Taken], bool]:
     """What was taken, and whether that is everything or an interrupt came. With a progress bar."""
     return taken(run(plan, found), title=title, total=len(plan.visits()))
 

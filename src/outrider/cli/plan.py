@@ -20,7 +20,7 @@ from outrider.bench.calibrate.session import (
     measured,
     opened,
 )
-from outrider.bench.load.requests import texts_of
+from outrider.bench.requests import texts_of
 from outrider.bench.studies.drafters_lineup import known
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes

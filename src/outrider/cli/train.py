@@ -182,7 +182,7 @@ def tokenizer(call: Call[TokenizerOptions]) -> int:
 
 def open_drafter(call: Call[DrafterOptions]) -> Session:
     """The run of whatever drafts for --target, before its recipe is made."""
-    from outrider.bench.load.requests import texts_of
+    from outrider.bench.requests import texts_of
     from outrider.train.session import open_session
 
     prompts = texts_of(call.options.prompts)[: call.options.exam_prompts]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.thread_ranks import Meeting, ThreadComm
-from outrider.bench.comm import Fit, Point, fit, measure, pass_seconds
-from outrider.bench.comm_peer import Exercise, do
+from outrider.bench.comm import Exercise, Fit, Point, do, fit, measure, pass_seconds
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.spec import ModelSpec
 

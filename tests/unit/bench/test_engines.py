@@ -9,9 +9,15 @@ import pytest
 
 from doubles.engine_runs import contestant, field, measured, plan
 from doubles.fake_server import FakeServer
-from outrider.bench.engines.cells import best_fixed, cells, comparisons
-from outrider.bench.engines.loaded import Loaded, evidence_of
-from outrider.bench.engines.plan import (
+from outrider.bench.studies.engines_cells import (
+    EngineSample,
+    Taken,
+    agreement,
+    best_fixed,
+    cells,
+    comparisons,
+)
+from outrider.bench.studies.engines_plan import (
     ENGINES,
     Contestant,
     config_of,
@@ -19,7 +25,7 @@ from outrider.bench.engines.plan import (
     levels_named,
     line_up,
 )
-from outrider.bench.engines.samples import Sample, Taken, agreement, run
+from outrider.bench.studies.engines_run import run
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
@@ -31,7 +37,7 @@ def taken() -> list[Taken]:
 
 
 @pytest.fixture(scope="module")
-def samples(taken: list[Taken]) -> list[Sample]:
+def samples(taken: list[Taken]) -> list[EngineSample]:
     return [one.sample for one in taken]
 
 
@@ -62,7 +68,7 @@ def test_engines_take_turns_over_the_same_requests() -> None:
     ]
 
 
-def test_cells_have_medians_of_what_happened(samples: list[Sample]) -> None:
+def test_cells_have_medians_of_what_happened(samples: list[EngineSample]) -> None:
     found = {(cell.level, cell.engine): cell for cell in cells(samples)}
     assert list(found) == [(level, engine) for level in (0, 2) for engine in ENGINES]
     off, pd = found[0, "off"], found[2, "pd"]
@@ -78,7 +84,9 @@ def test_cells_have_medians_of_what_happened(samples: list[Sample]) -> None:
     assert pd.status == "success"
 
 
-def test_ratios_are_paired_and_have_intervals_from_five_repeats(samples: list[Sample]) -> None:
+def test_ratios_are_paired_and_have_intervals_from_five_repeats(
+    samples: list[EngineSample],
+) -> None:
     found = {(c.level, c.role): c for c in comparisons(samples)}
     gain = found[2, "pdv over pd"]
     assert gain.throughput.value == pytest.approx(1.1)
@@ -167,12 +175,6 @@ def test_a_configuration_follows_from_the_name() -> None:
     # What is called ssd drafts ahead, whether that pays or not; others join lanes as they would.
     assert config_of("ssd", base, own_controller=False).hybrid_threshold == 0
     assert config_of("pdv", base, own_controller=False).hybrid_threshold == 3
-
-
-def test_that_pdv_joins_its_lanes_is_told_by_its_own_threshold() -> None:
-    asked = line_up(["ssd", "pdv"], EngineConfig(), lambda _: None)
-    assert evidence_of([], Loaded(asked, {})).hybrid_threshold == 3
-    assert evidence_of([], Loaded(asked[:1], {})).hybrid_threshold == 0
 
 
 def test_an_engine_that_cannot_be_loaded_keeps_its_reason() -> None:

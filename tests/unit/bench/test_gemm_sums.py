@@ -13,27 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.gemm.cells import Measured
-from outrider.bench.gemm.engines import Numbers, Taken
-from outrider.bench.gemm.findings import scatter_of
+from outrider.bench.gemm.engines import Contestant, Numbers, Taken, Text, rooms
 from outrider.bench.gemm.pair import PAIRS, CostPair, Make, facts, num_weights, pair_shape
-from outrider.bench.gemm.passes import PassTimer, draft_shares, windows
-from outrider.bench.gemm.plan import (
-    QUICK,
-    Contestant,
-    Grid,
-    Text,
-    Visit,
-    Wish,
-    rooms,
-    visits,
-)
 from outrider.bench.gemm.record import Ceilings, Cell
-from outrider.bench.gemm.roof import product_rows
-from outrider.bench.gemm.samples import Sample, SamplesFile
-from outrider.bench.gemm.units import EngineUnit, Held, PassUnit
-from outrider.core.errors import ConfigError, MachineError
-from outrider.estimate.theory import MissCurve, expected_tokens
+from outrider.bench.gemm.report import scatter_of
+from outrider.bench.gemm.results import cells, draft_shares, product_rows, windows
+from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked
+from outrider.bench.gemm.timers import PassTimer, pass_names
+from outrider.bench.gemm.units import Held, Sample, SamplesFile, engines_unit, passes_unit
+from outrider.core.errors import ConfigError
+from outrider.estimate.theory import expected_tokens
 from outrider.lab.gemm import Costs, products
 from outrider.lab.gemm_shape import GEMM_SHAPES
 
@@ -77,7 +66,7 @@ def measured(num: int = 5) -> dict[Contestant, dict[int, dict[str, Any]]]:
 
 
 def cell(method: str, **given: Any) -> Cell:
-    found = Measured("8b/1b", measured(**given), {}).cells()
+    found = cells("8b/1b", measured(**given), {})
     return next(one for one in found if one.method == method)
 
 
@@ -95,11 +84,11 @@ def test_a_visit_that_failed_on_one_side_counts_on_neither() -> None:
     plain = {n: measured()[AR][0] | {"seconds": 1.0 + n} for n in range(7)}
     turns = {n: measured()[SD][0] | {"seconds": (1.0 + n) / 2} for n in range(7)}
     del plain[0], turns[6]
-    found = Measured("8b/1b", {AR: plain, SD: turns}, {}).cells()
+    found = cells("8b/1b", {AR: plain, SD: turns}, {})
     (cell,) = (one for one in found if one.method == "sd")
     assert (cell.speed_up, cell.low, cell.high) == pytest.approx((2.0, 2.0, 2.0))
     alone = {AR: {0: plain[1]}, SD: {1: turns[1]}}
-    assert [one.method for one in Measured("8b/1b", alone, {}).cells()] == ["ar"]
+    assert [one.method for one in cells("8b/1b", alone, {})] == ["ar"]
 
 
 def test_a_round_has_its_parts() -> None:
@@ -131,7 +120,7 @@ def test_theory_of_ssd_counts_the_pass_over_the_trunk() -> None:
     """Ahead takes 5 / 4 of 10 ms, a trunk and four passes: more than the 12 of a verification."""
     runs = measured()
     slow = {n: row | {"draft_seconds": row["num_passes"] * 0.010} for n, row in runs[SD].items()}
-    found = Measured("8b/1b", {**runs, SD: slow}, {}).cells()
+    found = cells("8b/1b", {**runs, SD: slow}, {})
     theory = next(one.theory for one in found if one.method == "ssd")
     assert theory is not None
     assert theory.over_verify == pytest.approx(expected_tokens(0.9, 4) * 10 / 12.5)
@@ -140,7 +129,7 @@ def test_theory_of_ssd_counts_the_pass_over_the_trunk() -> None:
 def test_without_hits_theory_of_ssd_is_that_of_sd() -> None:
     runs = measured()
     missed = replace(SSD, p_hit=0.0)
-    found = Measured("8b/1b", {**runs, missed: runs[SSD]}, {}).cells()
+    found = cells("8b/1b", {**runs, missed: runs[SSD]}, {})
     by_hit = {(one.method, one.p_hit): one.theory for one in found}
     ahead, turns = by_hit["ssd", 0.0], by_hit["sd", None]
     assert ahead is not None
@@ -150,8 +139,8 @@ def test_without_hits_theory_of_ssd_is_that_of_sd() -> None:
 
 def test_nothing_is_said_of_visits_without_plain_decoding() -> None:
     runs = measured()
-    assert not Measured("8b/1b", {SD: runs[SD]}, {}).cells()
-    ahead_only = Measured("8b/1b", {AR: runs[AR], SSD: runs[SSD]}, {}).cells()
+    assert not cells("8b/1b", {SD: runs[SD]}, {})
+    ahead_only = cells("8b/1b", {AR: runs[AR], SSD: runs[SSD]}, {})
     assert [one.theory for one in ahead_only] == [None, None]
 
 
@@ -165,7 +154,7 @@ def test_published_shares_stand_beside_ours() -> None:
     assert (row.k, row.over_plain, row.published) == (2, 0.4, 0.36)
     assert row.over_verify == pytest.approx(4 / 11)
     assert (row.low, row.high, row.num_repeats) == (0.4, 0.4, 5)
-    assert draft_shares("my/own", [2], seconds)[0].published is None
+    assert next(draft_shares("my/own", [2], seconds)).published is None
 
 
 def test_a_window_holds_a_trunk_and_k_passes_over_all_branches() -> None:
@@ -176,12 +165,12 @@ def test_a_window_holds_a_trunk_and_k_passes_over_all_branches() -> None:
         "draft rows=8": [0.0025],
         "draft rows=32": [0.004],
     }
-    found = windows("8b/1b", [4], [1, 8, 16, 32], seconds)
+    found = list(windows("8b/1b", [4], [1, 8, 16, 32], seconds))
     assert [(one.branches, one.fits) for one in found] == [(1, True), (8, True), (32, False)]
     assert {one.largest_fan_out for one in found} == {8}
     assert found[0].num_passes == pytest.approx(6)
     assert scatter_of(found) == []
-    late = windows("8b/1b", [4], [1, 8], {**seconds, "draft rows=5": [0.003]})
+    late = list(windows("8b/1b", [4], [1, 8], {**seconds, "draft rows=5": [0.003]}))
     assert [(one.branches, one.fits) for one in late] == [(1, True), (8, False)]
 
 
@@ -193,7 +182,7 @@ def test_a_pass_over_fewer_branches_that_took_longer_is_told_as_noise() -> None:
         "draft rows=8": [0.055, 0.060, 0.090],
         "draft rows=16": [0.12],
     }
-    found = windows("8b/1b", [4], [1, 8, 16], seconds)
+    found = list(windows("8b/1b", [4], [1, 8, 16], seconds))
     assert [(row.pass_least, row.pass_most) for row in found[:2]] == [(0.075, 0.085), (0.055, 0.09)]
     (said,) = scatter_of(found)
     assert "over 1 of the branches was timed 1.33 times as long as one over 8" in said
@@ -208,16 +197,14 @@ def test_passes_are_timed_warm_and_to_and_fro(monkeypatch: pytest.MonkeyPatch) -
         return 9.0 if run.count(name) == 1 else 1.0
 
     monkeypatch.setattr(PassTimer, "_once", took)
-    shape = pair_shape("8b/1b")
+    shape, make = pair_shape("8b/1b"), Make(costs=Costs())
     timer = PassTimer(shape, cast("CostPair", None))
-    held = Held()
-    unit = PassUnit(Make(costs=Costs()), shape, (2,), 0)
-    held.get(("passes", unit.make, unit.pair, unit.ks), lambda: timer)
     orders: list[list[str]] = []
     for repeat in (0, 1):
         run.clear()
-        samples = replace(unit, repeat=repeat).take(held)
-        assert [sample.key for sample in samples] == list(replace(unit, repeat=repeat).keys)
+        unit = replace(passes_unit(make, shape, (2,), repeat), rig=("timer", lambda: timer))
+        samples = unit.take(Held())
+        assert [sample.key for sample in samples] == unit.keys
         assert {sample.values["seconds"] for sample in samples if sample.values} == {1.0}
         orders.append(list(dict.fromkeys(run)))
     assert orders[0] == orders[1][::-1]
@@ -228,18 +215,18 @@ def test_a_product_is_held_against_the_lower_roof() -> None:
     roof = Ceilings(gigabytes_per_second=10.0, gigaflops_per_second=100.0, threads=2)
     times: dict[str, float] = dict.fromkeys(products(shape), 0.01)
     assert roof.ridge == 10
-    low = product_rows(shape, 1, [times], roof, 2.0)[0]
+    low = next(product_rows(shape, 1, [times], roof, 2.0))
     assert low.num_bytes == 2 * 2048 * 2048 + 4 * (2048 + 2048)
     assert low.num_flops == 2 * 2048 * 2048
     assert low.roof == pytest.approx(10 * low.intensity)
     assert low.share == pytest.approx(low.gigaflops_per_second / low.roof)
-    high = product_rows(shape, 64, [times], roof, 2.0)[0]
+    high = next(product_rows(shape, 64, [times], roof, 2.0))
     assert high.roof == 100
-    assert product_rows(shape, 1, [times], None, 2.0)[0].roof == 0
+    assert next(product_rows(shape, 1, [times], None, 2.0)).roof == 0
 
 
 def test_names_of_passes_are_those_that_are_summed_up() -> None:
-    names = PassTimer.names([2], [1, 8])
+    names = pass_names([2], [1, 8])
     assert names == [
         "target rows=1",
         "target rows=3",
@@ -265,11 +252,13 @@ def test_every_contestant_has_room_and_one_visit_a_repeat(
         assert target.num_slots >= one.batch * (text.most_tokens(one.k) + one.k + 1)
         assert target.max_logits >= one.batch * (one.k + 1)
         assert draft.max_rows >= one.batch * max(one.fan_out, 2)
-    made = visits(everybody, 2)
-    assert sorted(one.name for visit in made for one in visit.order) == sorted(
-        one.name for one in everybody * 2
+    study = CostStudy(
+        pairs=(pair_shape("8b/1b"),), make=Make(costs=Costs()), grid=grid, text=text, sizes=Sizes()
     )
-    assert all(any(one.method == "ar" for one in visit.contestants) for visit in made)
+    units = [unit for unit in replace(study, repeats=2).units() if unit.part == "engines"]
+    taken = [name for unit in units for name in unit.turns]
+    assert sorted(taken) == sorted(f"8b/1b {one.name}" for one in everybody * 2)
+    assert all(unit.plain in unit.turns for unit in units)
 
 
 def test_a_row_of_ssd_is_one_that_drafts_ahead() -> None:
@@ -281,17 +270,18 @@ def test_a_row_of_ssd_is_one_that_drafts_ahead() -> None:
 
 
 def test_a_grid_is_what_words_ask_for() -> None:
-    grid = Wish(studies=("hits",), ks=(2, 6), alphas=(0.7,), hits=(0.25,)).grid(Grid())
+    axes = {"ks": (2, 6), "alphas": (0.7,), "hits": (0.25,)}
+    grid = grid_asked(Grid(), ["hits"], axes)
     assert {one.study for one in grid.contestants()} == {"hits"}
     assert (grid.ks, grid.alpha, grid.k) == ((2, 6), 0.7, 2)
     assert [one.p_hit for one in grid.contestants() if one.method == "ssd"] == [0.25]
-    assert Wish().grid(QUICK) == QUICK
+    assert grid_asked(QUICK, [], {}) == QUICK
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"studies": ("hitz",)},
+        {"hitz": ()},
         {"ks": (0,)},
         {"alphas": (1.5,)},
         {"hits": (-0.1,)},
@@ -300,8 +290,9 @@ def test_a_grid_is_what_words_ask_for() -> None:
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    studies = [name for name in wrong if name == "hitz"]
     with pytest.raises(ConfigError) as caught:
-        Wish(**wrong)
+        grid_asked(Grid(), studies, {} if studies else wrong)
     assert caught.value.hint
 
 
@@ -321,11 +312,13 @@ def test_facts_say_what_is_missing() -> None:
     make = Make(costs=Costs(), quantise="int8")
     shape = pair_shape("8b/1b").sampled(Fraction(1, 16), 4)
     target, draft = facts(shape, make, "engines")
-    assert (target.num_layers, draft.num_layers) == (2, 1)
-    assert (target.factor, draft.factor) == (16, 16)
-    assert target.sampled == "layer-sampled: 2 of 32 layers; scaled: widths over 4"
-    assert target.weight_bytes == target.num_parameters == num_weights(shape.target, make.costs)
-    assert draft.weight_bytes == 2 * draft.num_parameters
+    assert (target["num_layers"], draft["num_layers"]) == (2, 1)
+    assert (target["factor"], draft["factor"]) == (16, 16)
+    assert target["sampled"] == "layer-sampled: 2 of 32 layers; scaled: widths over 4"
+    assert (
+        target["weight_bytes"] == target["num_parameters"] == num_weights(shape.target, make.costs)
+    )
+    assert draft["weight_bytes"] == 2 * num_weights(shape.draft, make.costs)
 
 
 CIRCUMSTANCES = {"seed": 0, "machine": {"cpu": "toy"}}
@@ -352,19 +345,10 @@ class TwoTexts:
 @pytest.mark.parametrize(("name", "failing"), [("run", []), ("wrong", ["sd"])])
 def test_an_engine_that_writes_another_text_is_a_failure(name: str, failing: list[str]) -> None:
     """A text that goes on farther is the same."""
-    visit = Visit(1, 0, (AR, SD, SSD))
-    unit = EngineUnit(
-        make=Make(costs=Costs()),
-        pair=pair_shape("8b/1b"),
-        text=Text(),
-        seed=0,
-        misses=MissCurve(),
-        everybody=visit.contestants,
-        visit=visit,
-    )
-    held, bed = Held(), SimpleNamespace(run=getattr(TwoTexts(), name))
-    held.get(("engines", unit.make, unit.pair), lambda: bed)
-    taken = zip(visit.contestants, unit.take(held), strict=True)
+    contestants = (AR, SD, SSD)
+    bed = SimpleNamespace(run=getattr(TwoTexts(), name))
+    unit = engines_unit("8b/1b", contestants, 0, ("bed", lambda: bed))
+    taken = zip(contestants, unit.take(Held()), strict=True)
     assert [one.method for one, sample in taken if sample.reason] == failing
 
 
@@ -377,43 +361,25 @@ def test_samples_are_found_again_and_failures_taken_anew(tmp_path: Path) -> None
     assert again.num_failures("passes", "a") == 1
     again.add([sample(1, values={"seconds": 2.0})], CIRCUMSTANCES)
     last = SamplesFile.open(tmp_path / "run", CIRCUMSTANCES)
-    assert last.values("passes") == {"a": [{"seconds": 1.0}, {"seconds": 2.0}]}
+    assert last.by_repeat("passes") == {"a": {0: {"seconds": 1.0}, 1: {"seconds": 2.0}}}
     assert last.num_failures("passes", "a") == 0
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40])
-def test_half_a_line_is_dropped_and_nothing_else(tmp_path: Path, cut: int) -> None:
-    file = SamplesFile.open(tmp_path, CIRCUMSTANCES)
-    file.add([sample(0)], CIRCUMSTANCES)
-    file.add([sample(1)], CIRCUMSTANCES)
-    path = tmp_path / "samples.jsonl"
-    path.write_bytes(path.read_bytes()[:-cut])
-    again = SamplesFile.open(tmp_path, CIRCUMSTANCES)
-    assert [key[2] for key in again.samples] == [0]
-    again.add([sample(1)], CIRCUMSTANCES)
-    lines = path.read_text().splitlines()
-    assert [json.loads(line)["record"] for line in lines] == ["study", "sample", "sample"]
-
-
-def test_results_of_something_else_are_left_alone(tmp_path: Path) -> None:
-    file = SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
-    file.add([sample()], CIRCUMSTANCES)
+def test_samples_of_other_circumstances_are_left_alone(tmp_path: Path) -> None:
+    SamplesFile.open(tmp_path, CIRCUMSTANCES).add([sample()], CIRCUMSTANCES)
     with pytest.raises(ConfigError, match="seed 0, not 1"):
-        SamplesFile.open(tmp_path / "mine", {**CIRCUMSTANCES, "seed": 1})
-    path = tmp_path / "mine" / "samples.jsonl"
-    path.write_text(path.read_text().replace("ssd/1", "ssd/0"))
-    with pytest.raises(ConfigError, match="ssd/0"):
-        SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "note.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"other files and no samples\.jsonl"):
-        SamplesFile.open(tmp_path / "other", CIRCUMSTANCES)
-    path.write_text('{"record": "sample"}\n')
-    with pytest.raises(ConfigError, match="line 1"):
-        SamplesFile.open(tmp_path / "mine", CIRCUMSTANCES)
-    (tmp_path / "file").write_text("")
-    with pytest.raises((ConfigError, MachineError)):
-        SamplesFile.open(tmp_path / "file" / "below", CIRCUMSTANCES).add([sample()], CIRCUMSTANCES)
+        SamplesFile.open(tmp_path, {**CIRCUMSTANCES, "seed": 1})
+
+
+@pytest.mark.parametrize(
+    "line", ['{"record": "sample"}', '{"record": "sample", "part": "passes"}', '{"record": "x"}']
+)
+def test_a_line_that_nobody_measured_is_refused(tmp_path: Path, line: str) -> None:
+    SamplesFile.open(tmp_path, CIRCUMSTANCES).add([sample()], CIRCUMSTANCES)
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError, match="line 3"):
+        SamplesFile.open(tmp_path, CIRCUMSTANCES)
 
 
 def test_a_line_is_what_was_measured(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.fake_server import FakeServer
-from outrider.bench.load.drive import ClosedLoop, OpenLoop, Run, drive
-from outrider.bench.load.requests import (
+from outrider.bench.load import ClosedLoop, OpenLoop, Run, drive, tally
+from outrider.bench.requests import (
     Request,
     arriving,
     poisson_arrivals,
@@ -20,7 +20,7 @@ from outrider.bench.load.requests import (
     requests_from,
     texts_of,
 )
-from outrider.bench.load.tally import row_of, tally
+from outrider.bench.studies.engines_record import row_of
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 
@@ -169,7 +169,6 @@ def test_numbers_of_a_run_are_those_of_its_rounds() -> None:
     assert (found.num_tokens, found.num_rounds, found.num_passes) == (8, 4, 2)
     assert (found.num_drafted, found.num_accepted) == (16, 4)
     assert found.acceptance == pytest.approx(1 / 4)
-    assert found.tokens_per_round == 2
     # The pass that read prompts has no say in what a verification takes.
     assert (found.draft_ms, found.verify_ms, found.mean_batch) == (2.5, 5, 2)
     assert (found.num_hits, found.num_misses, found.hit_tokens, found.miss_tokens) == (2, 2, 4, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.bench import figure_style
-from outrider.bench.engines import samples
-from outrider.bench.engines.plan import ENGINES
+from outrider.bench.studies import engines_run
+from outrider.bench.studies.engines_plan import ENGINES
 from outrider.cli import engine_setup as engine_subjects
 from outrider.pairs.catalog import PAIRS
 
@@ -93,14 +94,14 @@ def test_several_pairs_have_a_folder_each(
 def test_an_interrupt_keeps_whole_visits(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = samples.measure
+    plain, turns = engines_run.visit, count()
 
-    def interrupted(plan: Any, contestants: Any, visit: Any, **named: Any) -> Any:
-        if visit.turn == 1:
+    def interrupted(contestants: Any, turn: int, serve: Any) -> Any:
+        if next(turns) == 1:
             raise KeyboardInterrupt
-        return measure(plan, contestants, visit, **named)
+        return plain(contestants, turn, serve)
 
-    monkeypatch.setattr(samples, "measure", interrupted)
+    monkeypatch.setattr(engines_run, "visit", interrupted)
     shown = outrider(*TINY, "--no-plots", "--json")
     assert shown.code == 130
     assert "what was measured until then is in out" in shown.err

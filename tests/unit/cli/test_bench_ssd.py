@@ -10,9 +10,8 @@ import pytest
 
 from doubles.command_line import Command, Finished
 from outrider.bench.gemm import units
-from outrider.bench.gemm.engines import Bed, Taken
+from outrider.bench.gemm.engines import Bed, Contestant, Taken
 from outrider.bench.gemm.pair import Make
-from outrider.bench.gemm.plan import Contestant
 
 pytestmark = pytest.mark.wide
 

@@ -17,8 +17,8 @@ import outrider
 import outrider.pairs as pairs
 from outrider.api.loading import read_corpus
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.load.requests import replay
 from outrider.bench.published import questions_of
+from outrider.bench.requests import replay
 from outrider.bench.workload import PromptDataset
 from outrider.core import settings
 from outrider.core.errors import CheckpointError, OutriderError
@@ -189,6 +189,8 @@ def test_hostile_json_is_refused(text: str, reason: str) -> None:
 
 # Who reads without `core/files.py`, and why.
 EXCEPTIONS = {
+    ("bench/reference.py", "read_text"): "figures of this package",
+    ("bench/studies/sweep_recipes.py", "read_text"): "figures of this package",
     ("bench/workload.py", "read_text"): "prompts of this package",
     ("kernels/native/build.py", "read_bytes"): "sources of this package, and what it compiled",
     ("models/weights.py", "safe_open"): "behind check_header",

@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 
 from outrider.bench.gemm.pair import Make
-from outrider.bench.gemm.roof import ProductTimer
+from outrider.bench.gemm.timers import ProductTimer
 from outrider.core.config import EngineConfig
 from outrider.core.files import Kind, read_text
 from outrider.lab.gemm import Costs

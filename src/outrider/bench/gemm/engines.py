@@ -1,4 +1,4 @@
-"""A contestant's engine over a pair of costs, run over scripted texts.
+"""Engines over a pair of costs, run over scripted texts: what a contestant is, and its turn.
 
 Time begins when every sequence has its first token, so prompts are not in it, and ends with the
 round in which the batch has emitted what was asked for; nobody's text is cut short, so no round is
@@ -12,16 +12,88 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.bench.gemm.pair import CostPair
-from outrider.bench.gemm.plan import Contestant, Text
+from outrider.bench.gemm.record import Method, Study
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.lab.bare_engine import BareEngine, BareModels, Twin
+from outrider.lab.bare_engine import BareEngine, BareModels, Twin, bare_rooms
 from outrider.lab.synthetic import Agreement, SyntheticLM, WordScript
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
+from outrider.models.decoder import Room
+
+PAGE_SIZE = 32
+CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """An engine at one setting, as in `Cell`. Plain decoding has a `k` of 0 and an `alpha` of 0."""
+
+    method: Method
+    study: Study = "alpha"
+    k: int = 0
+    alpha: float = 0.0
+    p_hit: float | None = None
+    fan_out: int = 0
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others."""
+        names = ("study", "method", "k", "alpha", "p_hit", "fan_out", "batch")
+        return " ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    def config(self, *, threads: int = 0) -> EngineConfig:
+        """Drafts of K tokens every round, whatever comes of them. Rounds run by stages, since the
+        one call that runs a whole round knows no scripts."""
+        return EngineConfig(
+            drafter="model" if self.k else "none",
+            k=self.k,
+            schedule="ssd" if self.method == "ssd" else "single",
+            batch_size=self.batch,
+            fan_out=max(self.fan_out, 1),
+            force_hits=-1.0 if self.p_hit is None else self.p_hit,
+            # What is called SSD drafts ahead, whether that pays or not.
+            hybrid_threshold=0,
+            watchdog="off",
+            fused_round=False,
+            controller="fixed",
+            prefill_chunk=CHUNK,
+            page_size=PAGE_SIZE,
+            threads=threads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Every sequence begins with `prompt_tokens` and is measured while it emits `max_tokens` more,
+    on the mean of its batch."""
+
+    prompt_tokens: int = 16
+    max_tokens: int = 96
+
+    def most_tokens(self, k: int) -> int:
+        """What a sequence may hold: one whose drafts are all kept is ahead of its batch."""
+        return self.prompt_tokens + (k + 2) * self.max_tokens
+
+
+def rooms(contestants: Sequence[Contestant], text: Text) -> tuple[Room, Room]:
+    """Of the target and of the draft model: room for any one of the contestants."""
+    each = [bare_rooms(one.config(), text.most_tokens(one.k)) for one in contestants]
+
+    def largest(some: Sequence[Room]) -> Room:
+        return Room(
+            num_slots=max(one.num_slots for one in some),
+            page_size=PAGE_SIZE,
+            max_rows=max(one.max_rows for one in some),
+            max_logits=max(one.max_logits for one in some),
+        )
+
+    return largest([target for target, _ in each]), largest([draft for _, draft in each])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +147,18 @@ class Bed:
     def run(self, contestant: Contestant, *, repeat: int = 0) -> Taken:
         """One visit's turn. Raises what the engine raises, and CapacityError if a text ends before
         it is measured."""
-        heard = _Heard()
+        turn = _Turn(self.clock)
+        config = contestant.config(threads=self.threads)
         engine = BareEngine(
-            self._models(contestant),
-            contestant.config(threads=self.threads),
-            on_round=heard.rounds.append,
-            on_job=heard.jobs.append,
+            self._models(contestant), config, on_round=turn.rounds.append, on_job=turn.jobs.append
         )
         try:
-            prompts = [
-                self._prompt(repeat * contestant.batch + index) for index in range(contestant.batch)
-            ]
-            turn = _Turn(engine, heard, self.clock)
-            return turn.measure(prompts, self._params(contestant), self.text.max_tokens)
+            batch = range(contestant.batch)
+            prompts = [self._prompt(repeat * contestant.batch + index) for index in batch]
+            limit = self.text.most_tokens(contestant.k) - self.text.prompt_tokens
+            params = SamplingParams(max_tokens=limit, seed=self.seed)
+            numbers = turn.measure(engine, prompts, params, self.text.max_tokens)
+            return Taken(numbers, tuple(engine.texts.values()))
         finally:
             engine.close()
 
@@ -119,10 +190,6 @@ class Bed:
         script = WordScript(vocab_size=model.spec.vocab_size, seed=self.seed, agreement=agreement)
         return SyntheticLM(model, script, device=self.pair.device)
 
-    def _params(self, one: Contestant) -> SamplingParams:
-        limit = self.text.most_tokens(one.k) - self.text.prompt_tokens
-        return SamplingParams(max_tokens=limit, seed=self.seed)
-
     def _prompt(self, index: int) -> list[int]:
         """Every sequence and repetition has a text of its own."""
         if self.prompts:
@@ -132,59 +199,50 @@ class Bed:
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What the engine told."""
+class _Turn:
+    """One batch from its first tokens on; `rounds` and `jobs` are what the engine told."""
 
+    clock: Clock
     rounds: list[RoundTrace] = field(default_factory=list[RoundTrace])
     jobs: list[JobTrace] = field(default_factory=list[JobTrace])
-
-    def clear(self) -> None:
-        self.rounds.clear()
-        self.jobs.clear()
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One batch from its first tokens on."""
-
-    engine: BareEngine
-    heard: _Heard
-    clock: Clock
     _counts: dict[int, int] = field(default_factory=dict[int, int])
     _arrivals: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
 
     def measure(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, max_tokens: int
-    ) -> Taken:
+        self,
+        engine: BareEngine,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        max_tokens: int,
+    ) -> Numbers:
         for prompt in prompts:
-            self._counts[self.engine.submit(prompt, params)] = 0
+            self._counts[engine.submit(prompt, params)] = 0
         while min(self._counts.values()) == 0:
-            self._step(0.0)
-        self.heard.clear()
-        self._arrivals.clear()
-        ahead = self.engine.drafted_ahead
-        first = sum(self._counts.values())
+            self._step(engine, 0.0)
+        for heard in (self.rounds, self.jobs, self._arrivals):
+            heard.clear()
+        before, first = engine.drafted_ahead, sum(self._counts.values())
         wanted = first + max_tokens * len(prompts)
         began = self.clock()
         while sum(self._counts.values()) < wanted:
-            self._step(began)
+            self._step(engine, began)
         seconds = self.clock() - began
-        numbers = self._numbers(seconds, sum(self._counts.values()) - first, ahead)
-        return Taken(numbers, tuple(self.engine.texts.values()))
+        nodes, prepared = (a - b for a, b in zip(engine.drafted_ahead, before, strict=True))
+        num_ahead = nodes / prepared if prepared else None
+        return self._numbers(seconds, sum(self._counts.values()) - first, num_ahead)
 
-    def _step(self, began: float) -> None:
+    def _step(self, engine: BareEngine, began: float) -> None:
         """One engine job."""
-        emitted = self.engine.step()
+        emitted = engine.step()
         now = self.clock() - began
         for number, num_tokens in emitted.items():
             self._counts[number] += num_tokens
             self._arrivals.setdefault(number, []).extend([now] * num_tokens)
 
-    def _numbers(self, seconds: float, num_tokens: int, before: tuple[int, int]) -> Numbers:
-        rounds = [trace for trace in self.heard.rounds if trace.num_emitted]
+    def _numbers(self, seconds: float, num_tokens: int, num_ahead: float | None) -> Numbers:
+        rounds = [trace for trace in self.rounds if trace.num_emitted]
         passes = list({trace.pass_index: trace for trace in rounds}.values())
-        window = window_use(self.heard.jobs)
-        nodes, prepared = (a - b for a, b in zip(self.engine.drafted_ahead, before, strict=True))
+        window = window_use(self.jobs)
         gaps = [gap for times in self._arrivals.values() for gap in token_latencies(times)]
         return Numbers(
             seconds=seconds,
@@ -201,5 +259,5 @@ class _Turn:
             accept_seconds=sum(trace.accept_seconds for trace in passes),
             token_ms_p95=1e3 * percentile(gaps, 95),
             ahead_over_verify=window.mean_ratio if window else None,
-            num_ahead=nodes / prepared if prepared else None,
+            num_ahead=num_ahead,
         )

@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 
-from outrider.bench.gemm.record import ModelFacts
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.lab.gemm import Costs, GemmModel, make_gemm, products
 from outrider.lab.gemm_shape import FULL_VOCABULARY, GEMM_SHAPES, MAX_TOKENS, GemmShape, gemm_shape
@@ -23,17 +22,14 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.parallel.shard import check_split
 
+Role = Literal["target", "draft"]
 # Names that pairs of known shapes have in the reference tables.
 PAIRS = {"8b/1b": ("llama-8b", "llama-1b"), "70b/1b": ("llama-70b", "llama-1b")}
-# T_SD as published, measured on V100 GPUs in half precision. For orientation: what was published
-# as theory beside it does not follow from it (docs/cost-study.md).
-PUBLISHED = {
-    "8b/1b": {2: 0.36, 4: 0.69, 6: 1.02, 8: 1.35, 10: 1.67, 12: 2.01},
-    "70b/1b": {2: 0.04, 4: 0.08, 6: 0.12, 8: 0.15, 10: 0.19, 12: 0.23},
-}
 # While a matrix is packed its source is there as well.
 _MARGIN = 1.5
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
+_FACTS = ("hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "num_layers")
+_MORE_FACTS = ("whole_layers", "factor", "divisor", "sampled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +42,12 @@ class PairShape:
 
     def sampled(self, share: Fraction, divisor: int) -> PairShape:
         """With that share of the layers of each, one at least, and widths over `divisor`."""
-        return PairShape(
-            name=self.name,
-            target=_sampled(self.target, share, divisor),
-            draft=_sampled(self.draft, share, divisor),
-        )
+
+        def some(shape: GemmShape) -> GemmShape:
+            layers = max(round(shape.num_layers * share), 1)
+            return shape.with_layers(layers).scaled(divisor)
+
+        return PairShape(name=self.name, target=some(self.target), draft=some(self.draft))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +72,12 @@ class Make:
     ranks: int = 1
 
     @property
+    def dtype_name(self) -> str:
+        return "bfloat16" if self.dtype == "auto" else self.dtype
+
+    @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES["bfloat16" if self.dtype == "auto" else self.dtype]
+        return DTYPES[self.dtype_name]
 
     def options(self, room: Room) -> LoadOptions:
         return LoadOptions(
@@ -103,7 +104,7 @@ class Make:
     def _sized(self, shape: GemmShape) -> GemmShape:
         return replace(shape, vocab_size=FULL_VOCABULARY) if self.costs.head else shape
 
-    def bytes_per_weight(self, role: Literal["target", "draft"]) -> float:
+    def bytes_per_weight(self, role: Role) -> float:
         """The draft is not quantised, as in engines."""
         plain = 4.0 if self.dtype == "float32" else 2.0
         return _QUANTISED_BYTES.get(self.quantise, plain) if role == "target" else plain
@@ -139,31 +140,19 @@ def num_weights(shape: GemmShape, costs: Costs) -> int:
     return shape.num_layers * sum(num_out * num_in for num_out, num_in in sizes) + head
 
 
-def facts(shape: PairShape, make: Make, used_for: Literal["passes", "engines"]) -> list[ModelFacts]:
-    """What is said of both models of a pair."""
-    roles: tuple[tuple[Literal["target", "draft"], GemmShape], ...] = (
-        ("target", shape.target),
-        ("draft", shape.draft),
-    )
+def facts(shape: PairShape, make: Make, used_for: str) -> list[dict[str, object]]:
+    """What is said of both models of a pair; `used_for` is passes or engines."""
+    roles: tuple[tuple[Role, GemmShape], ...] = (("target", shape.target), ("draft", shape.draft))
     return [
-        ModelFacts(
-            pair=shape.name,
-            used_for=used_for,
-            role=role,
-            shape=one.name,
-            hidden_size=one.hidden_size,
-            ffn_size=one.ffn_size,
-            num_heads=one.num_heads,
-            num_kv_heads=one.num_kv_heads,
-            head_dim=one.head_dim,
-            num_layers=one.num_layers,
-            whole_layers=one.whole_layers,
-            factor=one.factor,
-            divisor=one.divisor,
-            num_parameters=num_weights(one, make.costs),
-            weight_bytes=int(num_weights(one, make.costs) * make.bytes_per_weight(role)),
-            sampled=one.sampled,
-        )
+        {
+            "pair": shape.name,
+            "used_for": used_for,
+            "role": role,
+            "shape": one.name,
+            **{name: getattr(one, name) for name in (*_FACTS, *_MORE_FACTS)},
+            "num_parameters": num_weights(one, make.costs),
+            "weight_bytes": int(num_weights(one, make.costs) * make.bytes_per_weight(role)),
+        }
         for role, one in roles
     ]
 
@@ -187,8 +176,3 @@ def check_fits(shape: PairShape, make: Make, free_bytes: int) -> None:
             f"{free_bytes / 1e9:.1f} GB are free.",
             hint="sample fewer layers (--layer-share) or divide widths (--scale, --pass-scale)",
         )
-
-
-def _sampled(shape: GemmShape, share: Fraction, divisor: int) -> GemmShape:
-    layers = max(round(shape.num_layers * share), 1)
-    return shape.with_layers(layers).scaled(divisor)

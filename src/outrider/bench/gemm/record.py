@@ -1,12 +1,14 @@
-"""What a cost study leaves behind: `results.json`, from which its tables and figures are made.
+"""The rows of a cost study's `results.json`, from which its tables and figures are made.
 
 AR, SD and SSD (plain decoding, drafting in turns, drafting ahead) run in the real engine on models
 that are matrix products of given sizes, with acceptance by script (lab/gemm.py, synthetic.py).
-The file is one JSON object; every list below has rows of the dataclass of its name:
+A row is of medians over repeats; the samples are in `samples.jsonl`, a line each (study.py).
 
     benchmark "ssd", schema, run_id, complete, provenance, machine (bench/machine.py),
-    setting       what was asked for: see `Setting`
-    models        `ModelFacts`, for each role of each pair and each use
+    setting       what was asked for
+    models        each role of each pair as passes, products and engines had it: widths over
+                  `divisor`, and `num_layers` of `whole_layers` are there; `factor` is the latter
+                  over the former, and `sampled` says so in words, "" if whole
     draft_shares  `DraftShare`: T_SD by K, both definitions, published values beside (S3.12, S3.13)
     ceilings      `Ceilings`: bytes and operations a second that this machine reaches
     products      `ProductRow`: matrix products against the roofline (S3.10, figure 6)
@@ -27,62 +29,19 @@ Which figure takes which cells (`study` says what a cell was measured for; some 
     6 roofline                         products, ceilings
     7 batch                            study "batch" (ar, sd, ssd over batch)
     8 throughput against latency       study "batch": tokens_per_second, token_ms
-
-Samples, a line each, are in `samples.jsonl` (samples.py); a row is of medians over repeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 SCHEMA = "outrider-bench-ssd/1"
 RESULTS, SAMPLES = "results.json", "samples.jsonl"
 
 Method = Literal["ar", "sd", "ssd"]
 Study = Literal["alpha", "hits", "fan_out", "batch"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """`costs` are what passes do besides matrix products: attention, norms, head. A text has
-    `prompt_tokens` and emits `max_tokens`. `ranks` share each target."""
-
-    pairs: Sequence[str]
-    dtype: str
-    quantise: str
-    costs: Sequence[str]
-    prompt_tokens: int
-    max_tokens: int
-    repeats: int
-    seed: int
-    quick: bool
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """A model of a pair, as passes and products, or engines, had it. Its widths are divided by
-    `divisor`, and `num_layers` of `whole_layers` are there; `factor` is the latter over the former.
-    `sampled` says so in words, "" if whole."""
-
-    pair: str
-    used_for: Literal["passes", "engines"]
-    role: Literal["target", "draft"]
-    shape: str
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_layers: int
-    whole_layers: int
-    factor: float
-    divisor: int
-    num_parameters: int
-    weight_bytes: int
-    sampled: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +176,17 @@ class Cell:
     ahead_over_verify: float | None
     num_ahead: float | None
     theory: Theory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What the samples come to, whether the study is whole or was interrupted."""
+
+    models: Sequence[Mapping[str, Any]]
+    draft_shares: Sequence[DraftShare]
+    ceilings: Ceilings | None
+    products: Sequence[ProductRow]
+    windows: Sequence[WindowRow]
+    cells: Sequence[Cell]
+    num_failures: int
+    foreign_cpu_share: float | None

@@ -1,97 +1,110 @@
-"""From a study's samples to its results: every row of `record.py`, and what they say in words."""
+"""From a study's samples to the rows of `record.py`, and what theory makes of the same run's times.
+
+For SD with times T_draft of K passes, T_verify of one verification and T_AR of a plain pass,
+
+    over_plain  = E / (1 + T_draft / T_AR)              as the reference tables define T_SD
+    over_verify = E T_AR / (T_draft + T_verify)         verification is not free
+
+and for SSD Theorem 7 (estimate/theory.py) with the share of foreseen verdicts that was seen or
+forced, a fallback of T_draft, and work ahead of K + 1 passes: the trunk's and one a token for all
+branches at once. Its times are those of drafting in turns, so what SSD lacks of it is what its two
+lanes cost each other, and the host. E is that of the script's rate. A batch waits for its slowest
+row. A product of N rows by a matrix of O outputs and I inputs takes 2 N O I operations and reads at
+least the matrix, the rows and the results; with B bytes and C operations a second at most,
+
+    operations a second <= min(C, B x operations / bytes)            (Williams et al. 2009)
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from outrider.bench.gemm.cells import Measured
-from outrider.bench.gemm.findings import findings, scatter_of, warnings
-from outrider.bench.gemm.pair import PairShape, facts
-from outrider.bench.gemm.passes import draft_shares, windows
+from outrider.bench.frame import paired_ratio, ratio_of_medians
+from outrider.bench.gemm.engines import Contestant
+from outrider.bench.gemm.pair import facts
 from outrider.bench.gemm.record import (
     SCHEMA,
     Ceilings,
     Cell,
     DraftShare,
-    ModelFacts,
     ProductRow,
+    Results,
+    Theory,
     WindowRow,
 )
-from outrider.bench.gemm.roof import ROWS, product_rows
-from outrider.bench.gemm.samples import SamplesFile
+from outrider.bench.gemm.report import findings, warnings
 from outrider.bench.gemm.study import CostStudy
-from outrider.bench.gemm.units import BRANCHES, CEILINGS, pass_name, product_name
+from outrider.bench.gemm.timers import draft_chain, draft_rows, target_rows
+from outrider.bench.gemm.units import (
+    BRANCHES,
+    CEILINGS,
+    ROWS,
+    SamplesFile,
+    Values,
+    engine_name,
+    product_name,
+)
+from outrider.bench.reference import draft_shares as published_shares
+from outrider.estimate.theory import (
+    AheadTimes,
+    estimated_beta,
+    expected_tokens,
+    measured_speed_up,
+    speed_up,
+)
+from outrider.lab.gemm import products
+from outrider.lab.gemm_shape import GemmShape
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    models: Sequence[ModelFacts]
-    draft_shares: Sequence[DraftShare]
-    ceilings: Ceilings | None
-    products: Sequence[ProductRow]
-    windows: Sequence[WindowRow]
-    cells: Sequence[Cell]
-    num_failures: int
-    foreign_cpu_share: float | None
-    quick: bool
-
-    @property
-    def findings(self) -> list[str]:
-        return findings(self.draft_shares, self.windows, self.cells)
-
-    @property
-    def warnings(self) -> list[str]:
-        return [
-            *warnings(
-                quick=self.quick,
-                num_failures=self.num_failures,
-                foreign_cpu_share=self.foreign_cpu_share,
-            ),
-            *scatter_of(self.windows),
-        ]
-
-    def rows(self) -> dict[str, object]:
-        """As `results.json` has them."""
-        return {
-            "models": [asdict(one) for one in self.models],
-            "draft_shares": [asdict(one) for one in self.draft_shares],
-            "ceilings": None if self.ceilings is None else asdict(self.ceilings),
-            "products": [asdict(one) for one in self.products],
-            "windows": [asdict(one) for one in self.windows],
-            "cells": [asdict(one) for one in self.cells],
-            "num_failures": self.num_failures,
-            "foreign_cpu_share": self.foreign_cpu_share,
-            "findings": self.findings,
-            "warnings": self.warnings,
-        }
+_FLOAT_BYTES = 4
+# The values of a contestant, by number of the visit.
+Repeats = Mapping[int, Values]
+# The seconds of passes of a pair, by what was timed.
+Seconds = Mapping[str, Sequence[float]]
 
 
 def results_of(study: CostStudy, file: SamplesFile) -> Results:
     """Whatever was measured so far."""
     roof = _ceilings(file)
     shares: list[DraftShare] = []
-    found: list[WindowRow] = []
-    cells: list[Cell] = []
+    beside: list[WindowRow] = []
+    measured: list[Cell] = []
+    passes, engines = file.by_repeat("passes"), file.by_repeat("engines")
     for pair in study.pairs:
-        seconds = _pass_seconds(file, pair.name)
+        start = f"{pair.name} "
+        seconds = {
+            name.removeprefix(start): [one["seconds"] for one in repeats.values()]
+            for name, repeats in passes.items()
+            if name.startswith(start)
+        }
+        names = {one: engine_name(pair.name, one) for one in study.grid_of(pair).contestants()}
         shares += draft_shares(pair.name, study.grid.ks, seconds)
-        found += windows(pair.name, study.grid.ks, BRANCHES, seconds)
-        cells += Measured.of(pair.name, study.grid_of(pair).contestants(), file).cells()
-    foreign = [
-        one.foreign_cpu_share for one in file.samples.values() if one.foreign_cpu_share is not None
-    ]
+        beside += windows(pair.name, study.grid.ks, BRANCHES, seconds)
+        measured += cells(
+            pair.name,
+            {one: engines[name] for one, name in names.items() if name in engines},
+            {one: file.num_failures("engines", name) for one, name in names.items()},
+        )
+    samples = file.samples.values()
+    foreign = [one.foreign_cpu_share for one in samples if one.foreign_cpu_share is not None]
     return Results(
-        models=[one for pair in study.pairs for one in _facts(study, pair)],
+        models=[
+            fact
+            for pair in study.pairs
+            for fact in (
+                *facts(study.pass_shape(pair), study.make, "passes"),
+                *facts(study.engine_shape(pair), study.make, "engines"),
+            )
+        ],
         draft_shares=shares,
         ceilings=roof,
         products=_products(study, file, roof),
-        windows=found,
-        cells=cells,
-        num_failures=sum(one.reason is not None for one in file.samples.values()),
+        windows=beside,
+        cells=measured,
+        num_failures=sum(one.reason is not None for one in samples),
         foreign_cpu_share=statistics.median(foreign) if foreign else None,
-        quick=study.quick,
     )
 
 
@@ -104,20 +117,15 @@ def study_record(
         "schema": SCHEMA,
         **about,
         "machine": study.circumstances["machine"],
-        "setting": asdict(study.setting),
-        **found.rows(),
+        "setting": study.setting,
+        **asdict(found),
+        "findings": findings(found),
+        "warnings": warnings(found, quick=study.quick),
     }
 
 
-def _facts(study: CostStudy, pair: PairShape) -> list[ModelFacts]:
-    return [
-        *facts(study.pass_shape(pair), study.make, "passes"),
-        *facts(study.engine_shape(pair), study.make, "engines"),
-    ]
-
-
 def _ceilings(file: SamplesFile) -> Ceilings | None:
-    repeats = file.values("ceilings").get(CEILINGS)
+    repeats = list(file.by_repeat("ceilings").get(CEILINGS, {}).values())
     if not repeats:
         return None
     return Ceilings(
@@ -128,21 +136,214 @@ def _ceilings(file: SamplesFile) -> Ceilings | None:
 
 
 def _products(study: CostStudy, file: SamplesFile, roof: Ceilings | None) -> list[ProductRow]:
-    values, size = file.values("products"), study.make.bytes_per_weight("target")
-    found: list[ProductRow] = []
-    for shape in study.shapes:
-        for num_rows in ROWS:
-            repeats = values.get(product_name(shape, num_rows))
-            if repeats:
-                found += product_rows(shape, num_rows, repeats, roof, size)
+    values, size = file.by_repeat("products"), study.make.bytes_per_weight("target")
+    return [
+        row
+        for shape in study.shapes
+        for num_rows in ROWS
+        if (repeats := values.get(product_name(shape, num_rows)))
+        for row in product_rows(shape, num_rows, list(repeats.values()), roof, size)
+    ]
+
+
+def product_rows(
+    shape: GemmShape,
+    num_rows: int,
+    repeats: Sequence[Mapping[str, float]],
+    roof: Ceilings | None,
+    bytes_per_weight: float,
+) -> Iterator[ProductRow]:
+    """Of one shape and number of rows, from all repeats by product."""
+    for name, (num_out, num_in) in products(shape).items():
+        seconds = statistics.median(one[name] for one in repeats)
+        num_bytes = int(bytes_per_weight * num_out * num_in)
+        num_bytes += _FLOAT_BYTES * num_rows * (num_in + num_out)
+        num_flops = 2 * num_rows * num_out * num_in
+        intensity = num_flops / num_bytes
+        reached = num_flops / seconds / 1e9
+        limit = 0.0
+        if roof is not None:
+            limit = min(roof.gigaflops_per_second, roof.gigabytes_per_second * intensity)
+        yield ProductRow(
+            shape=shape.name,
+            product=name,
+            num_rows=num_rows,
+            num_in=num_in,
+            num_out=num_out,
+            num_bytes=num_bytes,
+            num_flops=num_flops,
+            seconds=seconds,
+            gigabytes_per_second=num_bytes / seconds / 1e9,
+            gigaflops_per_second=reached,
+            intensity=intensity,
+            roof=limit,
+            share=reached / limit if limit else 0.0,
+        )
+
+
+def draft_shares(pair: str, ks: Sequence[int], seconds: Seconds) -> Iterator[DraftShare]:
+    """T_SD of every K that was timed."""
+    for k in ks:
+        timed = [seconds.get(name) for name in (draft_chain(k), target_rows(1), target_rows(k + 1))]
+        draft, plain, verify = timed
+        if not draft or not plain or not verify:
+            continue
+        num = min(len(draft), len(plain))
+        share = ratio_of_medians(draft[:num], plain[:num])
+        yield DraftShare(
+            pair=pair,
+            k=k,
+            draft_seconds=statistics.median(draft),
+            plain_seconds=statistics.median(plain),
+            verify_seconds=statistics.median(verify),
+            over_plain=share.value,
+            over_verify=statistics.median(draft) / statistics.median(verify),
+            low=share.low,
+            high=share.high,
+            published=published_shares(pair).get(k),
+            num_repeats=num,
+        )
+
+
+def windows(
+    pair: str, ks: Sequence[int], branches: Sequence[int], seconds: Seconds
+) -> Iterator[WindowRow]:
+    """How much drafting fits beside verifications, if neither slows the other down."""
+    for k in ks:
+        rows = [_window(pair, k, count, seconds) for count in branches]
+        found = [row for row in rows if row is not None]
+        most = max((row["branches"] for row in found if row["fits"]), default=0)
+        yield from (WindowRow(**row, largest_fan_out=most) for row in found)
+
+
+def _window(pair: str, k: int, branches: int, seconds: Seconds) -> dict[str, Any] | None:
+    names = target_rows(k + 1), draft_rows(k + 1), draft_rows(branches)
+    if not all(seconds.get(name) for name in names):
+        return None
+    verify, trunk, one = (statistics.median(seconds[name]) for name in names)
+    return {
+        "pair": pair,
+        "k": k,
+        "branches": branches,
+        "verify_seconds": verify,
+        "trunk_seconds": trunk,
+        "pass_seconds": one,
+        "pass_least": min(seconds[names[2]]),
+        "pass_most": max(seconds[names[2]]),
+        "num_passes": verify / one,
+        "fits": trunk + k * one <= verify,
+    }
+
+
+def cells(
+    pair: str, measured: Mapping[Contestant, Repeats], num_failures: Mapping[Contestant, int]
+) -> list[Cell]:
+    """Of all contestants that have samples, and whose visits have some of plain decoding."""
+    found: list[Cell] = []
+    for one, visits in measured.items():
+        plain, in_turns = (_like(measured, one, method) for method in ("ar", "sd"))
+        if not plain.keys() & visits.keys():
+            continue
+        repeats = list(visits.values())
+        # In a visit both have the same texts, a moment apart; either may have failed in another.
+        gain = paired_ratio(*({n: _pace(v) for n, v in side.items()} for side in (plain, visits)))
+        looks = _total(repeats, "num_looks")
+        p_hit = _total(repeats, "num_hits") / looks if looks else None
+        rate = statistics.median(v["num_tokens"] / v["seconds"] for v in repeats)
+        found.append(
+            Cell(
+                study=one.study,
+                pair=pair,
+                method=one.method,
+                k=one.k,
+                alpha=one.alpha,
+                p_hit=one.p_hit,
+                fan_out=one.fan_out,
+                batch=one.batch,
+                num_samples=len(repeats),
+                num_failures=num_failures.get(one, 0),
+                tokens_per_second=rate,
+                token_ms=1e3 * one.batch / rate,
+                token_ms_p95=statistics.median(v["token_ms_p95"] for v in repeats),
+                speed_up=gain.value if gain else 1.0,
+                low=gain and gain.low,
+                high=gain and gain.high,
+                tokens_per_round=_total(repeats, "num_tokens") / _total(repeats, "num_rounds"),
+                alpha_seen=estimated_beta(
+                    int(_total(repeats, "num_accepted")), int(_total(repeats, "num_refused"))
+                )
+                if one.k
+                else None,
+                p_hit_seen=p_hit,
+                **_round_ms(repeats),
+                ahead_over_verify=_median(repeats, "ahead_over_verify"),
+                num_ahead=_median(repeats, "num_ahead"),
+                theory=_theory(one, list(plain.values()), list(in_turns.values()), p_hit),
+            )
+        )
     return found
 
 
-def _pass_seconds(file: SamplesFile, pair: str) -> dict[str, list[float]]:
-    """By what was timed, of one pair."""
-    start = pass_name(pair, "")
-    return {
-        name.removeprefix(start): [one["seconds"] for one in repeats]
-        for name, repeats in file.values("passes").items()
-        if name.startswith(start)
-    }
+def _like(measured: Mapping[Contestant, Repeats], one: Contestant, method: str) -> Repeats:
+    """Samples of `method` in the visits that `one` was in: those of its own study first."""
+    for study in (one.study, "alpha"):
+        for other, repeats in measured.items():
+            same = (other.method, other.study, other.batch) == (method, study, one.batch)
+            if same and (method == "ar" or (other.k, other.alpha) == (one.k, one.alpha)):
+                return repeats
+    return {}
+
+
+def _round_seconds(repeats: Sequence[Values], name: str) -> float:
+    """Of a pass in which the whole batch takes part: the median over repeats of the mean."""
+    return statistics.median(one[name] / one["num_passes"] for one in repeats)
+
+
+def _round_ms(repeats: Sequence[Values]) -> dict[str, float]:
+    """A round's parts, and the rest of it."""
+    names = ("draft", "verify", "accept")
+    parts = {name: _round_seconds(repeats, f"{name}_seconds") for name in names}
+    rest = _round_seconds(repeats, "seconds")
+    for part in parts.values():
+        rest -= part
+    parts["rest"] = max(rest, 0.0)
+    return {f"{name}_ms": 1e3 * part for name, part in parts.items()}
+
+
+def _theory(
+    one: Contestant, plain: Sequence[Values], in_turns: Sequence[Values], p_hit: float | None
+) -> Theory | None:
+    """None for plain decoding, and where drafting in turns was not measured."""
+    if not one.k or not in_turns:
+        return None
+    tokens = expected_tokens(one.alpha, one.k)
+    base = _round_seconds(plain, "verify_seconds")
+    draft, verify = (_round_seconds(in_turns, f"{part}_seconds") for part in ("draft", "verify"))
+    if one.method == "sd":
+        over_verify = measured_speed_up(tokens, plain=base, draft=draft, verify=verify)
+        return Theory(
+            tokens=tokens, over_plain=speed_up(tokens, draft / base), over_verify=over_verify
+        )
+    p = one.p_hit if one.p_hit is not None else p_hit or 0.0
+
+    def speed(verify: float) -> float:
+        share = draft / verify
+        ahead = share * (one.k + 1) / one.k
+        hidden = AheadTimes(p, tokens, tokens, ahead, share, batch=one.batch)
+        return hidden.speed * base / verify
+
+    return Theory(tokens=tokens, over_plain=speed(base), over_verify=speed(verify))
+
+
+def _pace(values: Values) -> float:
+    """Seconds a token."""
+    return values["seconds"] / values["num_tokens"]
+
+
+def _total(repeats: Sequence[Values], name: str) -> float:
+    return sum(one[name] for one in repeats)
+
+
+def _median(repeats: Sequence[Values], name: str) -> float | None:
+    values = [one[name] for one in repeats if one[name] is not None]
+    return statistics.median(values) if values else None

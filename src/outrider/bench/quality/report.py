@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from outrider.bench.engines.findings import spoken
+from outrider.bench.frame import spoken
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.quality.measure import PLAIN, FormatRow, RuleRow
 

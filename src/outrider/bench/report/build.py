@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from outrider.bench.engines.record import SCHEMA as ENGINES
 from outrider.bench.gemm.record import SCHEMA as STUDY
 from outrider.bench.predictions import SCHEMA as PLAN_CELLS
 from outrider.bench.report import (
@@ -30,6 +29,7 @@ from outrider.bench.report.sources import CERTIFICATE, Source, find, nothing
 from outrider.bench.report.values import Part, Report, Skipped
 from outrider.bench.store import RecordError
 from outrider.bench.studies.drafters_report import SCHEMA as DRAFTERS
+from outrider.bench.studies.engines_record import SCHEMA as ENGINES
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP
 from outrider.core.errors import OutriderError
 

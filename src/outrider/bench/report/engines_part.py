@@ -1,4 +1,4 @@
-"""Parts of a comparison of engines (bench/engines/), from `results.json` or a committed result.
+"""Parts of a comparison of engines (bench/studies/), from `results.json` or a committed result.
 
 A committed result has several tiers; each is a part.
 """
@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.bench.engines.cells import Cell, Comparison
-from outrider.bench.engines.figures import FIGURES, draw
-from outrider.bench.engines.findings import Evidence
-from outrider.bench.engines.models import AheadPrediction, LaneBound
-from outrider.bench.engines.report import sections
 from outrider.bench.frame import Ratio
 from outrider.bench.report.figure_pareto import pareto
 from outrider.bench.report.figure_ratios import by_level
@@ -32,6 +27,15 @@ from outrider.bench.report.reading import (
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Claim, Figure, Part
 from outrider.bench.store import RecordError
+from outrider.bench.studies.engines_cells import (
+    AheadPrediction,
+    Cell,
+    Comparison,
+    Evidence,
+    LaneBound,
+)
+from outrider.bench.studies.engines_figures import FIGURES, draw
+from outrider.bench.studies.engines_report import sections
 from outrider.estimate.theory import AheadTimes
 from outrider.planner.advise import Point
 

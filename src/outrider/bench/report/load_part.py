@@ -7,10 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outrider.bench.engines.cells import Cell
-from outrider.bench.engines.columns import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
-from outrider.bench.engines.figures import FIGURES
-from outrider.bench.engines.plan import OFF
 from outrider.bench.figure_panels import caption
 from outrider.bench.figure_style import Theme, new_figure
 from outrider.bench.report.engines_part import (
@@ -33,6 +29,10 @@ from outrider.bench.report.reading import (
 from outrider.bench.report.sources import Source
 from outrider.bench.report.values import Figure, Part, Table
 from outrider.bench.store import RecordError
+from outrider.bench.studies.engines_cells import Cell
+from outrider.bench.studies.engines_figures import FIGURES
+from outrider.bench.studies.engines_plan import OFF
+from outrider.bench.studies.engines_report import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
 
 _COLUMNS = ("engine", *LOAD_COLUMNS, "status")
 _PANELS = ("throughput_vs_concurrency", "itl_p95_vs_concurrency")

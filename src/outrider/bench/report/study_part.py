@@ -11,7 +11,6 @@ from typing import Any
 
 from outrider.bench.figure_style import Theme
 from outrider.bench.frame import Ratio
-from outrider.bench.gemm.findings import scatter_of
 from outrider.bench.gemm.record import (
     Ceilings,
     Cell,
@@ -20,6 +19,7 @@ from outrider.bench.gemm.record import (
     Theory,
     WindowRow,
 )
+from outrider.bench.gemm.report import scatter_of
 from outrider.bench.report import study_costs, study_speed
 from outrider.bench.report.figure_pareto import pareto
 from outrider.bench.report.pieces import plain_table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.engines.findings import spoken
+from outrider.bench.frame import spoken
 from outrider.bench.report.values import Claim, ClaimKind, Part, Report, Table
 
 MAX_NAMED = 3

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outrider.bench.engines.findings import spoken
 from outrider.bench.figure_panels import PairData, gather
 from outrider.bench.figures import FIGURES
+from outrider.bench.frame import spoken
 from outrider.bench.report.pieces import own_words, stored, tables_of
 from outrider.bench.report.reading import doubts, origin_of
 from outrider.bench.report.sources import Source

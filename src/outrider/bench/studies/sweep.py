@@ -18,9 +18,8 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench import turns
-from outrider.bench.engines.samples import failure_of
-from outrider.bench.load.drive import ClosedLoop, Server, drive
-from outrider.bench.load.requests import Request
+from outrider.bench.load import ClosedLoop, Server, drive
+from outrider.bench.requests import Request
 from outrider.bench.studies.sweep_plan import Piece, Visit, Way
 from outrider.bench.studies.sweep_record import Numbers, ResultsFolder, Sample
 from outrider.bench.turns import Texts, different_tokens, digest_of
@@ -123,7 +122,7 @@ def _in_loop(subject: Subject, piece: Piece, level: int, params: SamplingParams)
     loop = ClosedLoop(num_in_flight=max(level, 1), gap_seconds=0.0 if level else GAP_SECONDS)
     done = drive(subject, requests, loop, params)
     return Attempt(
-        reason=failure_of(done.served),
+        reason=done.failure,
         results=[one.result for one in done.served if one.result is not None],
         seconds=done.seconds,
         in_loop=True,

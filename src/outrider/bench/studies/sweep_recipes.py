@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal, Protocol
 
-from outrider.bench.engines.reference import NAMES, PUBLISHED
 from outrider.bench.frame import MIN_PAIRS, Ratio, medians, paired_ratio
+from outrider.bench.reference import engine_table
 from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, named
 from outrider.bench.studies.sweep_record import BenchmarkConfig, Numbers, ResultsFolder, Sample
@@ -235,14 +235,14 @@ def _references(models: str | None) -> list[Reference]:
 def _engine_references() -> list[Reference]:
     return [
         Reference(
-            NAMES[one.engine],
+            engine_table().names[one.engine],
             "the source's GPU",
             f"concurrency {one.level}",
             one.tokens_per_second,
             one.acceptance,
             f"its Token P95, of cumulative time: {one.cumulative_p95_ms:g} ms",
         )
-        for one in PUBLISHED
+        for one in engine_table().rows
     ]
 
 

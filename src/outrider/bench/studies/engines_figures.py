@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.engines.cells import Cell
-from outrider.bench.engines.plan import OFF
-from outrider.bench.engines.samples import Taken
 from outrider.bench.figure_lanes import LanePicture, draw_lanes
 from outrider.bench.figure_panels import caption, label_ends
 from outrider.bench.figure_style import THEMES, Theme, new_figure, save, themed
+from outrider.bench.studies.engines_cells import Cell, Taken
+from outrider.bench.studies.engines_plan import OFF
 
 # File name: title, label of the axis, value of a cell.
 FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {

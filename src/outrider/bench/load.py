@@ -4,24 +4,26 @@ A closed loop keeps at most `num_in_flight` requests in flight; a new one is han
 ended. With a gap it waits that long, with nothing in flight, before it hands in the next: that is
 level 0 of the benchmarks, where an engine is woken for every request. An open loop hands requests
 in at their arrivals, whatever the engine does; at most `max_in_flight` are let in, and the others
-wait at the door. What they wait there counts: latencies are from the arrival on, else a slow engine
-would seem fast because it was asked less often (coordinated omission).
-
-Time is an argument (`Time`), so tests decide what time it is.
+wait at the door. Latencies are from the arrival on, else a slow engine would seem fast because it
+was asked less often (coordinated omission). Time is an argument, so tests decide what time it is.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from outrider.api.result import GenerationResult
-from outrider.bench.load.requests import Request
+from outrider.bench.frame import grouped
+from outrider.bench.requests import Request
+from outrider.bench.turns import digest_of
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, QueueFullError
 from outrider.core.params import SamplingParams
+from outrider.metrics.summary import inter_token_latencies, percentile, round_latencies
 
 
 class Handle(Protocol):
@@ -72,6 +74,13 @@ class OpenLoop:
     max_in_flight: int
 
 
+Loop = ClosedLoop | OpenLoop
+
+
+def most_in_flight(loop: Loop) -> int:
+    return loop.num_in_flight if isinstance(loop, ClosedLoop) else loop.max_in_flight
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """One request as it went. Seconds are since the run began; `arrived` is when it wanted to be
@@ -103,11 +112,26 @@ class Run:
     served: tuple[Served, ...]
     seconds: float
 
+    @property
+    def failure(self) -> str | None:
+        """How many requests ended badly, and what the first one did of."""
+        reasons = [one.reason for one in self.served if one.reason is not None]
+        if not reasons:
+            return None
+        return f"{len(reasons)} of {len(self.served)} requests failed: {reasons[0]}"
+
+    @property
+    def digest(self) -> str | None:
+        """Of the token ids; None if a request has none."""
+        results = [one.result for one in self.served if one.result is not None]
+        whole = results and len(results) == len(self.served)
+        return digest_of([result.token_ids for result in results]) if whole else None
+
 
 def drive(
     server: Server,
     requests: Iterable[Request],
-    loop: ClosedLoop | OpenLoop,
+    loop: Loop,
     params: SamplingParams,
     *,
     time: Time | None = None,
@@ -218,8 +242,7 @@ class _Driver:
         try:
             handle = self.server.submit(request.prompt, params)
         except Exception as error:  # noqa: BLE001 - one request must not end the others
-            rejected = isinstance(error, QueueFullError)
-            self.served.append(replace(served, reason=_words(error), rejected=rejected))
+            self.served.append(_failed(served, error))
             return False
         self._running.append((served, handle))
         return True
@@ -243,8 +266,128 @@ def _ended(served: Served, handle: Handle) -> Served:
     try:
         return replace(served, result=handle.result())
     except Exception as error:  # noqa: BLE001 - it is the request's failure, told in the results
-        return replace(served, reason=_words(error))
+        return _failed(served, error)
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _failed(served: Served, error: Exception) -> Served:
+    rejected = isinstance(error, QueueFullError)
+    return replace(served, reason=f"{type(error).__name__}: {error}", rejected=rejected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a run under load came to, computed from requests and their rounds.
+
+    - ITL is the inter-token latency: every token's share of its round, without the first round
+      (metrics/summary.py). Its percentiles are over all tokens of all requests.
+    - TTFT goes from a request's arrival to its first token, end-to-end to its last one.
+    - A round latency is the pause between two arrivals of tokens, as a reader sees it.
+    - Cumulative token time runs from a request's arrival to each of its tokens. It is no latency of
+      a token and grows with the length of the text; some benchmarks print its percentile 95 as
+      "Token P95".
+    - Throughput is emitted tokens of requests that ended well, over the seconds of the run.
+    - Of the rounds whose drafter drafts ahead, `num_hits` had their draft ready when it was asked
+      for, and emitted `hit_tokens`; the others `miss_tokens`.
+
+    Milliseconds are over requests that ended well; None where nothing tells. A pass that several
+    requests took part in is counted once. `draft_ms` is the mean over passes that drafted and
+    `verify_ms` over passes that read no prompt; `mean_batch` is the mean number of requests in such
+    a pass. `num_draft_steps` adds up the longest draft of every pass.
+    """
+
+    num_requests: int
+    num_ok: int
+    num_rejected: int
+    num_tokens: int
+    seconds: float
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    total_mean_ms: float | None
+    total_p95_ms: float | None
+    round_p50_ms: float | None
+    round_p95_ms: float | None
+    cumulative_p95_ms: float | None
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    num_passes: int
+    num_draft_steps: int
+    draft_ms: float | None
+    verify_ms: float | None
+    mean_batch: float | None
+    num_hits: int
+    num_misses: int
+    hit_tokens: int
+    miss_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def p_hit(self) -> float | None:
+        num = self.num_hits + self.num_misses
+        return self.num_hits / num if num else None
+
+
+def tally(run: Run) -> Numbers:
+    good = [(served, served.result) for served in run.served if served.result is not None]
+    results = [result for _, result in good]
+    times = [served.token_seconds for served, _ in good if served.token_seconds]
+    first, last = [t[0] for t in times], [t[-1] for t in times]
+    gaps = [gap for t in times for gap in inter_token_latencies(t)]
+    pauses = [pause for t in times for pause in round_latencies(t)[1:]]
+    rounds = [trace for result in results for trace in result.rounds]
+    passes = list(grouped(rounds, key=lambda trace: trace.pass_index).values())
+    decoding = [group for group in passes if not any(trace.num_prompt_tokens for trace in group)]
+    drafting = [group[0].draft_seconds for group in passes if any(t.num_drafted for t in group)]
+    ahead = [trace for trace in rounds if trace.hit is not None and trace.num_emitted]
+    hits = [trace for trace in ahead if trace.hit]
+    hit_tokens = sum(trace.num_emitted for trace in hits)
+    return Numbers(
+        num_requests=len(run.served),
+        num_ok=len(good),
+        num_rejected=sum(served.rejected for served in run.served),
+        num_tokens=sum(result.num_tokens for result in results),
+        seconds=round(run.seconds, 9),
+        itl_p50_ms=_percentile_ms(gaps, 50),
+        itl_p95_ms=_percentile_ms(gaps, 95),
+        ttft_p50_ms=_percentile_ms(first, 50),
+        ttft_p95_ms=_percentile_ms(first, 95),
+        total_mean_ms=_mean_ms(last),
+        total_p95_ms=_percentile_ms(last, 95),
+        round_p50_ms=_percentile_ms(pauses, 50),
+        round_p95_ms=_percentile_ms(pauses, 95),
+        cumulative_p95_ms=_percentile_ms([moment for t in times for moment in t], 95),
+        num_rounds=sum(result.stats.num_rounds for result in results),
+        num_drafted=sum(result.stats.num_drafted for result in results),
+        num_accepted=sum(result.stats.num_accepted for result in results),
+        num_passes=len(passes),
+        num_draft_steps=sum(max(trace.num_drafted for trace in group) for group in passes),
+        draft_ms=_mean_ms(drafting),
+        verify_ms=_mean_ms([group[0].verify_seconds for group in decoding]),
+        mean_batch=statistics.fmean(len(group) for group in decoding) if decoding else None,
+        num_hits=len(hits),
+        num_misses=len(ahead) - len(hits),
+        hit_tokens=hit_tokens,
+        miss_tokens=sum(trace.num_emitted for trace in ahead) - hit_tokens,
+    )
+
+
+def _percentile_ms(values: Sequence[float], percent: float) -> float | None:
+    return _ms(percentile(values, percent)) if values else None
+
+
+def _mean_ms(values: Sequence[float]) -> float | None:
+    return _ms(statistics.fmean(values)) if values else None
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 4)
