@@ -122,7 +122,7 @@ def drawn_chain(vocab_size: int, k: int, seed: int) -> Chain:
     params = SamplingParams(temperature=TEMPERATURE, seed=seed)
     q_KV = processed_probs(near_KV, params)
     noise = KeyedRng(seed, 0, len(PROMPT))
-    tokens = [pick_node(q_KV[node], noise, node) for node in range(k)]
+    tokens = [pick_node(q_KV[node], noise, node, node) for node in range(k)]
     return Chain(Draft.chain(tokens, q_KV), logits_WV, params)
 
 
@@ -154,7 +154,7 @@ def draft_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> float:
     settle(kernels, logits_1V)
     started = perf_counter()
     law_1V = processed_probs(logits_1V, chain.params, side, law_1V)
-    pick_node(law_1V[0], noise, 0)
+    pick_node(law_1V[0], noise, 0, 0)
     return perf_counter() - started
 
 

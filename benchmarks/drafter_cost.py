@@ -34,6 +34,7 @@ from outrider.bench.workload import load_prompts
 from outrider.core.budget import Budget
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.models.decoder import Room
@@ -91,7 +92,7 @@ def text_of_length(num_tokens: int) -> list[int]:
 
 
 def model_drafter(model: LlamaModel) -> ModelDrafter:
-    return ModelDrafter(model, model.kernels.argmax, chunk=256)
+    return ModelDrafter(model, DraftSampler(model.kernels.argmax, "the draft model"), chunk=256)
 
 
 def bare_calls(model: LlamaModel, context: int) -> dict[int, Callable[[], object]]:

@@ -18,7 +18,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
 from outrider.drafters.ahead.forecast import Saguaro
 from outrider.drafters.ahead.table import PreparedRound, SpeculationCache
-from outrider.drafters.growth import ChangeLaws
+from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.verify.exact import TokenRule
 
@@ -38,16 +38,17 @@ def text_in_turns(
     rule: AcceptanceRule,
     wanted: Sequence[Request],
     k: int,
-    change: ChangeLaws | None = None,
+    change: ChangeProbs | None = None,
 ) -> list[list[int]]:
     """What drafting and verifying in turns writes."""
     model = kind(seed=7, num_slots=SLOTS)
-    drafter = ModelDrafter(model, first_maximum, chunk=256, change=change)
+    sampler = DraftSampler(first_maximum, "the draft model", change=change)
+    drafter = ModelDrafter(model, sampler, chunk=256)
     return AheadRig(kind(seed=0, num_slots=SLOTS), drafter, rule, k).run(wanted)
 
 
 def rig_ahead(
-    kind: Kind, rule: AcceptanceRule, ways: Ways, change: ChangeLaws | None = None
+    kind: Kind, rule: AcceptanceRule, ways: Ways, change: ChangeProbs | None = None
 ) -> AheadRig:
     drafter = ahead_drafter(kind(seed=7, num_slots=SLOTS), ways, change=change)
     return AheadRig(kind(seed=0, num_slots=SLOTS), drafter, rule, ways.k)
@@ -58,7 +59,7 @@ def law_ahead(
     ways: Ways,
     rule: AcceptanceRule,
     *,
-    change: ChangeLaws | None = None,
+    change: ChangeProbs | None = None,
     ahead: Callable[[int], bool] = lambda index: index == 0,
 ) -> tuple[Law, set[bool | None]]:
     """The law of a whole generation, and whether drafts of it were hits. A fresh drafter on every
@@ -81,7 +82,7 @@ def check_law_ahead(
     ways: Ways,
     rule: AcceptanceRule,
     *,
-    change: ChangeLaws | None = None,
+    change: ChangeProbs | None = None,
     ahead: Callable[[int], bool] = lambda index: index == 0,
 ) -> set[bool | None]:
     """Whether drafts were hits, over all branches."""

@@ -25,7 +25,7 @@ from doubles.ahead import Ways, ahead_drafter
 from doubles.counting import CyclingController
 from doubles.guessing import Guessing
 from doubles.kinds import Kind, scripted
-from doubles.rig import Rig, first_maximum, model_drafter
+from doubles.rig import SAMPLER, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.translators import Digits, Mute, Renaming
@@ -46,7 +46,7 @@ GUESS = (2, 0, 1, 3, 3, 1, 2, 4, 0, 1, 3, 2, 0, 0, 4)
 def bridge(translator: Translator, *, paged: bool = False) -> BridgeDrafter:
     kind = TinyAttentionLM if paged else ToyHybrid
     model = kind(vocab_size=VOCAB, seed=5, num_slots=2048)
-    return BridgeDrafter(model, first_maximum, translator, chunk=3, page_size=4)
+    return BridgeDrafter(model, SAMPLER, translator, chunk=3, page_size=4)
 
 
 DRAFTERS: Mapping[str, MakeDrafter] = {

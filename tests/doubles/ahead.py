@@ -22,8 +22,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
 from outrider.drafters.ahead.forecast import Kind, Policy
-from outrider.drafters.ahead.tree import Drawing
-from outrider.drafters.growth import ChangeLaws
+from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.drafting import ahead_row
@@ -49,9 +48,10 @@ def ahead_drafter(
     *,
     argmax: Callable[[Tensor], list[int]] = first_maximum,
     sampling: Sampling = PLAIN,
-    change: ChangeLaws | None = None,
+    change: ChangeProbs | None = None,
 ) -> AheadDrafter:
-    jit = ModelDrafter(model, argmax, chunk=3, sampling=sampling, change=change)
+    sampler = DraftSampler(argmax, "the draft model", sampling=sampling, change=change)
+    jit = ModelDrafter(model, sampler, chunk=3)
     options = AheadOptions(
         room=room_needed(ways.k, ways.fan_out, ways.batch),
         fan_out=ways.fan_out,
@@ -59,8 +59,7 @@ def ahead_drafter(
         fallback=ways.fallback,
         force_hits=ways.force_hits,
     )
-    drawing = Drawing(argmax, sampling=sampling, change=change)
-    return AheadDrafter(model, jit, drawing, options, fast=NgramDrafter(max_n=2, min_n=1))
+    return AheadDrafter(jit, options, fast=NgramDrafter(max_n=2, min_n=1))
 
 
 @dataclass(slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from doubles.rig import first_maximum
+from doubles.rig import SAMPLER
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
 from outrider.core.protocols import CacheStore, DraftNeeds, DraftRow, StepOutput, StepRow
@@ -22,7 +22,7 @@ def over(target: TinyAttentionLM, seed: int = 7) -> TinyAttentionLM:
 
 
 def self_drafter(target: TinyAttentionLM, seed: int = 7, draw: DrawNode = pick_node) -> SelfDrafter:
-    return SelfDrafter(over(target, seed), first_maximum, name="layer-skip", draw=draw)
+    return SelfDrafter(over(target, seed), replace(SAMPLER, draw=draw), name="layer-skip")
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pytest
@@ -19,6 +19,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.rng import DrawNode, Pick, Rng, pick_node
 from outrider.core.sequence import LiveSequence, StopMatch
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
@@ -40,8 +41,12 @@ def first_maximum(logits_MV: Tensor) -> list[int]:
     return [int(token) for token in logits_MV.argmax(-1)]
 
 
+SAMPLER = DraftSampler(first_maximum, "the draft model")
+BRANCHING = replace(SAMPLER, branches=True)
+
+
 def model_drafter(model: CausalLM, chunk: int = 256, draw: DrawNode = pick_node) -> ModelDrafter:
-    return ModelDrafter(model, first_maximum, chunk=chunk, draw=draw)
+    return ModelDrafter(model, replace(SAMPLER, draw=draw), chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from outrider.core.protocols import (
 )
 from outrider.core.rng import inverse_cdf
 from outrider.core.spec import ModelSpec
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.options import ChildOptions
 from outrider.kernels.reference import pointwise
@@ -51,7 +52,8 @@ class Single:
 
 def toy_drafter(options: ChildOptions) -> ModelDrafter:
     model = ToyHybrid(vocab_size=options.vocab_size, seed=5, num_slots=options.num_slots)
-    return ModelDrafter(Single(model), pointwise.argmax, chunk=options.chunk)
+    sampler = DraftSampler(pointwise.argmax, "the draft model")
+    return ModelDrafter(Single(model), sampler, chunk=options.chunk)
 
 
 @dataclass(slots=True)

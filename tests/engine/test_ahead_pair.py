@@ -10,6 +10,7 @@ from doubles.ahead import AheadRig, Ways, ahead_drafter
 from doubles.rig import Request
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
@@ -46,7 +47,8 @@ def test_the_text_is_that_of_drafting_in_turns(temperature: float, k: int) -> No
     for rule in (TokenRule(sampling), BlockRule(sampling)):
         for batch in (1, 3):
             wanted = requests(temperature, batch)
-            turns = ModelDrafter(draft, argmax, chunk=64, sampling=sampling)
+            sampler = DraftSampler(argmax, "the draft model", sampling=sampling)
+            turns = ModelDrafter(draft, sampler, chunk=64)
             rig = AheadRig(target, turns, rule, k, argmax=argmax, sampling=sampling)
             text = rig.run(wanted)
             ways = Ways(k=k, batch=batch, fan_out=8)

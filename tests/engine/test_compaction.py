@@ -23,6 +23,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
@@ -59,7 +60,8 @@ def layer_skip(target: Family) -> Drafter:
     assert isinstance(target, LlamaModel)
     assert target.kernels.twin is not None
     parts = CheaperParts(target.kernels.twin(), target.tables.head, target.layers, (0,))
-    return SelfDrafter(target.cheaper(parts), target.kernels.argmax, name="layer-skip")
+    sampler = DraftSampler(target.kernels.argmax, "the draft model")
+    return SelfDrafter(target.cheaper(parts), sampler, name="layer-skip")
 
 
 DRAFTERS: dict[str, Callable[[Family], Drafter]] = {

@@ -13,7 +13,7 @@ from checks.engine import PROMPT, check_greedy
 from checks.state import VOCAB
 from doubles.drafters import OUT_OF_STEP, random_chains
 from doubles.guessing import Guessing
-from doubles.rig import Request, Rig, model_drafter
+from doubles.rig import BRANCHING, Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig
 from outrider.control.goodput import GoodputController
@@ -22,7 +22,7 @@ from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
-from outrider.drafters.model import ModelTreeDrafter
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -90,7 +90,7 @@ TREES: dict[str, Callable[[], Controller]] = {
 
 @pytest.mark.parametrize("name", TREES)
 def test_drafters_that_branch_do_so_under_every_controller(name: str) -> None:
-    drafter = ModelTreeDrafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3)
+    drafter = ModelDrafter(ToyHybrid(vocab_size=VOCAB, seed=5), BRANCHING, chunk=3)
     target = ToyHybrid(vocab_size=VOCAB)
     rig = Rig(target, drafter, controller=TREES[name](), batch_size=2, spare=3 * K + 1)
     check_greedy(rig, ToyHybrid, [list(PROMPT), [1, 2]], 40)

@@ -23,6 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng, Pick
 from outrider.drafters.ahead.choices import AheadChoices
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.options import ChildOptions
@@ -43,7 +44,9 @@ def draft_model() -> Decoder:
 
 
 def real_inside(model: Decoder) -> ModelDrafter:
-    return ModelDrafter(model, model.kernels.argmax, chunk=64, sampling=model.kernels.sampling)
+    kernels = model.kernels
+    sampler = DraftSampler(kernels.argmax, "the draft model", sampling=kernels.sampling)
+    return ModelDrafter(model, sampler, chunk=64)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
-from outrider.drafters.growth import Growth
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
@@ -28,7 +28,7 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 ROOM = Room(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))
-GROWTH = Growth(first_maximum, "the MTP block")
+SAMPLER = DraftSampler(first_maximum, "the MTP block")
 PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))
 prompts = st.lists(st.lists(st.integers(0, 95), min_size=1, max_size=9), min_size=1, max_size=3)
 
@@ -53,7 +53,7 @@ def target() -> LlamaModel:
 
 def drafter(folder: Path, *, chunk: int = 256, batch_size: int = 8) -> Drafter:
     heads = Heads(folder, "mtp", ROOM)
-    return mtp_drafter(heads, target(), GROWTH, chunk=chunk, batch_size=batch_size)
+    return mtp_drafter(heads, target(), SAMPLER, chunk=chunk, batch_size=batch_size)
 
 
 @examples(12)
@@ -111,7 +111,7 @@ def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]
     small = replace(ROOM, num_slots=44)
     scarce = load_model(stored("llama2", 0), LoadOptions(room=small, device="cpu"))
     heads = Heads(folders[2], "mtp", ROOM)
-    own = mtp_drafter(heads, scarce, GROWTH, chunk=4, batch_size=3)
+    own = mtp_drafter(heads, scarce, SAMPLER, chunk=4, batch_size=3)
     rig = Rig(scarce, own, k=3, batch_size=3, chunk=4, spare=4, reserve=0.0)
     texts = rig.outputs(PROMPTS, greedy(16))
     assert texts == [list(plain(llama, prompt, 16)) for prompt in PROMPTS]
@@ -122,7 +122,7 @@ def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]
 def test_a_full_memory_of_the_block_costs_drafts_alone(folders: dict[int, Path]) -> None:
     small = replace(ROOM, num_slots=16)
     heads = Heads(folders[1], "mtp", small)
-    own = mtp_drafter(heads, target(), GROWTH, chunk=64, batch_size=2)
+    own = mtp_drafter(heads, target(), SAMPLER, chunk=64, batch_size=2)
     rig = Rig(target(), own, k=3, batch_size=2)
     check_greedy(rig, llama, [PROMPTS[0], PROMPTS[2]], 12)
     last = [trace.num_drafted for trace in rig.traces if trace.num_emitted][-2:]

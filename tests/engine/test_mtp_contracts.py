@@ -29,8 +29,8 @@ from doubles.scripted_heads import Reading, ScriptedBlock, ScriptedTarget, Targe
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.growth import Growth
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 
 PROMPT = tuple(range(10, 20))
 P = len(PROMPT)
@@ -65,9 +65,9 @@ class Run:
     def __post_init__(self) -> None:
         self.block = ScriptedBlock(self.text, self.errs)
         self.target = ScriptedTarget(self.text, self.block)
-        limits = ChainLimits(chunk=4, reach=self.k + 1, window=self.window)
-        growth = Growth(first_maximum, "the block")
-        drafter = HiddenChainDrafter("mtp", (self.block,), growth, limits)
+        limits = HeadLimits(chunk=4, reach=self.k + 1, window=self.window)
+        sampler = DraftSampler(first_maximum, "the block")
+        drafter = HiddenDrafter("mtp", (self.block,), sampler, limits)
         self.rig = Rig(self.target, drafter, k=self.k, controller=self.controller)
 
     def go(self) -> LiveSequence:

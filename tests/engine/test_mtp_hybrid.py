@@ -18,7 +18,7 @@ from doubles.tiny_hybrids import hybrid_config, hybrid_kind
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
-from outrider.drafters.growth import Growth
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp, mtp_drafter
 from outrider.models.decoder import Room
@@ -69,9 +69,9 @@ def test_greedy_text_is_that_of_plain_decoding(
 ) -> None:
     write_hybrid_with_mtp(tmp_path, name, depth=depth)
     target = loaded(tmp_path, rollback)
-    growth = Growth(first_maximum, "the MTP block")
+    sampler = DraftSampler(first_maximum, "the MTP block")
     heads = Heads(tmp_path, "mtp", HEADS_ROOM)
-    drafter = mtp_drafter(heads, target, growth, chunk=4, batch_size=3)
+    drafter = mtp_drafter(heads, target, sampler, chunk=4, batch_size=3)
     rig = Rig(target, drafter, k=4, chunk=4, batch_size=3)
     check_greedy(rig, hybrid_kind(name, rollback), PROMPTS, 10)
     assert sum(trace.num_drafted for trace in rig.traces) > 20

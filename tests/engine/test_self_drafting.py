@@ -17,7 +17,7 @@ from checks.engine_law import FILTERS, check_engine_law, check_reported_law
 from checks.engine_law import VOCAB as LAW_VOCAB
 from checks.state import VOCAB
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
-from doubles.rig import Request, Rig, first_maximum, live
+from doubles.rig import SAMPLER, Request, Rig, live
 from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
@@ -111,7 +111,7 @@ def test_token_by_token_verification_over_the_same_memory() -> None:
 def test_a_copy_that_breaks_costs_drafts_and_leaves_nothing_staged(fatal: int) -> None:
     target = TinyAttentionLM(vocab_size=VOCAB)
     model = Breaking(over(target), fatal)
-    drafter = SelfDrafter(model, first_maximum, name="layer-skip")
+    drafter = SelfDrafter(model, SAMPLER, name="layer-skip")
     rig = Rig(target, drafter, k=3, honest=False)
     check_greedy(rig, TinyAttentionLM, [PROMPT, (4, 1)], 9)
     target.state.check()

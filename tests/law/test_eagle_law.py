@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from checks.engine_law import FILTERS, PROMPT, VOCAB, engine_law, target_law
@@ -15,18 +13,15 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.rng import race_node
-from outrider.core.sampling import PLAIN
-from outrider.drafters.eagle.weights import eagle_drafter
-from outrider.drafters.growth import Growth, pick_in_tree, race_in_tree
-from outrider.drafters.hidden import ChainLimits
-from outrider.drafters.hidden_tree import planted
+from outrider.core.rng import pick_node, race_node
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
-LIMITS = ChainLimits(chunk=2, reach=3, window=1000, first=1)
+LIMITS = HeadLimits(chunk=2, reach=3, window=1000, first=1)
 # MTP blocks read a text from its first token.
-FROM_THE_FIRST = ChainLimits(chunk=2, reach=4, window=1000)
+FROM_THE_FIRST = HeadLimits(chunk=2, reach=4, window=1000)
 
 
 def check_law(
@@ -34,18 +29,14 @@ def check_law(
     params: SamplingParams,
     *,
     num_nodes: int,
-    limits: ChainLimits = LIMITS,
+    limits: HeadLimits = LIMITS,
 ) -> None:
-    races = isinstance(rule, CoupledRule)
-    growth = Growth(first_maximum, "the heads")
-    if races:
-        growth = Growth(first_maximum, "the heads", race_node)
-    draw = race_in_tree if races else pick_in_tree
-    plant = partial(planted, whose="the heads", draw=draw, sampling=PLAIN) if num_nodes else None
+    draw = race_node if isinstance(rule, CoupledRule) else pick_node
+    sampler = DraftSampler(first_maximum, "the heads", draw, branches=bool(num_nodes))
     net = ToyNet(vocab_size=VOCAB, num_slots=256)
     rig = Rig(
         WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0)),
-        eagle_drafter(net, growth, limits, plant),
+        HiddenDrafter("eagle", [net], sampler, limits),
         rule,
         chunk=3,
         controller=FixedController(Budget(2, num_nodes=num_nodes)),

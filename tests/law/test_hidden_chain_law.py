@@ -11,9 +11,9 @@ from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.rng import pick_node, race_node
-from outrider.drafters.growth import Growth
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
+from outrider.core.rng import draw_for
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -36,11 +36,10 @@ RULES: dict[str, AcceptanceRule] = {
 )
 def test_a_generation_follows_the_target(rule: str, depth: int) -> None:
     blocks = [ToyNet(vocab_size=VOCAB, seed=7 + index) for index in range(depth)]
-    draw = race_node if rule == "coupled" else pick_node
-    growth = Growth(first_maximum, "the blocks", draw)
-    limits = ChainLimits(chunk=2, reach=3, window=100)
+    sampler = DraftSampler(first_maximum, "the blocks", draw_for(rule))
+    limits = HeadLimits(chunk=2, reach=3, window=100)
     target = WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0))
-    rig = Rig(target, HiddenChainDrafter("mtp", blocks, growth, limits), RULES[rule], k=2, chunk=3)
+    rig = Rig(target, HiddenDrafter("mtp", blocks, sampler, limits), RULES[rule], k=2, chunk=3)
     found = engine_law(rig, PROMPT, FOUR)
     assert max(trace.num_drafted for trace in rig.traces) == 2
     assert_same_law(found, target_law(ToyHybrid, PROMPT, FOUR))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from checks.engine import PROMPT, check_greedy
 from checks.engine_law import FILTERS, LENGTH, VOCAB, check_engine_law, engine_law
-from doubles.rig import Rig, first_maximum
+from doubles.rig import BRANCHING, SAMPLER, Rig
 from doubles.toy_heads import WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from doubles.toy_places import ToyBlock, ToyHeads
@@ -16,8 +17,8 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.drafters.growth import race_in_tree
-from outrider.drafters.model import ModelTreeDrafter
+from outrider.core.rng import race_node
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
@@ -25,23 +26,23 @@ from outrider.verify.match import CoupledRule, MatchRule
 
 def medusa(vocab_size: int = VOCAB) -> Drafter:
     heads = ToyHeads(num_heads=2, vocab_size=vocab_size)
-    return MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads"))
+    return MedusaDrafter(heads, ParallelHeadSampler(SAMPLER))
 
 
 def block(vocab_size: int = VOCAB) -> Drafter:
     net = ToyBlock(num_places=2, vocab_size=vocab_size)
-    return BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net"), least=0.2)
+    return BlockDrafter(net, ParallelHeadSampler(SAMPLER), least=0.2)
 
 
 def model(vocab_size: int = VOCAB) -> Drafter:
     draft = ToyHybrid(vocab_size=vocab_size, seed=7, num_slots=2048)
-    return ModelTreeDrafter(draft, chunk=2)
+    return ModelDrafter(draft, BRANCHING, chunk=2)
 
 
 def racing() -> Drafter:
     """For the coupled rule alone."""
     heads = ToyHeads(num_heads=2, vocab_size=VOCAB)
-    return MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads", draw=race_in_tree))
+    return MedusaDrafter(heads, ParallelHeadSampler(replace(SAMPLER, draw=race_node)))
 
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {"medusa": medusa, "block": block, "model": model}

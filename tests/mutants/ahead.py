@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "laws of the wrong branch",
         TREE,
-        "self._laws_KBV[:, index]",
-        "self._laws_KBV[:, index - 1]",
+        "self._probs_KBV[:, index]",
+        "self._probs_KBV[:, index - 1]",
         check_ahead_is_exact,
     ),
     Mutant(

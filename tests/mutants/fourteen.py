@@ -22,8 +22,8 @@ MUTANTS = (
     Mutant(
         "bf16 draft, fp32 accept",
         GROWING,
-        "self.draw(law_V, chain.row.noise",
-        "self.draw(law_V.bfloat16(), chain.row.noise",
+        "self._sampler.draw(probs_V, chain.row.noise",
+        "self._sampler.draw(probs_V.bfloat16(), chain.row.noise",
         reported_law,
     ),
     Mutant(
@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "argmax draft with soft q",
         GROWING,
-        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
-        "chain.tokens.append(int(logits_V.argmax()))",
+        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
+        "return int(logits_V.argmax())",
         reported_law,
     ),
     Mutant(
@@ -92,9 +92,9 @@ MUTANTS = (
     Mutant(
         "q without its top-p",
         GROWING,
-        "chain.tokens.append(self.draw(law_V, chain.row.noise, node))",
-        "chain.tokens.append(self.draw(law_V, chain.row.noise, node)); "
-        "law_V.copy_(torch.softmax(logits_V / chain.row.params.temperature, -1))",
+        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
+        "token = self._sampler.draw(probs_V, chain.row.noise, node, node); "
+        "probs_V.copy_(torch.softmax(logits_V / chain.params.temperature, -1)); return token",
         reported_law,
     ),
     Mutant(
@@ -107,9 +107,9 @@ MUTANTS = (
     Mutant(
         "a draft cut after it was drawn",
         GROWING,
-        "Draft.chain(self.tokens, self.laws_NV)",
-        "Draft.chain(self.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(self.tokens, "
-        "self.laws_NV)))], self.laws_NV[:n] if n else None)",
+        "Draft.chain(chain.tokens, chain.probs_NV)",
+        "Draft.chain(chain.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(chain.tokens, "
+        "chain.probs_NV)))], chain.probs_NV[:n] if n else None)",
         engine_law,
     ),
     Mutant(

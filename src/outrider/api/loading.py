@@ -213,7 +213,7 @@ def _child(
         name=plan.draft_name,
         dtype=config.dtype,
         device=options.device,
-        draw="race" if config.sampler == "coupled" else "own",
+        sampler=config.sampler,
         force_reference=config.force_reference,
         deterministic=config.deterministic,
         threads=config.lane_threads or 1,

@@ -65,18 +65,28 @@ class Rng(Protocol):
 
 # (weights_V, uniform) -> index: `inverse_cdf`, or a kernel of the same meaning.
 Pick: TypeAlias = Callable[[Tensor, float], int]
-# How a drafter draws node `node` of a chain from its law: (law_V, noise, node) -> token.
-DrawNode: TypeAlias = Callable[[Tensor, Rng, int], int]
+# How a drafter draws the token of draft node `node`, `depth` tokens below the pending one:
+# (probs_V, rng, node, depth) -> token.
+DrawNode: TypeAlias = Callable[[Tensor, Rng, int, int], int]
 
 
-def pick_node(law_V: Tensor, noise: Rng, node: int) -> int:
+def pick_node(probs_V: Tensor, rng: Rng, node: int, depth: int) -> int:
     """With a number of the node's own, as rules that compare p with q need it."""
-    return noise.pick(law_V, node, Role.DRAFT)
+    del depth
+    return rng.pick(probs_V, node, Role.DRAFT)
 
 
-def race_node(law_V: Tensor, noise: Rng, node: int) -> int:
-    """With the numbers that the coupled rule will draw with at the node's position."""
-    return noise.race_at(law_V, node)
+def race_node(probs_V: Tensor, rng: Rng, node: int, depth: int) -> int:
+    """With the numbers that the coupled rule will draw with at the node's position. A younger
+    sibling is the runner-up of the same race."""
+    del node
+    return rng.race_at(probs_V, depth)
+
+
+def draw_for(sampler: str) -> DrawNode:
+    """How drafts are drawn for the acceptance rule `sampler`: they agree most with the coupled
+    rule's own draws when both race with the same numbers."""
+    return race_node if sampler == "coupled" else pick_node
 
 
 def inverse_cdf(weights_V: Tensor, uniform: float) -> int:

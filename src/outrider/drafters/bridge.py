@@ -10,16 +10,15 @@ that has more ids in its vocabulary and does not fit goes on without drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
-
-from torch import Tensor
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 
 _GREEDY = SamplingParams()
@@ -84,13 +83,13 @@ class BridgeDrafter:
     def __init__(
         self,
         model: CausalLM,
-        argmax: Callable[[Tensor], list[int]],
+        sampler: DraftSampler,
         translator: Translator,
         *,
         chunk: int,
         page_size: int,
     ) -> None:
-        self._inner = ModelDrafter(model, argmax, chunk=chunk)
+        self._inner = ModelDrafter(model, sampler, chunk=chunk)
         self._translator = translator
         self._space = _Space(model, page_size)
         self._translations: dict[int, Translation] = {}

@@ -1,12 +1,11 @@
-"""Draft trees and chains that grow level by level from a model's distributions.
+"""Draft chains and trees that grow from a model's distributions, a token or a level a pass.
 
-A greedy tree keeps the worthiest of all nodes that it has looked at (core/tree_nodes.py): each
-level feeds only nodes whose children may still be among them. At temperature > 0 the shape is
-settled before the first token is drawn, and siblings are drawn without replacement. Probabilities
-of ranks come from the drafter's own distributions, or from a tally over text (`RankTally`).
+`DraftSampler` says how a drafter chooses tokens, and its `builder` grows the drafts of a batch. A
+greedy tree keeps the worthiest of all nodes that it has looked at (core/tree_nodes.py): each level
+feeds only nodes whose children may still be among them. At temperature > 0 the shape of a tree is
+settled before its first token is drawn, and siblings are drawn without replacement.
 
-Shapes:  V = vocabulary, M = nodes that were fed or chains that grow together, N = nodes of a chain
-         or nodes.
+Shapes:  V = vocabulary, M = logits rows of a pass, N = nodes of a draft.
 """
 
 from __future__ import annotations
@@ -21,295 +20,351 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import DraftRow
-from outrider.core.rng import DrawNode, Rng, Role, pick_node
+from outrider.core.protocols import AheadRow, DraftRow, StepRow
+from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
-from outrider.core.tree import (
-    ROOT,
-    Chances,
-    Shape,
-    best_shape,
-    falling,
-    guessed_chances,
-)
+from outrider.core.tree import ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
 from outrider.models.heads import MAX_WIDTH
 
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0
-# (laws_NV, node): change the laws of a chain's node `node` in place; what comes out is reported.
-ChangeLaws: TypeAlias = Callable[[Tensor, int], None]
+# (probs_NV, node): change the distributions of a chain's node `node` in place; what comes out is
+# drawn from and reported.
+ChangeProbs: TypeAlias = Callable[[Tensor, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """How tokens are chosen: `argmax` where decoding is greedy, else `draw` from a law that
-    `sampling` makes and `change`, if given, changes. `whose` logits they are is told where those
-    are no numbers."""
+class DraftSampler:
+    """How a drafter chooses tokens: `argmax` where decoding is greedy, else `draw` from a
+    distribution that `sampling` makes and `change`, if given, changes. `model_name` says in errors
+    whose logits are not numbers. With `branches` drafts are trees."""
 
     argmax: Callable[[Tensor], list[int]]
-    whose: str
+    model_name: str
     draw: DrawNode = pick_node
     sampling: Sampling = PLAIN
-    change: ChangeLaws | None = None
+    change: ChangeProbs | None = None
+    branches: bool = False
 
-    def extend(self, chains: Sequence[ChainBuilder], logits_MV: Tensor) -> None:
-        """Add to each chain a token by its row of logits, which are shaped in place.
-
-        Raises NumericsError for logits that are no numbers."""
-        _shape(chains, logits_MV)
+    def best(self, logits_MV: Tensor) -> list[int]:
+        """The first maximum of each row. Raises NumericsError for logits that are not numbers."""
         best = self.argmax(logits_MV)
         if -1 in best:
-            raise NumericsError(self.whose)
-        for index, chain in enumerate(chains):
-            if chain.row.params.greedy:
-                chain.tokens.append(best[index])
-            else:
-                self._draw(chain, logits_MV[index])
+            raise NumericsError(self.model_name)
+        return best
 
-    def _draw(self, chain: ChainBuilder, logits_V: Tensor) -> None:
-        if chain.laws_NV is None:
-            chain.laws_NV = empty_laws(chain.depth, logits_V)
-        node = len(chain.tokens)
-        law_1V = chain.laws_NV[node][None]
-        law_V = processed_probs(logits_V[None], chain.row.params, self.sampling, law_1V)[0]
+    def probs(
+        self, logits_NV: Tensor, params: SamplingParams, node: int, out_NV: Tensor | None = None
+    ) -> Tensor:
+        """What node `node` of each of N chains is drawn from; in `out_NV`, if given."""
+        probs_NV = processed_probs(logits_NV, params, self.sampling, out_NV)
         if self.change is not None:
-            self.change(law_1V, node)
-        chain.tokens.append(self.draw(law_V, chain.row.noise, node))
+            self.change(probs_NV, node)
+        return probs_NV
+
+    def builder(self, rows: Sequence[DraftRow], roots: Sequence[int]) -> DraftBuilder:
+        """For drafts of `rows`, each of one token at least. `roots` are the nodes of the model's
+        memory that hold the pending tokens."""
+        made = TreeBuilder if self.branches else ChainBuilder
+        return made(self, rows, roots)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of a text from `start` on, read in one pass below what is kept."""
+
+    row: DraftRow
+    start: int
+    tokens: Sequence[int]
+
+    @classmethod
+    def end(cls, row: DraftRow, tokens: Sequence[int]) -> Part:
+        """Of the last tokens of the row's text."""
+        return cls(row, len(row.tokens) - len(tokens), tokens)
+
+    @property
+    def step(self) -> StepRow:
+        """With logits after the pending token."""
+        tokens = self.tokens
+        is_last = self.start + len(tokens) == len(self.row.tokens)
+        return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedDraft:
+    """A draft, and what the model has read for it, text first; nothing if that is not kept."""
+
+    draft: Draft
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+
+class FusedDrafts(Protocol):
+    """Drafts of a batch in one call, with nothing between their tokens (native.py)."""
+
+    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+        """Stage `parts`, the end of each text, and draft below them. None, with nothing done that
+        counts, if that takes a pass for each token or level."""
+        ...
+
+
+class DraftBuilder(Protocol):
+    """The drafts of a batch while they grow."""
+
+    @property
+    def above(self) -> Sequence[int]:
+        """For each token that is to be read next, the logits row that its parent had."""
+        ...
+
+    def grow(self, logits_MV: Tensor) -> list[StepRow]:
+        """Go on by the logits after the pending tokens, and later by those after the tokens that
+        were to be read; the next ones to read, none when all drafts are done. The logits may be
+        written over. Raises NumericsError for logits that are not numbers."""
+        ...
+
+    def drafts(self) -> list[Draft]: ...
 
 
 @dataclass(slots=True)
-class ChainBuilder:
-    """A draft of `depth` tokens under construction. Laws are made in the place where they are
-    reported."""
+class _Chain:
+    """Probs are made in the place where they are reported."""
 
     row: DraftRow
-    depth: int
+    root: int
+    params: SamplingParams
     tokens: list[int] = field(default_factory=list[int])
-    laws_NV: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.row = _heated(self.row)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.tokens) >= self.depth
-
-    def draft(self) -> Draft:
-        return Draft.chain(self.tokens, self.laws_NV)
+    probs_NV: Tensor | None = None
 
 
-def drawn_params(row: DraftRow) -> SamplingParams:
-    """The request's, with the temperature that drafts are drawn at."""
+class ChainBuilder:
+    """DraftBuilder of chains: one argmax for the whole batch. The last token of a chain is never
+    read, since nothing is drafted after it."""
+
+    def __init__(
+        self, sampler: DraftSampler, rows: Sequence[DraftRow], roots: Sequence[int]
+    ) -> None:
+        self._sampler = sampler
+        self._chains = [
+            _Chain(row, root, drawn_params(row)) for row, root in zip(rows, roots, strict=True)
+        ]
+        self._growing: Sequence[_Chain] = self._chains
+        self.above: list[int] = []
+
+    def grow(self, logits_MV: Tensor) -> list[StepRow]:
+        for index, chain in enumerate(self._growing):
+            if chain.row.shaper is not None:
+                _process(chain.row, logits_MV[index : index + 1], [chain.tokens])
+        best = self._sampler.best(logits_MV)
+        growing: list[_Chain] = []
+        steps: list[StepRow] = []
+        self.above = []
+        for index, chain in enumerate(self._growing):
+            row, tokens = chain.row, chain.tokens
+            parent = chain.root + len(tokens)
+            token = best[index] if row.params.greedy else self._drawn(chain, logits_MV[index])
+            tokens.append(token)
+            if len(tokens) < row.budget.depth:
+                growing.append(chain)
+                steps.append(StepRow(row.seq_id, (token,), (parent,)))
+                self.above.append(index)
+        self._growing = growing
+        return steps
+
+    def drafts(self) -> list[Draft]:
+        return [Draft.chain(chain.tokens, chain.probs_NV) for chain in self._chains]
+
+    def _drawn(self, chain: _Chain, logits_V: Tensor) -> int:
+        if chain.probs_NV is None:
+            chain.probs_NV = empty_laws(chain.row.budget.depth, logits_V)
+        node = len(chain.tokens)
+        out_1V = chain.probs_NV[node : node + 1]
+        probs_V = self._sampler.probs(logits_V[None], chain.params, node, out_1V)[0]
+        return self._sampler.draw(probs_V, chain.row.noise, node, node)
+
+
+def drawn_params(row: DraftRow | AheadRow) -> SamplingParams:
+    """The request's, with the temperature that drafts are drawn at. Greedy drafts are not drawn."""
+    if row.budget.temperature == 1 or row.params.greedy:
+        return row.params
     temperature = row.params.temperature * row.budget.temperature
     return replace(row.params, temperature=min(temperature, MAX_TEMPERATURE))
 
 
-def _heated(row: DraftRow) -> DraftRow:
-    """With the temperature that its drafts are drawn at. Greedy drafts are not drawn."""
-    if row.budget.temperature == 1 or row.params.greedy:
+def limited(row: DraftRow, depth: int) -> DraftRow:
+    """With a budget of this depth."""
+    if depth == row.budget.depth:
         return row
-    return replace(row, params=drawn_params(row))
+    return replace(row, budget=replace(row.budget, depth=depth))
 
 
-def _shape(chains: Sequence[ChainBuilder], logits_MV: Tensor) -> None:
-    """Shape each chain's logits in place as the target's will be, after the text drafted so far."""
-    for chain, logits_V in zip(chains, logits_MV, strict=True):
-        row = chain.row
-        if row.shaper is not None:
-            with blaming(row.seq_id), torch.inference_mode():
-                logits_V.copy_(row.shaper.shape(logits_V[None], row.tokens, [chain.tokens])[0])
+def _process(row: DraftRow, logits_MV: Tensor, paths: Sequence[Sequence[int]]) -> None:
+    """Process logits in place as the target's will be, after these drafted tokens each."""
+    if row.shaper is not None:
+        with blaming(row.seq_id), torch.inference_mode():
+            logits_MV.copy_(row.shaper.shape(logits_MV, row.tokens, paths))
 
 
-class RankTally:
-    """Counts at which rank among a drafter's candidates the text's own token stood.
+class TreeBuilder:
+    """DraftBuilder of trees: one pass a level for the whole batch."""
 
-    A place counts only where the text's tokens before it were candidates, so that products of
-    chances are chances of paths.
-    """
+    def __init__(
+        self, sampler: DraftSampler, rows: Sequence[DraftRow], roots: Sequence[int]
+    ) -> None:
+        self._trees = [_tree(sampler, row) for row in rows]
+        # With the node of the model's memory at which the tree's newest level begins.
+        self._growing = list(zip(self._trees, roots, strict=True))
+        self.above: list[int] = []
 
-    def __init__(self, num_places: int, num_ranks: int) -> None:
-        self._hits = [[0] * num_ranks for _ in range(num_places)]
-        self._seen = [0] * num_places
+    def grow(self, logits_MV: Tensor) -> list[StepRow]:
+        growing: list[tuple[GreedyTree | SampledTree, int]] = []
+        steps: list[StepRow] = []
+        self.above = []
+        start = 0
+        for tree, first in self._growing:
+            end = start + max(len(tree.level.tokens), 1)
+            tree.grow(logits_MV[start:end])
+            level = tree.level
+            if level.tokens:
+                growing.append((tree, first + end - start))
+                parents = tuple(first + position for position in level.above)
+                steps.append(StepRow(tree.row.seq_id, tuple(level.tokens), parents))
+                self.above += [start + position for position in level.above]
+            start = end
+        self._growing = growing
+        return steps
 
-    def note(self, ranks: Sequence[int | None]) -> None:
-        """The ranks at places 0, 1, ... after one position of a text; None is none of those
-        counted, and nothing behind it counts."""
-        for place, rank in enumerate(ranks[: len(self._seen)]):
-            self._seen[place] += 1
-            if rank is None or rank >= len(self._hits[place]):
-                return
-            self._hits[place][rank] += 1
-
-    def chances(self) -> Chances:
-        """Shares, made not to rise with the rank: a few counts more of a later one are noise."""
-        return [
-            falling([hit / max(seen, 1) for hit in hits])
-            for hits, seen in zip(self._hits, self._seen, strict=True)
-        ]
-
-
-# (law_V, noise, node, depth): a token from the law of draft node `node`, `depth` tokens below the
-# pending one.
-DrawInTree: TypeAlias = Callable[[Tensor, Rng, int, int], int]
-
-
-def pick_in_tree(law_V: Tensor, noise: Rng, node: int, depth: int) -> int:
-    """With a number of the node's own, as rules that compare p with q need it."""
-    del depth
-    return noise.pick(law_V, node, Role.DRAFT)
+    def drafts(self) -> list[Draft]:
+        return [tree.draft() for tree in self._trees]
 
 
-def race_in_tree(law_V: Tensor, noise: Rng, node: int, depth: int) -> int:
-    """With the numbers that the coupled rule will draw with at the node's position. A younger
-    sibling is the runner-up of the same race."""
-    del node
-    return noise.race_at(law_V, depth)
+def _tree(sampler: DraftSampler, row: DraftRow) -> GreedyTree | SampledTree:
+    return GreedyTree(sampler, row) if row.params.greedy else SampledTree(sampler, row)
 
 
-def without(law_V: Tensor, tokens: Sequence[int]) -> Tensor | None:
-    """`law_V` given that none of `tokens` was drawn; None if they are all it has."""
-    if not tokens:
-        return law_V
-    left_V = law_V.clone()
-    left_V[list(tokens)] = 0
-    total = left_V.sum(dtype=torch.float64)
-    return left_V.div_(total) if float(total) > 0 else None
+class GreedyTree:
+    """The model's likeliest paths. It is told what follows the root, and then, as long as there is
+    a next level, what follows the nodes of `level`."""
+
+    def __init__(self, sampler: DraftSampler, row: DraftRow) -> None:
+        self.row, self._model_name = row, sampler.model_name
+        self._nodes = sampler.sampling.nodes(tree_limits(row))
+        self._paths = _Paths(row)
+
+    @property
+    def level(self) -> Level:
+        """The nodes that are to be read next; none when the tree is done."""
+        return self._nodes.level
+
+    def grow(self, logits_MV: Tensor) -> None:
+        """By the logits after what was read."""
+        self._paths.process(self.level, logits_MV)
+        if not self._nodes.grow(logits_MV):
+            raise NumericsError(self._model_name)
+
+    def draft(self) -> Draft:
+        return chosen_draft(self._nodes.kept())
 
 
 class SampledTree:
-    """A tree of the shape given, drawn node by node, siblings without replacement.
+    """The same, drawn from the model's distributions in a shape that was settled before."""
 
-    A node for which its law has no token left is not drawn, nor is anything below it. That depends
-    on the laws alone and on earlier siblings, so what the rule keeps follows the target's law.
+    def __init__(self, sampler: DraftSampler, row: DraftRow) -> None:
+        self.row, self.level = row, Level()
+        self._params, self._sampler = drawn_params(row), sampler
+        self._shape = settled_shape(row).by_depth()
+        self._nodes = SampledNodes(self._shape, row.noise, sampler.draw)
+        self._has_children = set(self._shape.parents)
+        self._reading: Sequence[int] = (ROOT,)
+        self._paths = _Paths(row)
+
+    def grow(self, logits_MV: Tensor) -> None:
+        self._paths.process(self.level, logits_MV)
+        probs_MV = processed_probs(logits_MV, self._params, self._sampler.sampling)
+        probs = dict(zip(self._reading, probs_MV, strict=True))
+        nodes, parents = self._nodes, self._shape.parents
+        level: list[int] = []
+        while (index := len(nodes.drawn)) < len(parents):
+            above = parents[index]
+            parent = ROOT if above == ROOT else nodes.drawn[above]
+            if parent is not None and parent not in probs:
+                break
+            nodes.grow(None if parent is None else probs[parent])
+            node = nodes.drawn[index]
+            if node is not None and index in self._has_children:
+                level.append(node)
+        positions = {node: position for position, node in enumerate(self._reading)}
+        self._reading = level
+        self.level = Level(
+            [nodes.tokens[node] for node in level],
+            [positions[nodes.parents[node]] for node in level],
+        )
+
+    def draft(self) -> Draft:
+        return self._nodes.draft()
+
+
+class SampledNodes:
+    """The nodes of a tree of the shape given, drawn one by one, siblings without replacement.
+
+    A node for which its distribution has no token left is not drawn, nor is anything below it. That
+    depends on the distributions alone and on earlier siblings, so what the rule keeps follows the
+    target's distribution.
     """
 
-    def __init__(self, shape: Shape, noise: Rng, draw: DrawInTree = pick_in_tree) -> None:
-        self.shape, self._noise, self._draw = shape, noise, draw
+    def __init__(self, shape: Shape, rng: Rng, draw: DrawNode = pick_node) -> None:
+        self.shape, self._rng, self._draw = shape, rng, draw
         self._depths = shape.depths
         # For each node of the shape: its node of the draft, None if it could not be drawn.
-        self.nodes: list[int | None] = []
+        self.drawn: list[int | None] = []
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self._laws: list[Tensor] = []
+        self._probs: list[Tensor] = []
 
-    def grow(self, law_V: Tensor | None) -> None:
+    def grow(self, probs_V: Tensor | None) -> None:
         """Draw the shape's next node from what follows its parent, None if that was not drawn."""
-        index = len(self.nodes)
+        index = len(self.drawn)
         parent = self._parent(index)
         left_V = None
-        if law_V is not None and parent is not None:
-            left_V = without(law_V, self._drawn_below(parent))
+        if probs_V is not None and parent is not None:
+            left_V = without(probs_V, self._drawn_below(parent))
         if left_V is None or parent is None:
-            self.nodes.append(None)
+            self.drawn.append(None)
             return
         node = len(self.tokens)
-        self.tokens.append(self._draw(left_V, self._noise, node, self._depths[index]))
+        self.tokens.append(self._draw(left_V, self._rng, node, self._depths[index]))
         self.parents.append(parent)
-        self._laws.append(left_V)
-        self.nodes.append(node)
+        self._probs.append(left_V)
+        self.drawn.append(node)
 
     def draft(self) -> Draft:
         if not self.tokens:
             return Draft.empty()
-        return Draft(tuple(self.tokens), tuple(self.parents), torch.stack(self._laws))
+        return Draft(tuple(self.tokens), tuple(self.parents), torch.stack(self._probs))
 
     def _parent(self, index: int) -> int | None:
         parent = self.shape.parents[index]
-        return ROOT if parent == ROOT else self.nodes[parent]
+        return ROOT if parent == ROOT else self.drawn[parent]
 
     def _drawn_below(self, parent: int) -> list[int]:
         return [t for t, p in zip(self.tokens, self.parents, strict=True) if p == parent]
+
+
+def without(probs_V: Tensor, tokens: Sequence[int]) -> Tensor | None:
+    """`probs_V` given that none of `tokens` was drawn; None if they are all it has."""
+    if not tokens:
+        return probs_V
+    left_V = probs_V.clone()
+    left_V[list(tokens)] = 0
+    total = left_V.sum(dtype=torch.float64)
+    return left_V.div_(total) if float(total) > 0 else None
 
 
 def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:
     """A greedy tree whose candidates depend on the depth alone: `candidates[depth][rank]`."""
     tokens = [candidates[d][rank] for d, rank in zip(shape.depths, shape.ranks, strict=True)]
     return Draft(tuple(tokens), shape.parents)
-
-
-class GrowingTree(Protocol):
-    """One sequence's draft. It is told what follows the root, and then, as long as there is a next
-    level, what follows its nodes."""
-
-    @property
-    def row(self) -> DraftRow: ...
-    @property
-    def level(self) -> Level:
-        """The nodes that are to be read next; none when the tree is done."""
-        ...
-
-    def grow(self, logits_MV: Tensor) -> None:
-        """By the logits after what was read; they may be written over."""
-        ...
-
-    def draft(self) -> Draft: ...
-
-
-class GreedyTree:
-    """Greedy. `whose` logits they are is told where those are no numbers."""
-
-    def __init__(self, row: DraftRow, whose: str, sampling: Sampling = PLAIN) -> None:
-        self.row, self._whose = row, whose
-        self._nodes = sampling.nodes(tree_limits(row))
-        self._paths = _Paths(row)
-
-    @property
-    def level(self) -> Level:
-        return self._nodes.level
-
-    def grow(self, logits_MV: Tensor) -> None:
-        self._paths.shape(self.level, logits_MV)
-        if not self._nodes.grow(logits_MV):
-            raise NumericsError(self._whose)
-
-    def draft(self) -> Draft:
-        return chosen_draft(self._nodes.kept())
-
-
-class SettledTree:
-    """Drawn from the model's laws in a shape that was settled before."""
-
-    def __init__(
-        self,
-        row: DraftRow,
-        shape: Shape,
-        *,
-        draw: DrawInTree = pick_in_tree,
-        sampling: Sampling = PLAIN,
-    ) -> None:
-        self.row, self.level = row, Level()
-        self._params, self._sampling = drawn_params(row), sampling
-        self._shape = shape.by_depth()
-        self._tree = SampledTree(self._shape, row.noise, draw)
-        self._has_children = set(self._shape.parents)
-        self._reading: Sequence[int] = (ROOT,)
-        self._paths = _Paths(row)
-
-    def grow(self, logits_MV: Tensor) -> None:
-        self._paths.shape(self.level, logits_MV)
-        laws_MV = processed_probs(logits_MV, self._params, self._sampling)
-        laws = dict(zip(self._reading, laws_MV, strict=True))
-        tree, parents = self._tree, self._shape.parents
-        level: list[int] = []
-        while (index := len(tree.nodes)) < len(parents):
-            above = parents[index]
-            drawn = ROOT if above == ROOT else tree.nodes[above]
-            if drawn is not None and drawn not in laws:
-                break
-            tree.grow(None if drawn is None else laws[drawn])
-            node = tree.nodes[index]
-            if node is not None and index in self._has_children:
-                level.append(node)
-        places = {node: place for place, node in enumerate(self._reading)}
-        self._reading = level
-        self.level = Level(
-            [tree.tokens[node] for node in level], [places[tree.parents[node]] for node in level]
-        )
-
-    def draft(self) -> Draft:
-        return self._tree.draft()
 
 
 def tree_limits(row: DraftRow) -> TreeLimits:
@@ -324,26 +379,24 @@ def chosen_draft(kept: KeptNodes) -> Draft:
     return Draft(tuple(kept.tokens[:count]), tuple(kept.parents[:count]))
 
 
-def settled_shape(row: DraftRow, chances: Chances = ()) -> Shape:
-    """The shape of a drawn tree: by counts, or by guesses where nobody counted."""
-    chances = (chances or guessed_chances(row.budget.depth))[: row.budget.depth]
+def settled_shape(row: DraftRow) -> Shape:
+    """The shape of a drawn tree, by guesses: nobody counted how often candidates are right."""
+    chances = guessed_chances(row.budget.depth)
     return worthwhile(best_shape(chances, row.budget.size)).narrowed(MAX_WIDTH)
 
 
 class _Paths:
-    """Shapes logits as the target's will be, after the path of each node of a level."""
+    """Processes logits as the target's will be, after the path of each node of a level."""
 
     def __init__(self, row: DraftRow) -> None:
         self._row = row
         self._paths: list[list[int]] = [[]]
 
-    def shape(self, level: Level, logits_MV: Tensor) -> None:
-        """Shape `logits_MV` in place: those after `level`, or after the root at first."""
-        row = self._row
-        if row.shaper is None:
+    def process(self, level: Level, logits_MV: Tensor) -> None:
+        """Process `logits_MV` in place: those after `level`, or after the root at first."""
+        if self._row.shaper is None:
             return
         if level.tokens:
-            above = (self._paths[place] for place in level.above)
+            above = (self._paths[position] for position in level.above)
             self._paths = [[*path, t] for path, t in zip(above, level.tokens, strict=True)]
-        with blaming(row.seq_id), torch.inference_mode():
-            logits_MV.copy_(row.shaper.shape(logits_MV, row.tokens, self._paths))
+        _process(self._row, logits_MV, self._paths)

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.protocols import CacheStore, CausalLM, StepRow
+from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.protocols import CacheStore, CausalLM, DraftRow, StepRow
+from outrider.drafters.growth import Part
 from outrider.kernels.registry import Kernels
 from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
@@ -35,6 +37,22 @@ class NetOutput:
 
     logits_MV: Tensor
     hidden_ND: Tensor
+
+
+def target_states(parts: Sequence[Part]) -> Tensor:
+    """hidden_PKD of the token before each token of `parts`."""
+    states = [_states_before(part.row, part.start, len(part.tokens)) for part in parts]
+    return states[0] if len(states) == 1 else torch.cat(states)
+
+
+def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
+    """The token before a text has the state zero."""
+    if row.hidden is None:
+        raise ContractError("the row has no hidden states")
+    hidden_PKD = row.hidden.read(max(start - 1, 0), start + count - 1)
+    if start > 0:
+        return hidden_PKD
+    return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])
 
 
 class HeadNet(Protocol):

@@ -1,4 +1,4 @@
-"""Chains drafted from the target's hidden states: the loop that EAGLE and MTP share.
+"""Chains and trees drafted from the target's hidden states: the loop that EAGLE and MTP share.
 
 At position p a block reads the token there and the state of the token before. Text is read with the
 target's states. Drafted tokens are read with the block's own states and dropped when the draft is
@@ -16,7 +16,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,12 +23,12 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growth import ChainBuilder, Growth
-from outrider.drafters.heads import HeadNet, NetOutput
+from outrider.drafters.growth import DraftSampler, FusedDrafts, Part, limited
+from outrider.drafters.heads import HeadNet, NetOutput, target_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainLimits:
+class HeadLimits:
     """One pass reads at most `chunk` tokens of a text by itself, and `reach` beside other texts:
     K + 1 is what a round may bring. A block has `window` positions. It reads a text from its token
     `first` on; the state before the text's first token is zero."""
@@ -41,61 +40,16 @@ class ChainLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """What a pass says of the newest token of each text: the logits that follow it, and the states
-    of those blocks, by number, that read it, each of shape [R, D]."""
+class BlocksOutput:
+    """What a pass says of the newest tokens: the logits that follow them, and the states of those
+    blocks, by number, that read them, each of shape [M, D]."""
 
     logits_MV: Tensor
     states: Mapping[int, Tensor]
 
-    def of(self, places: Sequence[int]) -> Mapping[int, Tensor]:
-        """The states of some texts."""
-        return {block: states_RD[list(places)] for block, states_RD in self.states.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tokens `start` to `stop` of a text, read in one pass."""
-
-    row: DraftRow
-    start: int
-    stop: int
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self.row.tokens[self.start : self.stop]
-
-    @property
-    def step(self) -> StepRow:
-        """Below what is kept, with logits after the pending token."""
-        tokens = self.tokens
-        is_last = self.stop == len(self.row.tokens)
-        return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
-
-    def target_states(self) -> Tensor:
-        """hidden_PKD of the token before each token."""
-        hidden = self.row.hidden
-        if hidden is None:
-            raise ContractError("the row has no hidden states")
-        hidden_PKD = hidden.read(max(self.start - 1, 0), self.stop - 1)
-        if self.start > 0:
-            return hidden_PKD
-        return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])
-
-
-def target_states(parts: Sequence[Part]) -> Tensor:
-    """hidden_PKD of the token before each token of `parts`."""
-    states = [part.target_states() for part in parts]
-    return states[0] if len(states) == 1 else torch.cat(states)
-
-
-class FusedChains(Protocol):
-    """Drafts of one block that are made at once, with nothing between their tokens."""
-
-    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
-        """Stage `parts`, the end of each text, and add to each chain all that it is to have. False,
-        with nothing done that counts, if that takes a pass for each token."""
-        ...
+    def of(self, rows: Sequence[int]) -> Mapping[int, Tensor]:
+        """The states of some of them."""
+        return {block: states_MD[list(rows)] for block, states_MD in self.states.items()}
 
 
 class Blocks:
@@ -109,7 +63,7 @@ class Blocks:
     its own states. A block whose turn has not come reads the drafts too, or it would have gaps.
     """
 
-    def __init__(self, nets: Sequence[HeadNet], limits: ChainLimits) -> None:
+    def __init__(self, nets: Sequence[HeadNet], limits: HeadLimits) -> None:
         self._nets, self._limits = nets, limits
         # How many of the staged tokens are text.
         self._read: dict[int, int] = {}
@@ -160,12 +114,13 @@ class Blocks:
             start = len(row.tokens) - self._num_unread(row)
             far = len(row.tokens) - self._limits.reach
             for at in range(start, far, self._limits.chunk):
-                self.read([Part(row, at, min(at + self._limits.chunk, far))])
+                tokens = row.tokens[at : min(at + self._limits.chunk, far)]
+                self.read([Part(row, at, tokens)])
                 self._settle([row.seq_id])
-            parts.append(Part(row, max(start, far), len(row.tokens)))
+            parts.append(Part.end(row, row.tokens[max(start, far) :]))
         return parts
 
-    def read(self, parts: Sequence[Part]) -> Below:
+    def read(self, parts: Sequence[Part]) -> BlocksOutput:
         """Stage these tokens."""
         rows = [part.step for part in parts]
         needed = {row.seq_id: len(row.tokens) for row in rows}
@@ -183,32 +138,28 @@ class Blocks:
             for index, part in enumerate(parts):
                 self._new_ends[part.row.seq_id] = [own[index][-1].clone() for own in made[:-1]]
         states = {n: torch.stack([own_PD[-1] for own_PD in own]) for n, own in enumerate(made)}
-        return Below(out.logits_MV, states)
+        return BlocksOutput(out.logits_MV, states)
 
     def note(self, parts: Sequence[Part]) -> None:
         """A pass in which no block failed has read these."""
         for part in parts:
-            self._read[part.row.seq_id] = part.stop - part.start
+            self._read[part.row.seq_id] = len(part.tokens)
 
-    def follow(self, newest: Mapping[int, int], above: Mapping[int, Tensor], offset: int) -> Below:
-        """Stage the newest draft of each sequence, `offset` tokens below the pending one; `above`
-        are the states at the token before it, in the same order."""
+    def follow(
+        self, steps: Sequence[StepRow], above: Mapping[int, Tensor], offset: int
+    ) -> BlocksOutput:
+        """Stage the newest drafted tokens, `offset` tokens below the pending one; `above` are the
+        states at the token before each, in the same order."""
         last = len(self._nets) - 1
         first = min(offset, last)
         outputs: dict[int, NetOutput] = {}
         for block in range(first, last + 1):
-            rows = [
-                StepRow.chain(
-                    seq_id,
-                    (token,),
-                    parent=self._nets[block].state.num_staged(seq_id) - 1,
-                    logits_from=int(block > first),
-                )
-                for seq_id, token in newest.items()
-            ]
+            if block == first + 1:  # Later blocks only read.
+                steps = [replace(step, logits_from=len(step.tokens)) for step in steps]
             source = block - 1 if offset <= block else block
-            outputs[block] = self._nets[block].step(rows, above[source])
-        return Below(outputs[first].logits_MV, {n: out.hidden_ND for n, out in outputs.items()})
+            outputs[block] = self._nets[block].step(steps, above[source])
+        states = {block: out.hidden_ND for block, out in outputs.items()}
+        return BlocksOutput(outputs[first].logits_MV, states)
 
     def _num_unread(self, row: DraftRow) -> int:
         """Tokens of a text that are new. None if this text was drafted for before."""
@@ -235,29 +186,28 @@ class Blocks:
         return before
 
 
-class HiddenChainDrafter:
-    """Drafts chains with `nets`, whose logits are over the target's ids.
+class HiddenDrafter:
+    """Drafts with `nets`, whose logits are over the target's ids: chains, or trees of one net.
 
     It drafts nothing before the target has read a text up to its pending token, nor where the
     blocks' window ends. Asked a second time for the same text, as where the target failed, it goes
-    without as well: that round costs a draft. With `whole`, which is of the one block that there is
-    then, drafts are made at once where that can be.
+    without as well: that round costs a draft. With `fused`, which is of the one block that there is
+    then, drafts are made in one call where that can be.
     """
 
     def __init__(
         self,
         name: str,
         nets: Sequence[HeadNet],
-        growth: Growth,
-        limits: ChainLimits,
-        whole: FusedChains | None = None,
+        sampler: DraftSampler,
+        limits: HeadLimits,
+        fused: FusedDrafts | None = None,
     ) -> None:
-        if whole is not None and len(nets) != 1:
-            raise ContractError("whole chains are of one net")
-        self.name, self._whole = name, whole
+        if len(nets) != 1 and (fused is not None or sampler.branches):
+            raise ContractError("trees, and drafts in one call, are of one net")
+        self.name, self._sampler, self._fused = name, sampler, fused
         self.needs = DraftNeeds(hidden_layers=nets[0].hidden_layers)
         self._blocks = Blocks(nets, limits)
-        self._growth = growth
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._blocks.open(seq_id, prompt)
@@ -266,24 +216,25 @@ class HiddenChainDrafter:
         self._blocks.close(seq_id)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [ChainBuilder(row, self._blocks.depth(row)) for row in rows]
-        live = [chain for chain in chains if not chain.complete]
-        if live:
-            with self._blocks.drafting([chain.row.seq_id for chain in live]):
-                self._grow(live)
-        return [chain.draft() for chain in chains]
+        depths = [self._blocks.depth(row) for row in rows]
+        asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
+        if not asked:
+            return [Draft.empty()] * len(rows)
+        with self._blocks.drafting([row.seq_id for row in asked]):
+            drafts = iter(self._drafts(asked))
+        return [next(drafts) if depth else Draft.empty() for depth in depths]
 
-    def _grow(self, live: Sequence[ChainBuilder]) -> None:
-        parts = self._blocks.catch_up([chain.row for chain in live])
-        if self._whole is not None and self._whole.draft(live, parts):
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        parts = self._blocks.catch_up(rows)
+        fused = None if self._fused is None else self._fused.try_rows(parts)
+        if fused is not None:
             self._blocks.note(parts)
-            return
-        below = self._blocks.read(parts)
+            return [one.draft for one in fused]
+        out = self._blocks.read(parts)
+        builder = self._sampler.builder(rows, [len(part.tokens) - 1 for part in parts])
         for offset in count(1):
-            self._growth.extend(live, below.logits_MV)
-            places = [place for place, chain in enumerate(live) if not chain.complete]
-            if not places:
-                return
-            live = [live[place] for place in places]
-            newest = {chain.row.seq_id: chain.tokens[-1] for chain in live}
-            below = self._blocks.follow(newest, below.of(places), offset)
+            steps = builder.grow(out.logits_MV)
+            if not steps:
+                break
+            out = self._blocks.follow(steps, out.of(builder.above), offset)
+        return builder.drafts()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,16 +23,26 @@ from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
-from outrider.drafters.growth import ChainBuilder, Growth, chosen_draft, tree_limits
-from outrider.drafters.heads import NOT_DRAFTED, NetOutput
-from outrider.drafters.hidden import Part, target_states
+from outrider.drafters.growth import (
+    DraftSampler,
+    FusedDraft,
+    FusedDrafts,
+    Part,
+    chosen_draft,
+    drawn_params,
+    tree_limits,
+)
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
 from outrider.kernels.native.rounds import CacheSpan, ChainRow, NativeChains, RoundModel
-from outrider.kernels.native.trees import Grown, NativeTreeDrafts, most_fed
+from outrider.kernels.native.trees import NativeTreeDrafts, most_fed
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LlamaModel
+
+# From the target's states to what a block reads in their place.
+Fuse: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +74,16 @@ class HeadPass:
         with torch.inference_mode():
             plan = self.state.plan(rows)
             wanted = wanted_tokens(rows)
-            self.entrance.states_ND[: plan.num_tokens].copy_(hidden_ND)
+            self.enter(hidden_ND)
             logits_MW = self.model.logits_MV[: len(wanted)]
             self.model.forward(plan, torch.tensor(wanted, dtype=torch.int32), logits_MW)
             own_ND = self.entrance.own_ND[: plan.num_tokens].clone()
             return NetOutput(self._spread(logits_MW), own_ND)
+
+    @torch.inference_mode()
+    def enter(self, states_ND: Tensor) -> None:
+        """Give the next pass the state before each of its tokens."""
+        self.entrance.states_ND[: len(states_ND)].copy_(states_ND)
 
     def _spread(self, logits_MW: Tensor) -> Tensor:
         """Over the target's ids."""
@@ -99,67 +115,66 @@ def head_pass(
     return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
 
 
-class NativeChainDrafts:
-    """WholeChains of one block: one call for the pass that reads and those that draft on.
+class FusedChains:
+    """FusedDrafts of one block, whose states `fuse` makes: one call for the pass that reads and
+    those that draft on.
 
-    Not for requests that shape their logits, and drawn tokens only with keyed numbers of their own.
+    Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
     """
 
     def __init__(
         self,
         passes: HeadPass,
-        fuse: Callable[[Tensor], Tensor],
-        growth: Growth,
+        fuse: Fuse,
+        sampler: DraftSampler,
         *,
         batch_size: int,
     ) -> None:
-        self._passes, self._fuse, self._growth = passes, fuse, growth
+        self._passes, self._fuse, self._sampler = passes, fuse, sampler
         self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)
 
-    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
-        if not all(map(self._takes, chains)):
-            return False
+    def try_rows(self, parts: Sequence[Part]) -> list[FusedDraft] | None:
+        if not all(self._takes(part.row) for part in parts):
+            return None
         state = self._passes.state
-        told = list(zip(chains, parts, strict=True))
-        state.reserve({part.row.seq_id: len(part.tokens) + c.depth - 1 for c, part in told})
-        rows = [self._row(chain, part) for chain, part in told]
+        state.reserve({p.row.seq_id: len(p.tokens) + p.row.budget.depth - 1 for p in parts})
+        rows = [self._row(part) for part in parts]
         if not self._call.fits(rows):
-            return False
-        states_ND = self._fuse(target_states(parts))
-        with torch.inference_mode():
-            self._passes.entrance.states_ND[: len(states_ND)].copy_(states_ND)
+            return None
+        self._passes.enter(self._fuse(target_states(parts)))
         made = self._call(rows)
         if made is None:
-            return False
-        for index, (chain, part) in enumerate(told):
+            return None
+        drafts: list[FusedDraft] = []
+        for index, part in enumerate(parts):
             state.note_chain(part.row.seq_id, part.tokens)
-            chain.tokens = list(made.drafted[index])
-            if made.laws_BKV is not None and not chain.row.params.greedy:
-                chain.laws_NV = made.laws_BKV[index, : chain.depth]
-        return True
+            probs_NV = None
+            if made.laws_BKV is not None and not part.row.params.greedy:
+                probs_NV = made.laws_BKV[index, : part.row.budget.depth]
+            drafts.append(FusedDraft(Draft.chain(made.drafted[index], probs_NV)))
+        return drafts
 
-    def _takes(self, chain: ChainBuilder) -> bool:
-        row, growth = chain.row, self._growth
+    def _takes(self, row: DraftRow) -> bool:
+        sampler = self._sampler
         if row.shaper is not None:
             return False
         return row.params.greedy or (
-            growth.draw is pick_node
-            and growth.change is None
+            sampler.draw is pick_node
+            and sampler.change is None
             and isinstance(row.noise, KeyedRng)
-            and row.noise.choose == growth.sampling.pick
+            and row.noise.choose == sampler.sampling.pick
         )
 
-    def _row(self, chain: ChainBuilder, part: Part) -> ChainRow:
-        row, state = chain.row, self._passes.state
-        feed = CacheSpan(state.length(row.seq_id), part.tokens, state.pages(row.seq_id))
+    def _row(self, part: Part) -> ChainRow:
+        row, span = part.row, _span(self._passes.state, part)
         if row.params.greedy:
-            return ChainRow(feed, chain.depth)
+            return ChainRow(span, row.budget.depth)
         if not isinstance(row.noise, KeyedRng):
             raise ContractError("noise is no KeyedNoise")
         return ChainRow(
-            feed,
-            chain.depth,
-            temperature=max(row.params.temperature, MIN_TEMPERATURE),
+            span,
+            row.budget.depth,
+            temperature=max(drawn_params(row).temperature, MIN_TEMPERATURE),
             top_k=min(row.params.top_k, self._passes.vocab_size),
             top_p=row.params.top_p,
             min_p=row.params.min_p,
@@ -169,107 +184,82 @@ class NativeChainDrafts:
         )
 
 
-def whole_chains(
-    passes: HeadPass | None, fuse: Callable[[Tensor], Tensor], growth: Growth, *, batch_size: int
-) -> NativeChainDrafts | None:
-    """Of one block, whose states `fuse` makes; None where its passes are not native."""
-    if passes is None:
-        return None
-    return NativeChainDrafts(passes, fuse, growth, batch_size=batch_size)
+def _span(state: HeadMemory, part: Part) -> CacheSpan:
+    seq_id = part.row.seq_id
+    return CacheSpan(state.length(seq_id), part.tokens, state.pages(seq_id))
 
 
-class TreePass:
-    """Trees below texts of one memory. `prepare` is called when it is sure that a pass is made."""
+class FusedTrees:
+    """FusedDrafts of greedy trees; what was read for them stays staged. `enter`, if given, is
+    called when it is sure that a pass is made; the trees grow in Python unless `usable`."""
 
-    def __init__(self, model: RoundModel, state: HeadMemory, *, batch_size: int) -> None:
-        self._state = state
+    def __init__(
+        self,
+        model: RoundModel,
+        state: HeadMemory,
+        *,
+        batch_size: int,
+        enter: Callable[[Sequence[Part]], None] = lambda _: None,
+        usable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._state, self._enter, self._usable = state, enter, usable
         self._call = NativeTreeDrafts(model, batch_size=batch_size)
 
-    def __call__(
-        self,
-        rows: Sequence[DraftRow],
-        unread: Sequence[Sequence[int]],
-        prepare: Callable[[], None] = lambda: None,
-    ) -> list[Grown] | None:
-        """By row, of which memory holds all but the tokens `unread`. None, with nothing done that
-        counts, if trees have to grow level by level."""
-        if not all(row.params.greedy and row.shaper is None for row in rows):
+    def try_rows(self, parts: Sequence[Part]) -> list[FusedDraft] | None:
+        if not self._usable() or not all(map(_is_greedy, parts)):
             return None
-        limits = [tree_limits(row) for row in rows]
-        if not self._call.fits(unread, limits):
+        limits = [tree_limits(part.row) for part in parts]
+        if not self._call.fits([part.tokens for part in parts], limits):
             return None
         needed = {
-            row.seq_id: len(tokens) + most_fed(limit)
-            for row, tokens, limit in zip(rows, unread, limits, strict=True)
+            part.row.seq_id: len(part.tokens) + most_fed(limit)
+            for part, limit in zip(parts, limits, strict=True)
         }
         try:
             self._state.reserve(needed)
         except CapacityError:
             # Levels are seldom as wide as they may be.
             return None
-        prepare()
-        return self._call([self._feed(*one) for one in zip(rows, unread, strict=True)], limits)
-
-    def _feed(self, row: DraftRow, unread: Sequence[int]) -> CacheSpan:
-        return CacheSpan(self._state.length(row.seq_id), unread, self._state.pages(row.seq_id))
-
-
-class ModelTrees:
-    """Of a draft model; what was read for them stays staged."""
-
-    def __init__(self, model: LlamaModel, forward: NativeForward, *, batch_size: int) -> None:
-        self._model, self._forward = model, forward
-        room = RoundModel(forward, model.logits, model.state.page_size)
-        self._pass = TreePass(room, model.state, batch_size=batch_size)
-
-    def grow(self, rows: Sequence[DraftRow], unread: Sequence[Sequence[int]]) -> list[Grown] | None:
-        """As TreePass says."""
-        # Kernels may have been exchanged since.
-        if self._model.forward() is not self._forward:
-            return None
-        grown = self._pass(rows, unread)
-        for row, one in zip(rows, grown or (), strict=bool(grown)):
-            self._model.state.note_tree(row.seq_id, one.tokens, one.parents)
-        return grown
-
-
-class HeadTrees:
-    """Of one block, whose states `fuse` makes of the target's."""
-
-    def __init__(
-        self, passes: HeadPass, fuse: Callable[[Tensor], Tensor], *, batch_size: int
-    ) -> None:
-        self._passes, self._fuse = passes, fuse
-        self._pass = TreePass(passes.model, passes.state, batch_size=batch_size)
-
-    def draft(self, parts: Sequence[Part]) -> list[Draft] | None:
-        """Stage `parts`, the end of each text, and draft below it. None as TreePass says."""
-
-        def prepare() -> None:
-            states_ND = self._fuse(target_states(parts))
-            with torch.inference_mode():
-                self._passes.entrance.states_ND[: len(states_ND)].copy_(states_ND)
-
-        grown = self._pass([part.row for part in parts], [part.tokens for part in parts], prepare)
+        self._enter(parts)
+        grown = self._call([_span(self._state, part) for part in parts], limits)
         if grown is None:
             return None
-        for part in parts:
-            self._passes.state.note_chain(part.row.seq_id, part.tokens)
-        return [chosen_draft(one.kept) for one in grown]
+        for part, one in zip(parts, grown, strict=True):
+            self._state.note_tree(part.row.seq_id, one.tokens, one.parents)
+        return [FusedDraft(chosen_draft(one.kept), one.tokens, one.parents) for one in grown]
 
 
-def model_trees(model: CausalLM, *, batch_size: int) -> ModelTrees | None:
+def _is_greedy(part: Part) -> bool:
+    return part.row.params.greedy and part.row.shaper is None
+
+
+def fused_model_trees(model: CausalLM, *, batch_size: int) -> FusedTrees | None:
     """None where a pass of `model` is no native call."""
     if not isinstance(model, LlamaModel):
         return None
     forward = model.forward()
     if not isinstance(forward, NativeForward):
         return None
-    return ModelTrees(model, forward, batch_size=batch_size)
+    return FusedTrees(
+        RoundModel(forward, model.logits, model.state.page_size),
+        model.state,
+        batch_size=batch_size,
+        # Kernels may be exchanged later.
+        usable=lambda: model.forward() is forward,
+    )
 
 
-def head_trees(
-    passes: HeadPass | None, fuse: Callable[[Tensor], Tensor], *, batch_size: int
-) -> HeadTrees | None:
-    """None where a pass of the block is no native call."""
-    return None if passes is None else HeadTrees(passes, fuse, batch_size=batch_size)
+def fused_head_drafts(
+    passes: HeadPass | None, fuse: Fuse, sampler: DraftSampler, *, batch_size: int
+) -> FusedDrafts | None:
+    """Trees or chains of one block, as `sampler` says; None where its pass is no native call."""
+    if passes is None:
+        return None
+    if not sampler.branches:
+        return FusedChains(passes, fuse, sampler, batch_size=batch_size)
+    return FusedTrees(
+        passes.model,
+        passes.state,
+        batch_size=batch_size,
+        enter=lambda parts: passes.enter(fuse(target_states(parts))),
+    )

@@ -12,7 +12,7 @@ Shapes:  B = sequences, K = places, L = captured layers, C = context tokens, D =
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,17 +23,11 @@ from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError, NumericsError, blaming
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.sampling import PLAIN, Sampling, processed_probs
+from outrider.core.sampling import processed_probs
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.block import Context, Guess
-from outrider.drafters.growth import (
-    DrawInTree,
-    SampledTree,
-    chosen_tree,
-    drawn_params,
-    pick_in_tree,
-)
+from outrider.drafters.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
 from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
@@ -46,14 +40,10 @@ _SHARPNESS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ParallelHeadSampler:
-    """How drafts are made of the logits of `whose` places: `argmax` has the first maximum, `draw`
-    takes a token from a law at temperature > 0, which `sampling` makes. `chances` are those of
-    calibrated trees; without any they are guessed."""
+    """How drafts are made of the logits of several positions, whose tokens `sampler` chooses.
+    `chances` are those of calibrated trees; without any they are guessed."""
 
-    argmax: Callable[[Tensor], list[int]]
-    whose: str
-    draw: DrawInTree = pick_in_tree
-    sampling: Sampling = PLAIN
+    sampler: DraftSampler
     trees: TreeKind = "confident"
     chances: Chances = ()
 
@@ -65,27 +55,23 @@ class ParallelHeadSampler:
         _shape(row, logits_KV)
         branches = row.budget.size > row.budget.depth
         if row.params.greedy:
-            return self._chosen(row, logits_KV) if branches else self._chain(logits_KV)
+            if branches:
+                return self._chosen(row, logits_KV)
+            return Draft.chain(self.sampler.best(logits_KV.contiguous()))
         shape = chain_shape(len(logits_KV))
         if branches:
             shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
-        laws_KV = processed_probs(logits_KV, drawn_params(row), self.sampling)
-        tree = SampledTree(shape, row.noise, self.draw)
-        for place in shape.depths:
-            tree.grow(laws_KV[place])
-        return tree.draft()
-
-    def _chain(self, logits_KV: Tensor) -> Draft:
-        tokens = self.argmax(logits_KV.contiguous())
-        if -1 in tokens:
-            raise NumericsError(self.whose)
-        return Draft.chain(tokens)
+        probs_KV = processed_probs(logits_KV, drawn_params(row), self.sampler.sampling)
+        nodes = SampledNodes(shape, row.noise, self.sampler.draw)
+        for position in shape.depths:
+            nodes.grow(probs_KV[position])
+        return nodes.draft()
 
     def _chosen(self, row: DraftRow, logits_KV: Tensor) -> Draft:
         num_ranks = min(_NUM_RANKS, row.budget.size, logits_KV.shape[-1])
         best_KR, ids_KR = logits_KV.topk(num_ranks)
         if bool(best_KR.isnan().any()):
-            raise NumericsError(self.whose)
+            raise NumericsError(self.sampler.model_name)
         chances = self._counted(len(logits_KV))
         if self.trees == "confident":
             shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)

@@ -10,18 +10,15 @@ small models that fit a CPU cache, and passes spent in attention over a long tex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
-from outrider.core.rng import DrawNode, pick_node
-from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.spec import ModelSpec
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.kernels.registry import choose
 from outrider.models.families import LLAMA_FAMILIES
@@ -97,17 +94,15 @@ class SelfDrafter:
     def __init__(
         self,
         model: CausalLM,
-        argmax: Callable[[Tensor], list[int]],
+        sampler: DraftSampler,
         *,
         name: str,
-        draw: DrawNode = pick_node,
-        sampling: Sampling = PLAIN,
     ) -> None:
         self.name = name
         self._memory = BorrowedMemory(model.state)
         borrower = _Borrower(model, self._memory)
         # It never meets text that it has to read, so the chunk does not matter.
-        self._chains = ModelDrafter(borrower, argmax, chunk=1, draw=draw, sampling=sampling)
+        self._chains = ModelDrafter(borrower, sampler, chunk=1)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         self._chains.open(seq_id, prompt)

@@ -9,7 +9,6 @@ the layers exist.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,17 +16,14 @@ from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import Drafter
-from outrider.core.rng import DrawNode, pick_node, race_node
-from outrider.drafters.ahead import drafter as turns
-from outrider.drafters.ahead.tree import Drawing
+from outrider.core.rng import draw_for
+from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.catalog import BuildContext
-from outrider.drafters.eagle.weights import eagle_drafter
-from outrider.drafters.growth import Growth, pick_in_tree, race_in_tree
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import normed_target
-from outrider.drafters.hidden_tree import Plant, planted
-from outrider.drafters.model import ModelTreeDrafter
-from outrider.drafters.native import model_trees
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import fused_model_trees
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
@@ -57,26 +53,21 @@ def build_with_model(context: BuildContext) -> Drafter:
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
         return drafter
-    draft = context.draft
-    drawing = Drawing(models.argmax, draw_of(config), models.sampling)
+    draft, sampler = context.draft, sampler_of(context, "the draft model")
     if context.ahead:
-        room = ahead_room(config, ahead=True)
-        choices = ahead_choices(config)
-        return turns.ahead(draft, drawing, choices, room, chunk=config.prefill_chunk)
-    if not branches(config):
-        return turns.in_turns(draft, drawing, chunk=config.prefill_chunk)
-    return ModelTreeDrafter(
-        draft,
-        chunk=config.prefill_chunk,
-        draw=race_in_tree if config.sampler == "coupled" else pick_in_tree,
-        sampling=models.sampling,
-        whole=model_trees(draft, batch_size=config.batch_size),
-    )
+        room, choices = ahead_room(config, ahead=True), ahead_choices(config)
+        return ahead(draft, sampler, choices, room, chunk=config.prefill_chunk)
+    fused = None
+    if branches(config):
+        sampler = replace(sampler, branches=True)
+        fused = fused_model_trees(draft, batch_size=config.batch_size)
+    return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
 
 
-def draw_of(config: EngineConfig) -> DrawNode:
-    """Drafts agree most with the coupled rule's draws when both race with the same numbers."""
-    return race_node if config.sampler == "coupled" else pick_node
+def sampler_of(context: BuildContext, model_name: str) -> DraftSampler:
+    """How chains choose their tokens."""
+    models, draw = context.models, draw_for(context.config.sampler)
+    return DraftSampler(models.argmax, model_name, draw, models.sampling)
 
 
 def build_bridge(context: BuildContext) -> Drafter:
@@ -85,7 +76,7 @@ def build_bridge(context: BuildContext) -> Drafter:
         raise ContractError("there is no translator")
     return BridgeDrafter(
         context.draft,
-        models.argmax,
+        sampler_of(context, "the draft model"),
         models.translator,
         chunk=config.prefill_chunk,
         page_size=config.page_size,
@@ -106,41 +97,26 @@ def build_eagle_lite(context: BuildContext) -> Drafter:
     from outrider.drafters.eagle.lite import LiteDrafter
 
     target = normed_target(context.models.target)
-    growth = growth_of(context, context.drafter)
-    return LiteDrafter(target, growth, alpha=context.config.lite_alpha)
-
-
-def growth_of(context: BuildContext, whose: str) -> Growth:
-    """How chains choose their tokens."""
-    models = context.models
-    return Growth(models.argmax, whose, draw_of(context.config), models.sampling)
+    sampler = sampler_of(context, context.drafter)
+    return LiteDrafter(target, sampler, alpha=context.config.lite_alpha)
 
 
 def build_eagle(context: BuildContext) -> Drafter:
     from outrider.drafters.eagle.weights import load_eagle
-    from outrider.drafters.hidden import ChainLimits
-    from outrider.drafters.native import head_trees, whole_chains
+    from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+    from outrider.drafters.native import fused_head_drafts
 
     config, models = context.config, context.models
     net = load_eagle(context.heads, normed_target(models.target))
-    limits = ChainLimits(
+    limits = HeadLimits(
         chunk=config.prefill_chunk,
         reach=config.k + 1,
         window=models.target.spec.max_tokens,
         first=1,
     )
-    growth = growth_of(context, "the EAGLE heads")
-    whole = whole_chains(net.native, net.fuse, growth, batch_size=config.batch_size)
-    trees = head_trees(net.native, net.fuse, batch_size=config.batch_size)
-    return eagle_drafter(net, growth, limits, _plant(context, growth.whose), whole, trees)
-
-
-def _plant(context: BuildContext, whose: str) -> Plant | None:
-    """None where chains are asked for."""
-    if not branches(context.config):
-        return None
-    draw = race_in_tree if context.config.sampler == "coupled" else pick_in_tree
-    return partial(planted, whose=whose, draw=draw, sampling=context.models.sampling)
+    sampler = replace(sampler_of(context, "the EAGLE heads"), branches=branches(config))
+    fused = fused_head_drafts(net.native, net.fuse, sampler, batch_size=config.batch_size)
+    return HiddenDrafter("eagle", [net], sampler, limits, fused)
 
 
 def build_medusa(context: BuildContext) -> Drafter:
@@ -176,28 +152,20 @@ def build_block(context: BuildContext) -> Drafter:
 
 def places_of(context: BuildContext, whose: str) -> ParallelHeadSampler:
     """How drafts are made of several places' laws."""
-    config, models = context.config, context.models
-    return ParallelHeadSampler(
-        models.argmax,
-        whose,
-        race_in_tree if config.sampler == "coupled" else pick_in_tree,
-        models.sampling,
-        cast("TreeKind", config.tree_shape),
-    )
+    trees = cast("TreeKind", context.config.tree_shape)
+    return ParallelHeadSampler(sampler_of(context, whose), trees)
 
 
 def build_mtp(context: BuildContext) -> Drafter:
     from outrider.drafters.mtp.net import mtp_drafter
 
-    config, models = context.config, context.models
-    growth = growth_of(context, "the MTP block")
+    config = context.config
     return mtp_drafter(
         context.heads,
-        models.target,
-        growth,
+        context.models.target,
+        replace(sampler_of(context, "the MTP block"), branches=branches(config)),
         chunk=config.prefill_chunk,
         batch_size=config.batch_size,
-        plant=_plant(context, growth.whose),
     )
 
 
@@ -268,5 +236,6 @@ def build_own(context: BuildContext) -> Drafter:
             hint="load the target from a folder, or choose another --drafter",
         )
     model = own.of(context.models.target)
-    argmax, sampling = model.kernels.argmax, model.kernels.sampling
-    return SelfDrafter(model, argmax, name=name, draw=draw_of(context.config), sampling=sampling)
+    sampler = sampler_of(context, "the draft model")
+    sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
+    return SelfDrafter(model, sampler, name=name)

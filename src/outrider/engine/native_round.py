@@ -196,7 +196,7 @@ def native_round(
         return f"drafter {drafter.name!r} reads what the target finds likely"
     if not _is_native(target):
         return "the target has no native pass"
-    if drafted or not isinstance(drafter, ModelDrafter):
+    if drafted or not isinstance(drafter, ModelDrafter) or drafter.sampler.branches:
         call = NativeRounds(_model(target), None, batch_size=batch_size, rule=rule)
         return NativeRound(stages, call, target, pick)
     if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:

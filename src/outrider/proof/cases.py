@@ -123,7 +123,7 @@ class Case:
             before = tuple(tokens)
             if before not in known:
                 known[before] = self.proposal_law(node, tokens)
-            tokens.append(draw(known[before], noise, node))
+            tokens.append(draw(known[before], noise, node, node))
             laws.append(known[before])
         sampled = len(self.certain) < len(self.parents) and not self.params.greedy
         return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)

@@ -96,7 +96,7 @@ class Desk:
     def _offer(self, last: int, noise: Rng) -> tuple[Draft, Laws]:
         tokens = [last]
         for node in range(K):
-            tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], noise, node))
+            tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], noise, node, node))
         context = tuple(tokens)
         if context not in self._offers:
             draft = Draft.chain(context[1:], self.q_VV[tokens[:-1]])

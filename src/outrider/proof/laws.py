@@ -43,7 +43,7 @@ from torch import Tensor
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.rng import DrawNode, Role, pick_node, race_node
+from outrider.core.rng import DrawNode, Role, draw_for
 from outrider.core.tree import ROOT
 from outrider.verify.rules import rule_for
 
@@ -260,7 +260,4 @@ class Sampler:
 
 def exact_samplers() -> list[Sampler]:
     """Each of EngineConfig's exact samplers, wired as engine/build.py wires it."""
-    return [
-        Sampler(name, rule_for(name), race_node if name == "coupled" else pick_node)
-        for name in EXACT_SAMPLERS
-    ]
+    return [Sampler(name, rule_for(name), draw_for(name)) for name in EXACT_SAMPLERS]

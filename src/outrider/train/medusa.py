@@ -28,8 +28,7 @@ from torch.nn import functional
 
 from outrider.core.clock import host_ints
 from outrider.core.spec import ModelSpec
-from outrider.core.tree import Chances, Shape, best_shape
-from outrider.drafters.growth import RankTally
+from outrider.core.tree import Chances, Shape, best_shape, falling
 from outrider.drafters.medusa import MedusaConfig, config_values
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
@@ -50,6 +49,34 @@ _NUM_KEPT = 16
 _NUM_RANKS = 8
 # Drafts of the tree that figures are of; with the pending token they fill a tile of rows.
 _TREE_NODES = 15
+
+
+class RankTally:
+    """Counts at which rank among a drafter's candidates the text's own token stood.
+
+    A place counts only where the text's tokens before it were candidates, so that products of
+    chances are chances of paths.
+    """
+
+    def __init__(self, num_places: int, num_ranks: int) -> None:
+        self._hits = [[0] * num_ranks for _ in range(num_places)]
+        self._seen = [0] * num_places
+
+    def note(self, ranks: Sequence[int | None]) -> None:
+        """The ranks at places 0, 1, ... after one position of a text; None is none of those
+        counted, and nothing behind it counts."""
+        for place, rank in enumerate(ranks[: len(self._seen)]):
+            self._seen[place] += 1
+            if rank is None or rank >= len(self._hits[place]):
+                return
+            self._hits[place][rank] += 1
+
+    def chances(self) -> Chances:
+        """Shares, made not to rise with the rank: a few counts more of a later one are noise."""
+        return [
+            falling([hit / max(seen, 1) for hit in hits])
+            for hits, seen in zip(self._hits, self._seen, strict=True)
+        ]
 
 
 class ResBlock(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checks.drafters import GREEDY
-from doubles.rig import first_maximum
+from doubles.rig import SAMPLER
 from doubles.toy_heads import states_of
 from doubles.toy_places import ToyBlock, state_row
 from outrider.core.budget import Budget
@@ -37,7 +37,7 @@ class Listening:
 @pytest.mark.parametrize("num_context", [1, 3, 4, 9])
 def test_each_state_comes_with_the_token_that_follows_it(num_context: int) -> None:
     net = Listening(num_context)
-    drafter = BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net"))
+    drafter = BlockDrafter(net, ParallelHeadSampler(SAMPLER))
     drafter.propose([state_row(TEXT, Budget(2), GREEDY)])
     (context,) = net.told
     start = max(len(TEXT) - 1 - num_context, 0)
@@ -47,7 +47,7 @@ def test_each_state_comes_with_the_token_that_follows_it(num_context: int) -> No
 
 def test_a_text_of_one_token_is_not_drafted_for() -> None:
     net = Listening(3)
-    (draft,) = BlockDrafter(net, ParallelHeadSampler(first_maximum, "the net")).propose(
+    (draft,) = BlockDrafter(net, ParallelHeadSampler(SAMPLER)).propose(
         [state_row(TEXT[:1], Budget(2), GREEDY)]
     )
     assert not draft.tokens

@@ -9,7 +9,7 @@ import pytest
 
 from checks.drafters import GREEDY, SAMPLED, VOCAB, row
 from doubles.counting import CountingLM
-from doubles.rig import first_maximum, model_drafter
+from doubles.rig import SAMPLER, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.translators import Digits, Mute, Renaming
@@ -24,7 +24,7 @@ def small(num_slots: int = 256) -> CountingLM:
 
 
 def bridge(model: CausalLM, translator: Translator, *, page_size: int = 1) -> BridgeDrafter:
-    return BridgeDrafter(model, first_maximum, translator, chunk=64, page_size=page_size)
+    return BridgeDrafter(model, SAMPLER, translator, chunk=64, page_size=page_size)
 
 
 def opened(drafter: BridgeDrafter, rows: Sequence[DraftRow]) -> BridgeDrafter:

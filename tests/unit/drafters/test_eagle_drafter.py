@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from checks.drafters import GREEDY, SAMPLED, assert_same
 from checks.law import TOLERANCE
 from doubles.every_branch import EveryBranch, Tokens, law
+from doubles.rig import BRANCHING
 from doubles.toy_heads import ToyNet, states_of
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
@@ -20,24 +22,21 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng
-from outrider.core.sampling import PLAIN
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import sharp_shares
-from outrider.drafters.growth import pick_in_tree
 from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden import ChainLimits
-from outrider.drafters.hidden_tree import HiddenTreeDrafter, planted
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.estimate.worth import LEAST_WORTH
 
 VOCAB = 5
-LIMITS = ChainLimits(chunk=3, reach=5, window=1000, first=1)
+LIMITS = HeadLimits(chunk=3, reach=5, window=1000, first=1)
 TEXT = (1, 2, 0, 4, 1, 3)
-PLANT = partial(planted, whose="the heads", draw=pick_in_tree, sampling=PLAIN)
+SAMPLER = replace(BRANCHING, model_name="the heads")
 both_ways = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
-def drafter(net: ToyNet | None = None, limits: ChainLimits = LIMITS) -> HiddenTreeDrafter:
-    return HiddenTreeDrafter("eagle", net or ToyNet(vocab_size=VOCAB), PLANT, limits)
+def drafter(net: ToyNet | None = None, limits: HeadLimits = LIMITS) -> HiddenDrafter:
+    return HiddenDrafter("eagle", [net or ToyNet(vocab_size=VOCAB)], SAMPLER, limits)
 
 
 def row(
@@ -61,7 +60,7 @@ def row(
     )
 
 
-def fresh_draft(one: DraftRow, limits: ChainLimits = LIMITS) -> Draft:
+def fresh_draft(one: DraftRow, limits: HeadLimits = LIMITS) -> Draft:
     fresh = drafter(limits=limits)
     fresh.open(one.seq_id, one.tokens)
     return fresh.propose([one])[0]
@@ -176,7 +175,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
 
 @pytest.mark.parametrize(("window", "wanted"), [(6, 1), (8, 3), (5, 0), (3, 0), (100, 3)])
 def test_trees_end_where_the_window_does(window: int, wanted: int) -> None:
-    limits = ChainLimits(chunk=3, reach=5, window=window, first=1)
+    limits = HeadLimits(chunk=3, reach=5, window=window, first=1)
     assert fresh_draft(row(0, TEXT), limits).max_depth == wanted
 
 
@@ -199,7 +198,7 @@ class Faulty(ToyNet):
 def test_a_net_that_fails_keeps_text_alone(at: int) -> None:
     """Memory that is full for a moment costs that round's draft."""
     net = Faulty(at, CapacityError("full"))
-    asked = drafter(net, ChainLimits(chunk=2, reach=3, window=1000, first=1))
+    asked = drafter(net, HeadLimits(chunk=2, reach=3, window=1000, first=1))
     asked.open(0, TEXT)
     with pytest.raises(CapacityError):
         asked.propose([row(0, TEXT)])

@@ -15,7 +15,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.eagle.lite import ALPHA, MAX_DRAFT, LiteDrafter
-from outrider.drafters.growth import Growth
+from outrider.drafters.growth import DraftSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 
@@ -41,7 +41,7 @@ def row(target: LlamaModel, *, depth: int = 4, text: tuple[int, ...] = TEXT) -> 
 
 
 def drafter(target: LlamaModel, alpha: float = ALPHA) -> LiteDrafter:
-    return LiteDrafter(target, Growth(first_maximum, "it"), alpha=alpha)
+    return LiteDrafter(target, DraftSampler(first_maximum, "it"), alpha=alpha)
 
 
 def best_of(state_D: Tensor) -> int:

@@ -32,12 +32,12 @@ from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
 from outrider.core.tree import ROOT
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growth import ChainBuilder, Growth
+from outrider.drafters.growth import DraftSampler, FusedDraft, FusedDrafts, Part
 from outrider.drafters.heads import HeadNet, NetOutput
-from outrider.drafters.hidden import ChainLimits, FusedChains, HiddenChainDrafter, Part
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
-from outrider.drafters.native import HeadPass, NativeChainDrafts, whole_chains
+from outrider.drafters.native import FusedChains, HeadPass, fused_head_drafts
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
 from outrider.models.llama import LlamaModel
@@ -58,7 +58,7 @@ FAMILIES = ("llama", "qwen3")
 NAMES = (*EAGLES, *FAMILIES)
 GREEDY = SamplingParams()
 DRAWN = SamplingParams(temperature=1.2, top_k=9, top_p=0.9, min_p=0.01, seed=5)
-GROWTH = Growth(first_maximum, "the heads")
+SAMPLER = DraftSampler(first_maximum, "the heads")
 TEXT = (5, 12, 0, 77, 31, 5, 90, 8)
 
 
@@ -154,36 +154,41 @@ def test_reference_kernels_have_no_native_pass(name: str, tmp_path: Path) -> Non
     assert isinstance(target, LlamaModel)
     net = unchecked(name, tmp_path / "heads", target)
     assert net.native is None
-    assert whole_chains(net.native, net.fuse, GROWTH, batch_size=2) is None
+    assert fused_head_drafts(net.native, net.fuse, SAMPLER, batch_size=2) is None
     assert len(passes(net)) == 5
 
 
 @dataclass(slots=True)
 class Counted:
-    """WholeChains that counts how often it was asked and how often it answered."""
+    """FusedDrafts that count how often they were asked and how often they answered."""
 
-    inner: FusedChains
+    inner: FusedDrafts
     asked: int = 0
     answered: int = 0
 
-    def draft(self, chains: Sequence[ChainBuilder], parts: Sequence[Part]) -> bool:
+    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
         self.asked += 1
-        done = self.inner.draft(chains, parts)
-        self.answered += done
-        return done
+        drafts = self.inner.try_rows(parts)
+        self.answered += drafts is not None
+        return drafts
 
 
 def drafters(
-    name: str, target: LlamaModel, folder: Path, growth: Growth = GROWTH, *, num_slots: int = 256
-) -> tuple[HiddenChainDrafter, HiddenChainDrafter, Counted]:
+    name: str,
+    target: LlamaModel,
+    folder: Path,
+    sampler: DraftSampler = SAMPLER,
+    *,
+    num_slots: int = 256,
+) -> tuple[HiddenDrafter, HiddenDrafter, Counted]:
     """One that drafts at once where it can, and one that never does, over equal blocks."""
-    limits = ChainLimits(chunk=3, reach=5, window=1000, first=int(name in EAGLES))
+    limits = HeadLimits(chunk=3, reach=5, window=1000, first=int(name in EAGLES))
     nets = [loaded(name, folder / place, target, num_slots=num_slots) for place in ("one", "other")]
-    whole = whole_chains(nets[0].native, nets[0].fuse, growth, batch_size=3)
-    assert whole is not None
-    counted = Counted(whole)
-    at_once = HiddenChainDrafter("it", nets[:1], growth, limits, counted)
-    return at_once, HiddenChainDrafter("it", nets[1:], growth, limits), counted
+    fused = fused_head_drafts(nets[0].native, nets[0].fuse, sampler, batch_size=3)
+    assert fused is not None
+    counted = Counted(fused)
+    at_once = HiddenDrafter("it", nets[:1], sampler, limits, counted)
+    return at_once, HiddenDrafter("it", nets[1:], sampler, limits), counted
 
 
 def row(
@@ -234,7 +239,7 @@ def test_a_draft_at_once_is_the_loop_s(
     assert counted.asked == counted.answered > 8
 
 
-def only(one: DraftRow, drafter: HiddenChainDrafter) -> Draft:
+def only(one: DraftRow, drafter: HiddenDrafter) -> Draft:
     drafter.open(one.seq_id, one.tokens)
     try:
         return drafter.propose([one])[0]
@@ -258,7 +263,7 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     assert only(row(name, 0, TEXT), at_once).tokens
     assert counted.answered == 1
 
-    racing = replace(GROWTH, draw=race_node)
+    racing = replace(SAMPLER, draw=race_node)
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "racing", racing)
     drawn = row(name, 0, TEXT, params=DRAWN)
     assert_same(only(drawn, at_once), only(drawn, loop))
@@ -270,8 +275,8 @@ def test_logits_that_are_no_numbers_are_told(
     params: SamplingParams, targets: Callable[[str], LlamaModel], tmp_path: Path
 ) -> None:
     target = targets("float32")
-    growth = Growth(target.kernels.argmax, "the heads", sampling=target.kernels.sampling)
-    at_once, _, counted = drafters("llama", target, tmp_path, growth)
+    sampler = DraftSampler(target.kernels.argmax, "the heads", sampling=target.kernels.sampling)
+    at_once, _, counted = drafters("llama", target, tmp_path, sampler)
     told = row("llama", 0, TEXT, params=params)
     bad = replace(told, hidden=HiddenStates(len(TEXT) - 1, _no_numbers))
     with pytest.raises(NumericsError, match="the heads gave logits"):
@@ -309,7 +314,7 @@ def test_the_shipped_heads_draft_alike_either_way(
         for temperature in (0.0, 0.7, 0.0)
     ]
     told = told_rounds(LLM(config=config).generate(prompts, params))
-    monkeypatch.setattr(NativeChainDrafts, "draft", _no_draft)
+    monkeypatch.setattr(FusedChains, "try_rows", _no_drafts)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
     monkeypatch.setattr(HeadPass, "step", _refuse)
     for module in ("eagle.net", "mtp.net"):
@@ -317,8 +322,8 @@ def test_the_shipped_heads_draft_alike_either_way(
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
 
 
-def _no_draft(*_: object) -> bool:
-    return False
+def _no_drafts(*_: object) -> None:
+    return None
 
 
 def _no_pass(*_: object, **__: object) -> None:

@@ -21,12 +21,12 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng
-from outrider.drafters.growth import Growth
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import NetOutput
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 
 VOCAB = 5
-LIMITS = ChainLimits(chunk=3, reach=5, window=1000)
+LIMITS = HeadLimits(chunk=3, reach=5, window=1000)
 TEXT = (1, 2, 0, 4, 1, 3)
 both_ways = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -37,8 +37,8 @@ def nets(count: int) -> tuple[ToyNet, ...]:
     return tuple(ToyNet(vocab_size=VOCAB, seed=7 + index) for index in range(count))
 
 
-def drafter(blocks: Sequence[ToyNet], limits: ChainLimits = LIMITS) -> HiddenChainDrafter:
-    return HiddenChainDrafter("mtp", blocks, Growth(first_maximum, "the blocks"), limits)
+def drafter(blocks: Sequence[ToyNet], limits: HeadLimits = LIMITS) -> HiddenDrafter:
+    return HiddenDrafter("mtp", blocks, DraftSampler(first_maximum, "the blocks"), limits)
 
 
 def row(
@@ -61,7 +61,7 @@ def row(
     )
 
 
-def fresh_draft(count: int, limits: ChainLimits, one: DraftRow) -> Draft:
+def fresh_draft(count: int, limits: HeadLimits, one: DraftRow) -> Draft:
     """Of blocks that meet the whole text at once."""
     fresh = drafter(nets(count), limits)
     fresh.open(one.seq_id, one.tokens)
@@ -73,7 +73,7 @@ def fresh_draft(count: int, limits: ChainLimits, one: DraftRow) -> Draft:
 @both_ways
 def test_memory_follows_any_history(params: SamplingParams, depth: int, first: int) -> None:
     """Rounds keep some, all or none of a draft or go by unasked; two texts alternate."""
-    limits = ChainLimits(chunk=3, reach=3, window=1000, first=first)
+    limits = HeadLimits(chunk=3, reach=3, window=1000, first=first)
     blocks = nets(depth)
     asked = drafter(blocks, limits)
     rng = random.Random(3)
@@ -174,7 +174,7 @@ def test_a_text_is_drafted_for_once() -> None:
 
 @pytest.mark.parametrize(("window", "wanted"), [(6, 1), (8, 3), (5, 0), (3, 0), (100, 4)])
 def test_drafts_end_where_the_window_does(window: int, wanted: int) -> None:
-    limits = ChainLimits(chunk=3, reach=5, window=window)
+    limits = HeadLimits(chunk=3, reach=5, window=window)
     assert len(fresh_draft(1, limits, row(0, TEXT))) == wanted
 
 
@@ -203,7 +203,7 @@ def test_a_block_that_fails_leaves_all_blocks_in_step(at: int, faulty: int) -> N
     """Memory that is full for a moment costs that round's draft, whichever block it meets."""
     blocks = list(nets(2))
     blocks[faulty] = Faulty(at, CapacityError("full"))
-    asked = drafter(blocks, ChainLimits(chunk=2, reach=3, window=1000))
+    asked = drafter(blocks, HeadLimits(chunk=2, reach=3, window=1000))
     asked.open(0, TEXT)
     with pytest.raises(CapacityError):
         asked.propose([row(0, TEXT, depth=3)])
@@ -233,8 +233,8 @@ def test_what_failed_beside_others_can_be_asked_for_alone(depth: int, at: int) -
 
 
 def test_logits_that_are_no_numbers_are_told() -> None:
-    growth = Growth(nan_aware, "the MTP block")
-    asked = HiddenChainDrafter("mtp", [Faulty(2, None)], growth, LIMITS)
+    sampler = DraftSampler(nan_aware, "the MTP block")
+    asked = HiddenDrafter("mtp", [Faulty(2, None)], sampler, LIMITS)
     asked.open(0, TEXT)
     with pytest.raises(NumericsError, match="the MTP block gave logits that are not numbers"):
         asked.propose([row(0, TEXT)])

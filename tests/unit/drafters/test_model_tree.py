@@ -14,6 +14,7 @@ import torch
 from checks.drafters import GREEDY, SAMPLED, VOCAB, assert_same, check_shape, row
 from checks.state import fresh_logits
 from doubles.counting import CountingLM
+from doubles.rig import BRANCHING
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
@@ -24,7 +25,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS
-from outrider.drafters.model import ModelTreeDrafter
+from outrider.drafters.model import ModelDrafter
 
 Make = Callable[[], CausalLM]
 MODELS: dict[str, Make] = {
@@ -45,7 +46,7 @@ def tree_row(
 
 
 def fresh(make: Make, text: list[int], budget: Budget, params: SamplingParams) -> Draft:
-    drafter = ModelTreeDrafter(make(), chunk=64)
+    drafter = ModelDrafter(make(), BRANCHING, chunk=64)
     drafter.open(0, text)
     return drafter.propose([tree_row(text, budget.depth, budget.num_nodes, params)])[0]
 
@@ -59,7 +60,7 @@ def test_memory_follows_any_history(make: Make, params: SamplingParams, chunk: i
     rng = random.Random(chunk)
     model = make()
     free = model.state.num_free_tokens
-    drafter = ModelTreeDrafter(model, chunk=chunk)
+    drafter = ModelDrafter(model, BRANCHING, chunk=chunk)
     texts = [list(TEXT), [4]]
     for seq_id, text in enumerate(texts):
         drafter.open(seq_id, text)
@@ -113,7 +114,7 @@ def _path(draft: Draft, node: int) -> tuple[int, ...]:
 
 def test_a_tree_takes_one_pass_a_level_for_the_whole_batch() -> None:
     model = CountingLM(MODELS["hybrid"]())
-    drafter = ModelTreeDrafter(model, chunk=64)
+    drafter = ModelDrafter(model, BRANCHING, chunk=64)
     for seq_id, text in enumerate(([1], [2, 3])):
         drafter.open(seq_id, text)
     for params in (GREEDY, SAMPLED):
@@ -125,7 +126,7 @@ def test_a_tree_takes_one_pass_a_level_for_the_whole_batch() -> None:
 
 def test_no_budget_means_no_pass() -> None:
     model = CountingLM(MODELS["hybrid"]())
-    drafter = ModelTreeDrafter(model, chunk=64)
+    drafter = ModelDrafter(model, BRANCHING, chunk=64)
     drafter.open(0, TEXT)
     assert drafter.propose([tree_row(TEXT, 0, 9, GREEDY)]) == [Draft.empty()]
     assert drafter.propose([]) == []
@@ -135,7 +136,7 @@ def test_no_budget_means_no_pass() -> None:
 def test_memory_that_is_full_leaves_the_drafter_able_to_go_on() -> None:
     """A pass that finds no room stages nothing; the next proposal is a fresh drafter's."""
     model = TinyAttentionLM(vocab_size=VOCAB, seed=5, num_slots=16)
-    drafter = ModelTreeDrafter(model, chunk=64)
+    drafter = ModelDrafter(model, BRANCHING, chunk=64)
     drafter.open(0, TEXT)
     with pytest.raises(CapacityError):
         drafter.propose([tree_row(TEXT, 4, 60, GREEDY)])
@@ -148,7 +149,7 @@ def test_drafts_are_shaped_as_the_target_is_along_each_path() -> None:
     """A penalty no token survives twice: no path repeats what it or the text has."""
     params = SamplingParams(presence_penalty=2.0, frequency_penalty=2.0, logit_bias={0: -100.0})
     asked = tree_row(TEXT, 3, 12, params)
-    drafter = ModelTreeDrafter(MODELS["hybrid"](), chunk=64)
+    drafter = ModelDrafter(MODELS["hybrid"](), BRANCHING, chunk=64)
     drafter.open(0, TEXT)
     draft = drafter.propose([replace(asked, shaper=LogitsProcessor(params, len(TEXT)))])[0]
     assert 0 not in draft.tokens

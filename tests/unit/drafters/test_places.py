@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from checks.drafters import GREEDY, SAMPLED, VOCAB, assert_same, check_shape, fresh_draft, row
-from doubles.rig import first_maximum
+from doubles.rig import SAMPLER
 from doubles.toy_heads import LAYER
 from doubles.toy_places import GivenStates, ToyBlock, ToyHeads, state_row
 from outrider.core.budget import Budget
@@ -18,6 +18,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.parallel_heads import (
     BlockDrafter,
     MedusaDrafter,
@@ -30,7 +31,7 @@ TEXT = (1, 2, 0, 4, 3)
 
 
 def places(trees: TreeKind = "confident") -> ParallelHeadSampler:
-    return ParallelHeadSampler(first_maximum, "the heads", trees=trees)
+    return ParallelHeadSampler(SAMPLER, trees)
 
 
 def medusa(trees: TreeKind = "confident") -> MedusaDrafter:
@@ -146,7 +147,7 @@ def test_heads_that_give_no_numbers_are_named() -> None:
 
     drafter = MedusaDrafter(
         Broken(vocab_size=VOCAB),
-        ParallelHeadSampler(lambda logits_MV: [-1] * len(logits_MV), "the heads"),
+        ParallelHeadSampler(DraftSampler(lambda logits_MV: [-1] * len(logits_MV), "the heads")),
     )
     for budget in (Budget(2), Budget(2, num_nodes=6)):
         with pytest.raises(NumericsError, match="the heads"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from checks.drafters import GREEDY, SAMPLED, assert_same
+from doubles.rig import BRANCHING
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
@@ -23,12 +24,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
-from outrider.drafters.growth import pick_in_tree
-from outrider.drafters.hidden import ChainLimits, Part
-from outrider.drafters.hidden_tree import FusedTrees, HiddenTreeDrafter, planted
-from outrider.drafters.model import ModelTreeDrafter
-from outrider.drafters.native import ModelTrees, head_trees, model_trees
-from outrider.kernels.native.trees import Grown
+from outrider.drafters.growth import FusedDraft, FusedDrafts, Part
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import FusedTrees, fused_head_drafts, fused_model_trees
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
@@ -43,25 +42,15 @@ HEADS = ("EAGLE 3", "EAGLE 1", "llama")
 class Counted:
     """Trees at once, and how often they were asked for and made."""
 
-    inner: ModelTrees | FusedTrees
+    inner: FusedDrafts
     asked: int = 0
     made: int = 0
 
-    def grow(self, rows: Sequence[DraftRow], unread: Sequence[Sequence[int]]) -> list[Grown] | None:
-        assert isinstance(self.inner, ModelTrees)
-        grown = self.inner.grow(rows, unread)
-        self.note(grown is not None)
-        return grown
-
-    def draft(self, parts: Sequence[Part]) -> Sequence[Draft] | None:
-        assert not isinstance(self.inner, ModelTrees)
-        made = self.inner.draft(parts)
-        self.note(made is not None)
-        return made
-
-    def note(self, made: bool) -> None:
+    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+        drafts = self.inner.try_rows(parts)
         self.asked += 1
-        self.made += made
+        self.made += drafts is not None
+        return drafts
 
 
 Pair = tuple[Drafter, Drafter, Counted]
@@ -78,30 +67,25 @@ def of_models(folder: Path, num_slots: int = 2048) -> Pair:
     """A drafter that has trees made at once where it can, and one that never does."""
     written = write_checkpoint(folder, variant("llama2"), seed=4)
     one, other = (draft_model(written, num_slots) for _ in range(2))
-    whole = model_trees(one, batch_size=BATCH)
-    if whole is None:
+    fused = fused_model_trees(one, batch_size=BATCH)
+    if fused is None:
         pytest.skip("no compiler, no native kernels")
-    counted = Counted(whole)
-    at_once = ModelTreeDrafter(
-        one,
-        chunk=5,
-        sampling=one.kernels.sampling,
-        whole=counted,  # pyright: ignore[reportArgumentType]
-    )
-    return at_once, ModelTreeDrafter(other, chunk=5, sampling=other.kernels.sampling), counted
+    counted = Counted(fused)
+    samplers = [replace(BRANCHING, sampling=model.kernels.sampling) for model in (one, other)]
+    at_once = ModelDrafter(one, samplers[0], chunk=5, fused=counted)
+    return at_once, ModelDrafter(other, samplers[1], chunk=5), counted
 
 
 def of_heads(name: str, folder: Path) -> Pair:
     target = random_llama()
-    limits = ChainLimits(chunk=3, reach=5, window=1000, first=int(name in EAGLES))
+    limits = HeadLimits(chunk=3, reach=5, window=1000, first=int(name in EAGLES))
     nets = [loaded(name, folder / place, target, num_slots=2048) for place in ("one", "other")]
-    sampling = target.kernels.sampling
-    plant = partial(planted, whose="the heads", draw=pick_in_tree, sampling=sampling)
-    whole = head_trees(nets[0].native, nets[0].fuse, batch_size=BATCH)
-    assert whole is not None
-    counted = Counted(whole)
-    at_once = HiddenTreeDrafter("it", nets[0], plant, limits, counted)
-    return at_once, HiddenTreeDrafter("it", nets[1], plant, limits), counted
+    sampler = replace(BRANCHING, model_name="the heads", sampling=target.kernels.sampling)
+    fused = fused_head_drafts(nets[0].native, nets[0].fuse, sampler, batch_size=BATCH)
+    assert fused is not None
+    counted = Counted(fused)
+    at_once = HiddenDrafter("it", nets[:1], sampler, limits, counted)
+    return at_once, HiddenDrafter("it", nets[1:], sampler, limits), counted
 
 
 MAKERS: dict[str, Callable[[Path], Pair]] = {
@@ -138,9 +122,10 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None
             assert_same(one, other)
             branched += len(one) > one.max_depth > 1
             texts[i] += [*_some_path(one, rng), rng.randrange(VOCAB)]
-        if isinstance(at_once, ModelTreeDrafter) and isinstance(levels, ModelTreeDrafter):
+        if isinstance(at_once, ModelDrafter) and isinstance(levels, ModelDrafter):
             # What a path is found in later.
             assert at_once._staged == levels._staged  # pyright: ignore[reportPrivateUsage]
+            assert at_once._parents == levels._parents  # pyright: ignore[reportPrivateUsage]
     assert counted.asked == counted.made == 16
     assert branched > 8
 
@@ -213,10 +198,10 @@ def test_memory_for_the_widest_levels_need_not_be_there(tmp_path: Path) -> None:
 def test_small_trees_need_few_rows(tmp_path: Path) -> None:
     """A level has no more nodes than its tree."""
     model = draft_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), max_logits=9)
-    whole = model_trees(model, batch_size=BATCH)
-    if whole is None:
+    fused = fused_model_trees(model, batch_size=BATCH)
+    if fused is None:
         pytest.skip("no compiler, no native kernels")
-    fits = whole._pass._call.fits  # pyright: ignore[reportPrivateUsage]
+    fits = fused._call.fits  # pyright: ignore[reportPrivateUsage]
     for sizes in ((9,), (5, 4), (3, 3, 3)):
         limits = [TreeLimits(size, depth=4, width=16) for size in sizes]
         assert fits([(1,)] * len(sizes), limits)
@@ -227,17 +212,18 @@ def test_small_trees_need_few_rows(tmp_path: Path) -> None:
 def test_no_pass_points_to_memory_that_is_gone(tmp_path: Path) -> None:
     at_once, _, counted = of_models(tmp_path)
     assert only(at_once, asked("model", 0, TEXT, Budget(4, num_nodes=18))).tokens
-    assert isinstance(counted.inner, ModelTrees)
+    assert isinstance(counted.inner, FusedTrees)
     assert counted.made == 1
-    described = counted.inner._pass._call._lane.memory.described  # pyright: ignore[reportPrivateUsage]
+    described = counted.inner._call._lane.memory.described  # pyright: ignore[reportPrivateUsage]
     assert (described.extra_offsets, described.extra_slots) == (None, None)
 
 
 def test_exchanged_kernels_are_called(tmp_path: Path) -> None:
     """As a profile exchanges them, to time each."""
     at_once, _, counted = of_models(tmp_path)
-    assert isinstance(counted.inner, ModelTrees)
-    model = counted.inner._model  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(at_once, ModelDrafter)
+    model = at_once.model
+    assert isinstance(model, LlamaModel)
     model.kernels = replace(model.kernels)
     assert only(at_once, asked("model", 0, TEXT, Budget(2, num_nodes=5))).tokens
     assert (counted.asked, counted.made) == (1, 0)
@@ -255,5 +241,5 @@ def test_logits_that_are_no_numbers_are_told(tmp_path: Path) -> None:
 
 
 def test_models_without_a_native_pass_have_no_such_call() -> None:
-    assert model_trees(ToyHybrid(vocab_size=VOCAB, seed=5), batch_size=1) is None
-    assert head_trees(None, torch.clone, batch_size=1) is None
+    assert fused_model_trees(ToyHybrid(vocab_size=VOCAB, seed=5), batch_size=1) is None
+    assert fused_head_drafts(None, torch.clone, BRANCHING, batch_size=1) is None

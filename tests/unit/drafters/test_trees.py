@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, law
-from outrider.core.rng import KeyedRng
+from outrider.core.rng import KeyedRng, race_node
 from outrider.core.tree import (
     ROW_TILE,
     Shape,
@@ -19,7 +19,7 @@ from outrider.core.tree import (
     fill_rows,
     guessed_chances,
 )
-from outrider.drafters.growth import RankTally, SampledTree, chosen_tree, race_in_tree, without
+from outrider.drafters.growth import SampledNodes, chosen_tree, without
 from outrider.estimate.worth import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
@@ -75,22 +75,6 @@ def test_nodes_fill_the_last_tile_of_rows() -> None:
     assert len(worthwhile(shape)) == ROW_TILE - 1
 
 
-def test_a_tally_counts_places_behind_candidates_alone() -> None:
-    tally = RankTally(2, 3)
-    for ranks in ([0, 0], [0, 1], [1, None], [None, 0]):
-        tally.note(ranks)
-    # The last position's second place is behind a token that was no candidate.
-    assert tally.chances() == [(0.5, 0.25, 0.0), (1 / 3, 1 / 3, 0.0)]
-
-
-def test_shares_do_not_rise_with_the_rank() -> None:
-    tally = RankTally(1, 3)
-    for rank in (0, 2, 2, 2):
-        tally.note([rank])
-    assert tally.chances() == [(0.25, 0.0, 0.0)]
-    assert RankTally(1, 2).chances() == [(0.0, 0.0)]
-
-
 def test_guesses_are_chances() -> None:
     for shares in guessed_chances(6):
         assert sum(shares) <= 1
@@ -117,8 +101,8 @@ LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
 BRANCHING = Shape((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
-def drawn(shape: Shape, noise: EveryBranch, laws_KV: torch.Tensor) -> SampledTree:
-    tree = SampledTree(shape, noise)
+def drawn(shape: Shape, noise: EveryBranch, laws_KV: torch.Tensor) -> SampledNodes:
+    tree = SampledNodes(shape, noise)
     for depth in shape.depths:
         tree.grow(laws_KV[depth])
     return tree
@@ -151,13 +135,13 @@ def test_what_cannot_be_drawn_is_left_out_with_all_below_it() -> None:
     tree = drawn(BRANCHING, EveryBranch(), one_hot)
     draft = tree.draft()
     assert (draft.tokens, draft.parents) == ((0, 1), (-1, 0))
-    assert tree.nodes == [0, None, 1, None, None]
-    assert len(SampledTree(BRANCHING, EveryBranch()).draft()) == 0
+    assert tree.drawn == [0, None, 1, None, None]
+    assert len(SampledNodes(BRANCHING, EveryBranch()).draft()) == 0
 
 
 def test_a_younger_sibling_is_the_runner_up_of_the_race() -> None:
     noise = KeyedRng(3, 0, 11)
-    tree = SampledTree(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_in_tree)
+    tree = SampledNodes(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_node)
     for _ in range(2):
         tree.grow(LAWS[0])
     draft = tree.draft()

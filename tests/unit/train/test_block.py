@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from doubles.kinds import close_to, stored
-from doubles.rig import Request, Rig, first_maximum
+from doubles.rig import SAMPLER, Request, Rig
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
@@ -103,7 +103,7 @@ def test_what_was_learned_is_what_the_engine_drafts(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
     fill(tmp_path, own.export(net), "", {})
     block = load_block(tmp_path, read_block_config(tmp_path, target.spec), target)
-    drafter = BlockDrafter(block, ParallelHeadSampler(first_maximum, "the net"))
+    drafter = BlockDrafter(block, ParallelHeadSampler(SAMPLER))
     rig = Rig(target, drafter, controller=FixedController(Budget(3)), page_size=4)
     assert rig.run([Request(PROMPT, params)])[0] == plain
     emitted = [trace.num_emitted for trace in rig.traces if trace.num_emitted]

@@ -21,8 +21,8 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growth import Growth
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
@@ -82,8 +82,8 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     target.step([StepRow.chain(0, text[:-1])], DraftNeeds(hidden_layers=LAYERS))
     target.state.commit({0: range(len(text) - 1)})
     net = load_eagle(Heads(folder, "eagle", ROOM), target)
-    limits = ChainLimits(chunk=64, reach=8, window=256, first=1)
-    drafter = HiddenChainDrafter("eagle", [net], Growth(first_maximum, "it"), limits)
+    limits = HeadLimits(chunk=64, reach=8, window=256, first=1)
+    drafter = HiddenDrafter("eagle", [net], DraftSampler(first_maximum, "it"), limits)
     drafter.open(0, text)
     hidden = HiddenStates(len(text) - 1, partial(target.state.hidden, 0))
     asked = DraftRow(

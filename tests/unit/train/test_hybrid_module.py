@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from doubles.kinds import stored
-from doubles.rig import first_maximum
+from doubles.rig import SAMPLER
 from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
@@ -85,7 +84,11 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path) -> None:
     target.step([StepRow.chain(0, TEXT[:-1])], DraftNeeds(hidden_layers=(LAYERS,)))
     target.state.commit({0: range(len(TEXT) - 1)})
     drafter = mtp_drafter(
-        Heads(tmp_path, "mtp", ROOM), target, Growth(first_maximum, "it"), chunk=64, batch_size=4
+        Heads(tmp_path, "mtp", ROOM),
+        target,
+        SAMPLER,
+        chunk=64,
+        batch_size=4,
     )
     drafter.open(0, TEXT)
     hidden = HiddenStates(len(TEXT) - 1, partial(target.state.hidden, 0))

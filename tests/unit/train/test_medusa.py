@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from doubles.kinds import close_to, stored
-from doubles.rig import Request, Rig, first_maximum
+from doubles.rig import SAMPLER, Request, Rig
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
@@ -23,7 +23,7 @@ from outrider.models.loading import LoadOptions, load_model
 from outrider.train.exam import Exam, HeldOut, rounds
 from outrider.train.folder import fill
 from outrider.train.loop import Batch
-from outrider.train.medusa import HeadInit, MedusaHeads, MedusaRecipe
+from outrider.train.medusa import HeadInit, MedusaHeads, MedusaRecipe, RankTally
 from outrider.train.target import FrozenTarget
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def test_the_figure_is_what_the_engine_does(tmp_path: Path) -> None:
     net = built(own)
     fill(tmp_path, own.export(net), "", {})
     heads = load_medusa(tmp_path, read_medusa_config(tmp_path, target.spec), target)
-    drafter = MedusaDrafter(heads, ParallelHeadSampler(first_maximum, "the heads"))
+    drafter = MedusaDrafter(heads, ParallelHeadSampler(SAMPLER))
     rig = Rig(target, drafter, controller=FixedController(Budget(3)), page_size=4)
     assert rig.run([Request(PROMPT, SamplingParams(max_tokens=40))])[0] == plain
     emitted = [trace.num_emitted for trace in rig.traces if trace.num_emitted]
@@ -131,3 +131,19 @@ def test_training_lowers_the_loss_and_counts_the_ranks() -> None:
     assert first[0] > 0.5
     for shares in (first, second, third):
         assert list(shares) == sorted(shares, reverse=True)
+
+
+def test_a_tally_counts_places_behind_candidates_alone() -> None:
+    tally = RankTally(2, 3)
+    for ranks in ([0, 0], [0, 1], [1, None], [None, 0]):
+        tally.note(ranks)
+    # The last position's second place is behind a token that was no candidate.
+    assert tally.chances() == [(0.5, 0.25, 0.0), (1 / 3, 1 / 3, 0.0)]
+
+
+def test_shares_do_not_rise_with_the_rank() -> None:
+    tally = RankTally(1, 3)
+    for rank in (0, 2, 2, 2):
+        tally.note([rank])
+    assert tally.chances() == [(0.25, 0.0, 0.0)]
+    assert RankTally(1, 2).chances() == [(0.0, 0.0)]

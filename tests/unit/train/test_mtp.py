@@ -12,13 +12,12 @@ from torch.nn import functional
 
 from doubles.kinds import stored
 from doubles.repeating import Repeating
-from doubles.rig import first_maximum
+from doubles.rig import SAMPLER
 from doubles.tiny_mtp import block_like, llama_block
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.growth import Growth
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
@@ -70,7 +69,11 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     target.step([row], DraftNeeds(hidden_layers=(2,)))
     target.state.commit({0: range(len(text) - 1)})
     drafter = mtp_drafter(
-        Heads(folder, "mtp", ROOM), target, Growth(first_maximum, "it"), chunk=64, batch_size=4
+        Heads(folder, "mtp", ROOM),
+        target,
+        SAMPLER,
+        chunk=64,
+        batch_size=4,
     )
     drafter.open(0, text)
     hidden = HiddenStates(len(text) - 1, partial(target.state.hidden, 0))

@@ -30,7 +30,8 @@ from outrider.drafters.ahead.table import (
     fork,
     rank,
 )
-from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, Drawing, Tree, grow_all
+from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, Tree, grow_all
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 
@@ -123,8 +124,8 @@ class _Look:
 
 
 class AheadDrafter:
-    """DraftAhead with `model`, whose memory it shares with `jit`, a ModelDrafter of the same model
-    that draws as `drawing` says. `fast` is the fallback that costs nothing.
+    """DraftAhead with the model of `jit`, whose memory and way of choosing tokens it shares, or
+    cached drafts would be others. `fast` is the fallback that costs nothing.
 
     Drafting ahead loses where drafter and target compete for one memory bus: branches of verdicts
     that do not come are paid for. Requests with logits processors are drafted for in turns only,
@@ -138,24 +139,20 @@ class AheadDrafter:
 
     def __init__(
         self,
-        model: CausalLM,
         jit: ModelDrafter,
-        drawing: Drawing,
         options: AheadOptions,
         *,
         fast: NgramDrafter | None = None,
         clock: Clock = HOST_CLOCK,
     ) -> None:
-        self._model = model
         self._jit = jit
         self._fast = fast or NgramDrafter()
         self._free = options.free
-        self._drawing = drawing
         self._clock = clock
         self._fallback = Fallback(jit, self._fast, options.fallback, clock)
         self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
         self._forecast = Forecast(options.policy)
-        self._trunks = DraftPrefixes(model, jit, options.room)
+        self._trunks = DraftPrefixes(jit, options.room)
         self._pace = Pace(options.fan_out, options.always)
         self._table = SpeculationCache()
         self._answers: dict[int, _Answer] = {}
@@ -233,8 +230,8 @@ class AheadDrafter:
         for trunk, ranking in zip(trunks, rankings, strict=True):
             hit = bool(self._answers[trunk.row.seq_id].hit)
             branches = fork(ranking, self._forecast, trunk.num_branches, hit=hit)
-            trees.append(Tree(trunk.row, trunk.root, branches, self._drawing))
-        num_nodes = grow_all(self._model, trees)
+            trees.append(Tree(trunk.row, trunk.root, branches, self._jit.sampler))
+        num_nodes = grow_all(self._jit.model, trees)
         for tree, trunk, ranking in zip(trees, trunks, rankings, strict=True):
             foreseen = PreparedRound(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
             self._table.put(trunk.row.seq_id, foreseen)
@@ -289,7 +286,7 @@ class AheadDrafter:
             return None
         end = row.start + len(row.draft) + row.budget.depth
         text = answer.tokens[: row.start]
-        known = text[-1] == row.pending and end < self._model.spec.max_tokens
+        known = text[-1] == row.pending and end < self._jit.model.spec.max_tokens
         return text if known else None
 
 
@@ -302,28 +299,22 @@ class Foretold(Protocol):
         ...
 
 
-def in_turns(model: CausalLM, drawing: Drawing, *, chunk: int) -> ModelDrafter:
-    """Drafts with `model` as `drawing` says; reads at most `chunk` prompt tokens in one pass."""
-    return ModelDrafter(
-        model,
-        drawing.argmax,
-        chunk=chunk,
-        draw=drawing.draw,
-        sampling=drawing.sampling,
-        change=drawing.change,
-    )
-
-
 def ahead(
-    model: CausalLM, drawing: Drawing, choices: AheadChoices, room: AheadCapacity, *, chunk: int
+    model: CausalLM,
+    sampler: DraftSampler,
+    choices: AheadChoices,
+    room: AheadCapacity,
+    *,
+    chunk: int,
 ) -> AheadDrafter:
-    """The same, ahead of verdicts too, in the `room` that the model was given."""
+    """Drafts with `model`, ahead of verdicts too, in the `room` that the model was given; reads at
+    most `chunk` prompt tokens in one pass."""
     if choices.saguaro < 1:
         change = Saguaro.planned(choices.saguaro, budget=choices.fan_out, depth=choices.k)
-        drawing = replace(drawing, change=change)
+        sampler = replace(sampler, change=change)
     free = None
     if choices.force_hits >= 0 and isinstance(model, Foretold):
-        free = in_turns(model.without_cost(), drawing, chunk=chunk)
+        free = ModelDrafter(model.without_cost(), sampler, chunk=chunk)
     options = AheadOptions(
         room=room,
         fan_out=choices.fan_out,
@@ -334,4 +325,4 @@ def ahead(
         always=choices.always,
     )
     fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
-    return AheadDrafter(model, in_turns(model, drawing, chunk=chunk), drawing, options, fast=fast)
+    return AheadDrafter(ModelDrafter(model, sampler, chunk=chunk), options, fast=fast)

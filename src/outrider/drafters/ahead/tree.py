@@ -11,32 +11,22 @@ Shapes:  V = vocabulary, K = nodes of a chain, B = branches of a sequence, M = r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
-from outrider.core.rng import DrawNode, Rng, pick_node
-from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
+from outrider.core.rng import Rng
+from outrider.core.sampling import empty_laws
 from outrider.drafters.ahead.choices import AheadCapacity
 from outrider.drafters.ahead.table import Branch
-from outrider.drafters.growth import MAX_TEMPERATURE, ChangeLaws
+from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
 
 _NO_NEEDS = DraftNeeds()
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """How tokens are chosen: as `ModelDrafter` chooses them, or cached drafts would be others."""
-
-    argmax: Callable[[Tensor], list[int]]
-    draw: DrawNode = pick_node
-    sampling: Sampling = PLAIN
-    change: ChangeLaws | None = None
 
 
 @dataclass(slots=True)
@@ -47,17 +37,17 @@ class Tree:
     row: AheadRow
     root: int
     branches: Sequence[Branch]
-    drawing: Drawing
+    sampler: DraftSampler
     lost: bool = False
     _chains: list[list[int]] = field(default_factory=list[list[int]])
     _tips: list[int] = field(default_factory=list[int])
-    _noise: list[Rng] = field(default_factory=list[Rng])
-    _laws_KBV: Tensor | None = None
+    _rngs: list[Rng] = field(default_factory=list[Rng])
+    _probs_KBV: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._chains = [[] for _ in self.branches]
         self._tips = [self.root + branch.accepted for branch in self.branches]
-        self._noise = [self.row.noise_after(branch.accepted + 1) for branch in self.branches]
+        self._rngs = [self.row.noise_after(branch.accepted + 1) for branch in self.branches]
 
     @property
     def complete(self) -> bool:
@@ -83,30 +73,26 @@ class Tree:
             chain.append(token)
 
     def drafts(self) -> dict[tuple[int, int], Draft]:
-        """By (accepted, token). Laws are views; whoever keeps one keeps all."""
+        """By (accepted, token). Probs are views; whoever keeps one keeps all."""
         if self.lost:
             return {}
         found: dict[tuple[int, int], Draft] = {}
         for index, (branch, chain) in enumerate(zip(self.branches, self._chains, strict=True)):
-            laws_KV = None if self._laws_KBV is None else self._laws_KBV[:, index]
-            found[branch.accepted, branch.token] = Draft.chain(chain, laws_KV)
+            probs_KV = None if self._probs_KBV is None else self._probs_KBV[:, index]
+            found[branch.accepted, branch.token] = Draft.chain(chain, probs_KV)
         return found
 
     def _drawn(self, logits_BV: Tensor) -> list[int]:
         node, depth = len(self._chains[0]), self.row.budget.depth
-        if self._laws_KBV is None:
-            room = empty_laws(depth * len(self.branches), logits_BV)
-            self._laws_KBV = room.view(depth, len(self.branches), -1)
-        params, drawing, heat = self.row.params, self.drawing, self.row.budget.temperature
-        if heat != 1:
-            params = replace(params, temperature=min(params.temperature * heat, MAX_TEMPERATURE))
-        laws_BV = processed_probs(logits_BV, params, drawing.sampling, self._laws_KBV[node])
-        if drawing.change is not None:
-            drawing.change(laws_BV, node)
+        if self._probs_KBV is None:
+            empty = empty_laws(depth * len(self.branches), logits_BV)
+            self._probs_KBV = empty.view(depth, len(self.branches), -1)
+        out_BV = self._probs_KBV[node]
+        probs_BV = self.sampler.probs(logits_BV, drawn_params(self.row), node, out_BV)
         try:
             return [
-                drawing.draw(law_V, noise, node)
-                for law_V, noise in zip(laws_BV, self._noise, strict=True)
+                self.sampler.draw(probs_V, rng, node, node)
+                for probs_V, rng in zip(probs_BV, self._rngs, strict=True)
             ]
         except NumericsError:
             self.lost = True
@@ -120,7 +106,7 @@ def grow_all(model: CausalLM, trees: Sequence[Tree]) -> int:
     while live:
         feeds = [tree.feed(model.state.num_staged(tree.row.seq_id)) for tree in live]
         logits_MV = model.step(feeds, _NO_NEEDS).logits_MV
-        best = live[0].drawing.argmax(logits_MV)
+        best = live[0].sampler.argmax(logits_MV)
         start = 0
         for tree, feed in zip(live, feeds, strict=True):
             end = start + len(feed.tokens)
@@ -154,17 +140,15 @@ class _Feed:
 
 
 class DraftPrefixes:
-    """Reads with `model`, through `jit`, which keeps its memory.
+    """Reads with the model of `jit`, which keeps its memory.
 
     One pass of the draft model reads the trunks of a whole batch. Their rows stay staged, so that
     branches can hang from them, and their logits say what may follow each token. Memory for all
     branches is reserved before anything is fed; a sequence whose branches do not fit is not begun.
     """
 
-    def __init__(self, model: CausalLM, jit: ModelDrafter, room: AheadCapacity) -> None:
-        self._model = model
-        self._jit = jit
-        self._room = room
+    def __init__(self, jit: ModelDrafter, room: AheadCapacity) -> None:
+        self._model, self._jit, self._room = jit.model, jit, room
 
     def read(
         self, rows: Sequence[AheadRow], texts: Mapping[int, Sequence[int]], fan_out: int

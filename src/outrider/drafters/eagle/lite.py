@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.growth import ChainBuilder, Growth
+from outrider.drafters.growth import DraftSampler, limited
 from outrider.drafters.heads import NormedTarget, own_kernels
 
 ALPHA = 0.7
@@ -34,14 +34,14 @@ class LiteDrafter:
     def __init__(
         self,
         target: NormedTarget,
-        growth: Growth,
+        sampler: DraftSampler,
         *,
         alpha: float = ALPHA,
         max_draft: int = MAX_DRAFT,
     ) -> None:
         self._tables, self._kernels = target.tables, own_kernels(target)
         self._eps = target.config.rms_norm_eps
-        self._growth, self._alpha, self._max_draft = growth, alpha, max_draft
+        self._sampler, self._alpha, self._max_draft = sampler, alpha, max_draft
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
@@ -49,19 +49,21 @@ class LiteDrafter:
     def close(self, seq_id: int) -> None: ...
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        chains = [ChainBuilder(row, self._depth(row)) for row in rows]
-        live = [chain for chain in chains if not chain.complete]
-        if not live:
-            return [chain.draft() for chain in chains]
-        pairs = [_last_two(chain.row) for chain in live]
+        depths = [self._depth(row) for row in rows]
+        asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
+        drafts = iter(self._drafts(asked) if asked else ())
+        return [next(drafts) if depth else Draft.empty() for depth in depths]
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        pairs = [_last_two(row) for row in rows]
         before_BD, now_BD = (torch.stack(states) for states in zip(*pairs, strict=True))
-        while live:
+        builder = self._sampler.builder(rows, [0] * len(rows))
+        while True:
             before_BD, now_BD = now_BD, now_BD + self._alpha * (now_BD - before_BD)
-            self._growth.extend(live, self._logits(now_BD))
-            places = [place for place, chain in enumerate(live) if not chain.complete]
-            live = [live[place] for place in places]
-            before_BD, now_BD = before_BD[places], now_BD[places]
-        return [chain.draft() for chain in chains]
+            if not builder.grow(self._logits(now_BD)):
+                return builder.drafts()
+            above = list(builder.above)
+            before_BD, now_BD = before_BD[above], now_BD[above]
 
     def _logits(self, state_BD: Tensor) -> Tensor:
         tables, kernels = self._tables, self._kernels

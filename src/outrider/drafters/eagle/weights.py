@@ -1,8 +1,8 @@
-"""Tensors of published EAGLE heads, packed as the layer multiplies by them, and their drafter.
+"""Tensors of published EAGLE heads, packed as the layer multiplies by them.
 
 The names are those of the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`,
 `lm_head`, `d2t`. Some files leave out the embedding, which is then the target's. Drafts are made by
-the loops that EAGLE and MTP share: chains (drafters/hidden.py) and trees (drafters/hidden_tree.py).
+the loop that EAGLE and MTP share (drafters/hidden.py).
 
 Shapes:  V = vocabulary, W = ids that are drafted, D = hidden size.
 """
@@ -14,13 +14,9 @@ from torch import Tensor
 
 from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
-from outrider.core.protocols import Drafter
 from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
 from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts, native_pass
-from outrider.drafters.growth import Growth
-from outrider.drafters.heads import HeadNet, NormedTarget, own_kernels, placement_of
-from outrider.drafters.hidden import ChainLimits, FusedChains, HiddenChainDrafter
-from outrider.drafters.hidden_tree import FusedTrees, HiddenTreeDrafter, Plant
+from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
 from outrider.models.heads import Heads, HeadTarget, head_memory
 from outrider.models.rope import rope_tables
@@ -148,21 +144,3 @@ def _check_numbers(weights: Weights) -> None:
                 "infinity).",
                 hint="take an earlier checkpoint, or train it anew with a lower learning rate",
             )
-
-
-NAME = "eagle"
-
-
-def eagle_drafter(
-    net: HeadNet,
-    growth: Growth,
-    limits: ChainLimits,
-    plant: Plant | None,
-    whole: FusedChains | None = None,
-    whole_trees: FusedTrees | None = None,
-) -> Drafter:
-    """Without `plant` it drafts chains, by `whole` where that can be; with it trees, by
-    `whole_trees` where that can be."""
-    if plant is None:
-        return HiddenChainDrafter(NAME, [net], growth, limits, whole)
-    return HiddenTreeDrafter(NAME, net, plant, limits, whole_trees)

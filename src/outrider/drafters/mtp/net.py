@@ -6,8 +6,8 @@
 
 The state h, before the norm, is what the block reads when it drafts on. DeepSeek-V3 (arXiv
 2412.19437), 2.2, equations 21 to 23. A round is one pass of the first block over the new text, and
-one more for each later draft (drafters/hidden.py) or level of a tree (drafters/hidden_tree.py). A
-pass costs one layer, W_eh and the output head, which is most of it for a small target.
+one more for each later draft or level of a tree (drafters/hidden.py). A pass costs one layer, W_eh
+and the output head, which is most of it for a small target.
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers (1 here),
          V = vocabulary, D = hidden size, T = positions, H = half of a head.
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
-from outrider.drafters.growth import Growth
+from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import (
     NetOutput,
     NormedTarget,
@@ -34,11 +34,10 @@ from outrider.drafters.heads import (
     own_kernels,
     placement_of,
 )
-from outrider.drafters.hidden import ChainLimits, HiddenChainDrafter
-from outrider.drafters.hidden_tree import HiddenTreeDrafter, Plant
+from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.weights import BlockWeights, read_blocks
-from outrider.drafters.native import HeadBuffers, HeadPass, head_pass, head_trees, whole_chains
+from outrider.drafters.native import HeadBuffers, HeadPass, fused_head_drafts, head_pass
 from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch
@@ -194,15 +193,9 @@ _log = logging.getLogger(__name__)
 
 
 def mtp_drafter(
-    heads: Heads,
-    target: CausalLM,
-    growth: Growth,
-    *,
-    chunk: int,
-    batch_size: int,
-    plant: Plant | None = None,
-) -> Drafter:
-    """Trees with `plant` where there is one block, otherwise chains.
+    heads: Heads, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
+) -> HiddenDrafter:
+    """Trees only where there is one block.
 
     Raises CheckpointError for a block that is damaged or another target's, ConfigError for a target
     that shares no tables.
@@ -217,17 +210,15 @@ def mtp_drafter(
             window,
             wanted,
         )
-    limits = ChainLimits(
+    limits = HeadLimits(
         chunk=min(chunk, heads.room.max_rows),
         reach=max(heads.room.max_rows // batch_size, 1),
         window=min(window, wanted),
     )
-    if plant is not None and len(nets) == 1:
-        trees = head_trees(nets[0].native, nets[0].fuse, batch_size=batch_size)
-        return HiddenTreeDrafter("mtp", nets[0], plant, limits, trees)
-    if plant is not None:
-        _log.warning("%d MTP blocks take turns in a path: chains are drafted, no trees.", len(nets))
-    whole = None
+    fused = None
     if len(nets) == 1:
-        whole = whole_chains(nets[0].native, nets[0].fuse, growth, batch_size=batch_size)
-    return HiddenChainDrafter("mtp", nets, growth, limits, whole)
+        fused = fused_head_drafts(nets[0].native, nets[0].fuse, sampler, batch_size=batch_size)
+    elif sampler.branches:
+        _log.warning("%d MTP blocks take turns in a path: chains are drafted, no trees.", len(nets))
+        sampler = replace(sampler, branches=False)
+    return HiddenDrafter("mtp", nets, sampler, limits, fused)

@@ -19,10 +19,11 @@ from typing import Any
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
-from outrider.core.rng import KeyedRng, Pick, Rng, pick_node, race_node
+from outrider.core.rng import KeyedRng, Pick, Rng, draw_for
 from outrider.drafters.ahead.choices import room_needed
-from outrider.drafters.ahead.drafter import ahead, in_turns
-from outrider.drafters.ahead.tree import Drawing
+from outrider.drafters.ahead.drafter import ahead
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.frames import Frame, Kind, SharedLaws, receive, send
 from outrider.drafters.process.messages import (
     Answer,
@@ -56,14 +57,14 @@ def build_inner(options: ChildOptions) -> Inner:
     prepare_torch(deterministic=options.deterministic, threads=options.threads)
     model = load_model(Path(options.folder), _load_options(options), name=options.name)
     kernels = model.kernels
-    draw = race_node if options.draw == "race" else pick_node
-    drawing = Drawing(kernels.argmax, draw, kernels.sampling)
+    draw = draw_for(options.sampler)
+    sampler = DraftSampler(kernels.argmax, "the draft model", draw, kernels.sampling)
     size, pick, choices = model.spec.vocab_size, kernels.sampling.pick, options.ahead
     if choices is None:
-        return Inner(in_turns(model, drawing, chunk=options.chunk), size, pick)
+        return Inner(ModelDrafter(model, sampler, chunk=options.chunk), size, pick)
     needed = room_needed(choices.k, choices.fan_out, 1)
     room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
-    drafter = ahead(model, drawing, choices, room, chunk=options.chunk)
+    drafter = ahead(model, sampler, choices, room, chunk=options.chunk)
     return Inner(drafter, size, pick, drafter)
 
 

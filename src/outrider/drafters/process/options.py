@@ -23,8 +23,8 @@ class ChildOptions:
     `max_logits` are the model's room, `max_tokens` is its window, which the engine keeps to,
     `states` the fields of the room for the states of a hybrid, those left out as usual, and `chunk`
     how many tokens of a prompt it reads at a time.
-    `draw` is own (a number for each node) or race (those of the coupled rule). With `cores` the
-    process keeps to these hardware threads.
+    `sampler` is the acceptance rule that drafts are drawn for. With `cores` the process keeps to
+    these hardware threads.
     """
 
     folder: str
@@ -40,7 +40,7 @@ class ChildOptions:
     name: str = ""
     dtype: str = "auto"
     device: str = "auto"
-    draw: str = "own"
+    sampler: str = "block"
     force_reference: bool = False
     deterministic: bool = False
     threads: int = 0

@@ -110,7 +110,7 @@ def _stack(model: CausalLM | None) -> StackModel | None:
 def _drafting(drafter: Drafter, model: CausalLM | None) -> DraftModel | None:
     stack = _stack(model)
     match drafter:
-        case ModelDrafter() if stack is not None:
+        case ModelDrafter() if stack is not None and not drafter.sampler.branches:
             return DraftModel(stack, drafter)
         case _:
             return None
