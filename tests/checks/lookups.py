@@ -15,8 +15,8 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.ngram import CopyAcceptance
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.recycling import RecyclingDrafter
-from outrider.drafters.suffix.automaton import ROOT, SuffixAutomaton, Writer
-from outrider.drafters.suffix.drafter import SharedTrust, SuffixDrafter, Trust, bucket
+from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
+from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton, Writer
 
 TEXT = (0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 0, 1)
 

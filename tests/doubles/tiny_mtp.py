@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.tiny_checkpoints import save_tensors
-from outrider.drafters.mtp.config import MtpConfig, config_values
+from outrider.drafters.mtp.weights import MtpConfig, config_values
 from outrider.models.families import LlamaConfig
 
 Tensors = dict[str, Tensor]

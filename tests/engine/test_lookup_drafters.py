@@ -36,7 +36,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
 from outrider.drafters.portfolio_model import ModelMember, Pace
 from outrider.drafters.recycling import RecyclingDrafter
-from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import MatchRule
 

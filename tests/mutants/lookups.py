@@ -14,9 +14,9 @@ from checks.lookups import (
 )
 from mutants.planting import Mutant
 
-AUTOMATON = "outrider.drafters.suffix.automaton"
-SUFFIX = "outrider.drafters.suffix.drafter"
-MEMORY = "outrider.drafters.suffix.drafter"
+AUTOMATON = "outrider.drafters.suffix_automaton"
+SUFFIX = "outrider.drafters.suffix"
+MEMORY = "outrider.drafters.suffix"
 RECYCLING = "outrider.drafters.recycling"
 GATE = "outrider.drafters.ngram"
 BAND = "outrider.control.heuristics"

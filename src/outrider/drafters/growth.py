@@ -92,24 +92,6 @@ class Part:
         return StepRow.chain(self.row.seq_id, tokens, logits_from=len(tokens) - is_last)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedDraft:
-    """A draft, and what the model has read for it, text first; nothing if that is not kept."""
-
-    draft: Draft
-    tokens: Sequence[int] = ()
-    parents: Sequence[int] = ()
-
-
-class FusedDrafts(Protocol):
-    """Drafts of a batch in one call, with nothing between their tokens (native.py)."""
-
-    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
-        """Stage `parts`, the end of each text, and draft below them. None, with nothing done that
-        counts, if that takes a pass for each token or level."""
-        ...
-
-
 class DraftBuilder(Protocol):
     """The drafts of a batch while they grow."""
 

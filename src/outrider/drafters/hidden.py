@@ -23,8 +23,9 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growth import DraftSampler, FusedDrafts, Part, limited
+from outrider.drafters.growth import DraftSampler, Part, limited
 from outrider.drafters.heads import HeadNet, NetOutput, target_states
+from outrider.drafters.native import FusedDrafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.tree import ROOT
-from outrider.drafters.growth import DraftSampler, FusedDrafts, Part
+from outrider.drafters.growth import DraftSampler, Part
+from outrider.drafters.native import FusedDrafts
 
 # The pending token, and the last of a draft that was kept whole: it was never fed.
 LEAST_SHARE = 2

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,8 +25,6 @@ from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growth import (
     DraftSampler,
-    FusedDraft,
-    FusedDrafts,
     Part,
     chosen_draft,
     drawn_params,
@@ -113,6 +111,24 @@ def head_pass(
     logits_MW = torch.empty(max_logits, parts.head.num_out)
     model = RoundModel(forward, logits_MW, state.page_size, ids_W)
     return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class FusedDraft:
+    """A draft, and what the model has read for it, text first; nothing if that is not kept."""
+
+    draft: Draft
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+
+class FusedDrafts(Protocol):
+    """Drafts of a batch in one call, with nothing between their tokens."""
+
+    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+        """Stage `parts`, the end of each text, and draft below them. None, with nothing done that
+        counts, if that takes a pass for each token or level."""
+        ...
 
 
 class FusedChains:

@@ -34,7 +34,7 @@ from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.proposals import ScoredDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_layers
-from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.drafters import ahead_choices, ahead_room, branches, drafter_for
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import DecoderConfig

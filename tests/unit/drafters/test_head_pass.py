@@ -32,12 +32,18 @@ from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
 from outrider.core.tree import ROOT
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growth import DraftSampler, FusedDraft, FusedDrafts, Part
+from outrider.drafters.growth import DraftSampler, Part
 from outrider.drafters.heads import HeadNet, NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.mtp.config import read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
-from outrider.drafters.native import FusedChains, HeadPass, fused_head_drafts
+from outrider.drafters.mtp.weights import read_mtp_config
+from outrider.drafters.native import (
+    FusedChains,
+    FusedDraft,
+    FusedDrafts,
+    HeadPass,
+    fused_head_drafts,
+)
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
 from outrider.models.llama import LlamaModel

@@ -13,7 +13,7 @@ from checks.drafters import row
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.drafter_builders import lookup_members
 
 NUM_TOKENS = 1500

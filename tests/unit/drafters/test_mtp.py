@@ -23,8 +23,8 @@ from doubles.tiny_mtp import (
 )
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
-from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.net import MtpNet, load_mtp
+from outrider.drafters.mtp.weights import MtpConfig, read_mtp_config
 from outrider.models.decoder import Room
 from outrider.models.heads import hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel

@@ -24,10 +24,16 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
-from outrider.drafters.growth import FusedDraft, FusedDrafts, Part
+from outrider.drafters.growth import Part
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedTrees, fused_head_drafts, fused_model_trees
+from outrider.drafters.native import (
+    FusedDraft,
+    FusedDrafts,
+    FusedTrees,
+    fused_head_drafts,
+    fused_model_trees,
+)
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel

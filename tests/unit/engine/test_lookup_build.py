@@ -20,7 +20,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.build import build_engine
 from outrider.engine.drafters import build_drafter, resolve_drafter
 from outrider.engine.engine import Engine

@@ -22,8 +22,8 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
-from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
 from outrider.drafters.mtp.net import load_mtp
+from outrider.drafters.mtp.weights import MtpConfig, read_mtp_config
 from outrider.lab import inflate
 from outrider.lab.inflate import Shape
 from outrider.lab.inflate_files import write_inflated, write_inflated_heads

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import StepRow
-from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.native import HeadBuffers, HeadPass, head_pass
 from outrider.kernels.native.forward import (
@@ -29,7 +28,23 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room, wanted_tokens
+from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """`layer` has the sizes of the one layer; its window is what the heads were trained on.
+
+    `fused` heads (EAGLE 3) read several layers of the target and have a vocabulary of
+    `draft_vocab_size`; others read what the target's output head reads, and use that head.
+    `norm_before_residual` says that the residual starts from the normed state.
+    """
+
+    layer: LlamaConfig
+    fused: bool
+    draft_vocab_size: int
+    norm_before_residual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

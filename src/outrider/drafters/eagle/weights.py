@@ -1,26 +1,116 @@
-"""Tensors of published EAGLE heads, packed as the layer multiplies by them.
+"""Folders of published EAGLE heads: their config, their tensors, and whether they fit a target.
 
-The names are those of the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`,
-`lm_head`, `d2t`. Some files leave out the embedding, which is then the target's. Drafts are made by
-the loop that EAGLE and MTP share (drafters/hidden.py).
-
-Shapes:  V = vocabulary, W = ids that are drafted, D = hidden size.
+They call themselves a Llama of one layer, so the sizes of the layer are read as those of a Llama;
+the `speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds
+`draft_vocab_size`, and some trainers `norm_before_residual`. Tensors have the names of the EAGLE
+project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Some files leave
+out the embedding, which is then the target's. V = vocabulary, W = ids that are drafted, D = hidden
+size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
-from outrider.drafters.eagle.config import EagleConfig, read_eagle_config
-from outrider.drafters.eagle.net import EagleHead, EagleLayer, EagleNet, EagleParts, native_pass
+from outrider.core.spec import ModelSpec
+from outrider.drafters.eagle.net import (
+    EagleConfig,
+    EagleHead,
+    EagleLayer,
+    EagleNet,
+    EagleParts,
+    native_pass,
+)
 from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
-from outrider.models.heads import Heads, HeadTarget, head_memory
+from outrider.models.families import LlamaConfig, parse_llama
+from outrider.models.heads import Heads, HeadTarget, head_memory, is_eagle3
+from outrider.models.json_object import JsonObject
 from outrider.models.rope import rope_tables
 from outrider.models.weights import DERIVED, WeightReader, Weights
+
+_OTHER_TARGET = (
+    "choose heads that were trained for this very target, or train some: `outrider train eagle`"
+)
+
+
+def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
+    """Raises CheckpointError for a file that is wrong or says it belongs to another target, and
+    VocabularyError if its ids mean other text."""
+    raw = JsonObject.read(folder / "config.json")
+    layer = parse_llama(_as_llama(raw))
+    fused = is_eagle3(raw)
+    _check_sizes(raw.where, layer, target)
+    if layer.num_layers != 1:
+        raise CheckpointError(
+            f"{raw.where}: num_hidden_layers is {layer.num_layers}; EAGLE heads have one layer.",
+            hint="is it a folder of heads? A draft model goes without --drafter eagle",
+        )
+    draft_vocab_size = raw.integer("draft_vocab_size", layer.vocab_size)
+    if draft_vocab_size > target.vocab_size:
+        raise VocabularyError(
+            f"{raw.where}: draft_vocab_size {draft_vocab_size} is above the target's vocabulary of "
+            f"{target.vocab_size}.",
+            hint=_OTHER_TARGET,
+        )
+    return EagleConfig(
+        layer=layer,
+        fused=fused,
+        draft_vocab_size=draft_vocab_size if fused else target.vocab_size,
+        norm_before_residual=raw.flag("norm_before_residual", default=False),
+    )
+
+
+def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[str, object]:
+    """What `config.json` holds for heads that were trained here."""
+    layer = config.layer
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": layer.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.ffn_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": layer.max_tokens,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "rope_theta": layer.rope.theta,
+        "tie_word_embeddings": False,
+        "hidden_layers": list(hidden_layers),
+        "eagle_aux_hidden_state_layer_ids": list(hidden_layers),
+    }
+
+
+def _as_llama(raw: JsonObject) -> JsonObject:
+    """Its layer is a Llama's, whatever the heads call themselves, and wherever it is described."""
+    layer = raw.child("transformer_layer_config")
+    described: Mapping[str, object] = layer.values if layer else {}
+    return JsonObject(raw.where, {**raw.values, **described, "model_type": "llama"})
+
+
+def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
+    if layer.hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"{where}: the heads have hidden_size {layer.hidden_size}, the target "
+            f"{target.hidden_size}.",
+            hint=_OTHER_TARGET,
+        )
+    if layer.vocab_size != target.vocab_size:
+        raise VocabularyError(
+            f"{where}: the heads know {layer.vocab_size} ids and the target {target.vocab_size}.",
+            hint=_OTHER_TARGET,
+        )
+
 
 EMBEDDING = "embed_tokens"
 # What follows from d2t.

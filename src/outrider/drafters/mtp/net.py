@@ -35,8 +35,7 @@ from outrider.drafters.heads import (
     placement_of,
 )
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.mtp.config import MtpConfig, read_mtp_config
-from outrider.drafters.mtp.weights import BlockWeights, read_blocks
+from outrider.drafters.mtp.weights import BlockWeights, MtpConfig, read_blocks, read_mtp_config
 from outrider.drafters.native import HeadBuffers, HeadPass, fused_head_drafts, head_pass
 from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, Writer
 
 tokens = st.integers(0, 2)
 # Which text grows, and by what: texts grow in turns.

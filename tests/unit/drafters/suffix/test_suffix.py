@@ -15,7 +15,7 @@ from outrider.core.budget import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.proposals import ScoredDraft, least_kept
-from outrider.drafters.suffix.drafter import SuffixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix.drafter import SharedTrust, Trust, bucket
+from outrider.drafters.suffix import SharedTrust, Trust, bucket
 
 
 def test_contexts_are_told_apart_by_length_and_share() -> None:

@@ -26,7 +26,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT as DRAFT_ROOT
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
-from outrider.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
