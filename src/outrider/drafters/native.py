@@ -186,7 +186,7 @@ class FusedChains:
         if row.params.greedy:
             return ChainRow(span, row.budget.depth)
         if not isinstance(row.noise, KeyedRng):
-            raise ContractError("noise is no KeyedNoise")
+            raise ContractError("rng is no KeyedRng")
         return ChainRow(
             span,
             row.budget.depth,

@@ -93,6 +93,13 @@ def _shape(row: DraftRow, logits_KV: Tensor) -> None:
             logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])
 
 
+def _depth(row: DraftRow, most: int) -> int:
+    """How deep to draft: not at all before the target has read all but the pending token."""
+    if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
+        return 0
+    return min(row.budget.depth, most)
+
+
 class Block(Protocol):
     """What guesses places by the states of a few tokens (block.py)."""
 
@@ -141,9 +148,7 @@ class BlockDrafter:
         return drafts
 
     def _depth(self, row: DraftRow) -> int:
-        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
-            return 0
-        return min(row.budget.depth, self._net.num_places)
+        return _depth(row, self._net.num_places)
 
     def _context(self, row: DraftRow) -> Context:
         if row.hidden is None:
@@ -208,9 +213,7 @@ class MedusaDrafter:
 
     def _depth(self, row: DraftRow) -> int:
         """How many heads are asked."""
-        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
-            return 0
-        return min(row.budget.depth, self._heads.num_heads)
+        return _depth(row, self._heads.num_heads)
 
 
 def _last_state(row: DraftRow) -> Tensor:

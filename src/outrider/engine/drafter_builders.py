@@ -53,21 +53,19 @@ def build_with_model(context: BuildContext) -> Drafter:
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
         return drafter
-    draft, sampler = context.draft, sampler_of(context, "the draft model")
+    draft, trees = context.draft, branches(config) and not context.ahead
+    sampler = sampler_of(context, "the draft model", branches=trees)
     if context.ahead:
         room, choices = ahead_room(config, ahead=True), ahead_choices(config)
         return ahead(draft, sampler, choices, room, chunk=config.prefill_chunk)
-    fused = None
-    if branches(config):
-        sampler = replace(sampler, branches=True)
-        fused = fused_model_trees(draft, batch_size=config.batch_size)
+    fused = fused_model_trees(draft, batch_size=config.batch_size) if trees else None
     return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
 
 
-def sampler_of(context: BuildContext, model_name: str) -> DraftSampler:
-    """How chains choose their tokens."""
+def sampler_of(context: BuildContext, model_name: str, *, branches: bool = False) -> DraftSampler:
+    """How drafts choose their tokens by the logits of `model_name`."""
     models, draw = context.models, draw_for(context.config.sampler)
-    return DraftSampler(models.argmax, model_name, draw, models.sampling)
+    return DraftSampler(models.argmax, model_name, draw, models.sampling, branches=branches)
 
 
 def build_bridge(context: BuildContext) -> Drafter:
@@ -114,7 +112,7 @@ def build_eagle(context: BuildContext) -> Drafter:
         window=models.target.spec.max_tokens,
         first=1,
     )
-    sampler = replace(sampler_of(context, "the EAGLE heads"), branches=branches(config))
+    sampler = sampler_of(context, "the EAGLE heads", branches=branches(config))
     fused = fused_head_drafts(net.native, net.fuse, sampler, batch_size=config.batch_size)
     return HiddenDrafter("eagle", [net], sampler, limits, fused)
 
@@ -126,7 +124,7 @@ def build_medusa(context: BuildContext) -> Drafter:
     folder, target = context.heads.folder, normed_target(context.models.target)
     heads = read_medusa_config(folder, target.spec)
     net = load_medusa(folder, heads, target)
-    places = places_of(context, "the Medusa heads")
+    places = parallel_sampler_of(context, "the Medusa heads")
     return MedusaDrafter(net, replace(places, chances=heads.chances))
 
 
@@ -137,7 +135,7 @@ def build_medusa_lite(context: BuildContext) -> Drafter:
     config, name = context.config, context.drafter
     init = cast("HeadInit", config.head_init)
     net = lite_heads(normed_target(context.models.target), num_heads=config.lite_heads, init=init)
-    return MedusaDrafter(net, places_of(context, name), name=name)
+    return MedusaDrafter(net, parallel_sampler_of(context, name), name=name)
 
 
 def build_block(context: BuildContext) -> Drafter:
@@ -146,14 +144,14 @@ def build_block(context: BuildContext) -> Drafter:
 
     folder, target = context.heads.folder, normed_target(context.models.target)
     net = load_block(folder, read_block_config(folder, target.spec), target)
-    places = places_of(context, "the block net")
+    places = parallel_sampler_of(context, "the block net")
     return BlockDrafter(net, places, least=context.config.least_confidence)
 
 
-def places_of(context: BuildContext, whose: str) -> ParallelHeadSampler:
-    """How drafts are made of several places' laws."""
+def parallel_sampler_of(context: BuildContext, model_name: str) -> ParallelHeadSampler:
+    """How drafts are made of the distributions of several positions."""
     trees = cast("TreeKind", context.config.tree_shape)
-    return ParallelHeadSampler(sampler_of(context, whose), trees)
+    return ParallelHeadSampler(sampler_of(context, model_name), trees)
 
 
 def build_mtp(context: BuildContext) -> Drafter:
@@ -163,7 +161,7 @@ def build_mtp(context: BuildContext) -> Drafter:
     return mtp_drafter(
         context.heads,
         context.models.target,
-        replace(sampler_of(context, "the MTP block"), branches=branches(config)),
+        sampler_of(context, "the MTP block", branches=branches(config)),
         chunk=config.prefill_chunk,
         batch_size=config.batch_size,
     )
