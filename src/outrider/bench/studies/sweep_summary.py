@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
-from outrider.bench.frame import Ratio, csv_text, grouped, mean
+from outrider.bench.frame import Ratio, csv_text, grouped, mean, median
 from outrider.bench.sample import good_numbers, mean_foreign_share
 from outrider.bench.store import Plain, write_json, write_text
 from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, OF_WAYS, named
@@ -225,7 +225,6 @@ def _point(
     values = {name: value_of(config, name) for name in axes}
     differing = {n: v for n, v in values.items() if v is not None and len(axes[n]) > 1}
     good = good_numbers(samples)
-    tokens = [n.cumulative_p95_ms for n in good if n.cumulative_p95_ms is not None]
     return Point(
         config=config,
         name=named(differing) or config.label,
@@ -233,7 +232,7 @@ def _point(
         cell=cell_of(samples, plain),
         request_p95_ms=_p95([ms for n in good for ms in n.request_ms]),
         first_p95_ms=_p95([ms for n in good for ms in n.first_ms]),
-        cumulative_p95_ms=round(statistics.median(tokens), 4) if tokens else None,
+        cumulative_p95_ms=median(n.cumulative_p95_ms for n in good),
     )
 
 
