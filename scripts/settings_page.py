@@ -38,7 +38,8 @@ written: `no`, `1:30` and `010` are never turned into something else.
 `outrider config` prints every value and where it comes from. An unknown key or `OUTRIDER_` variable
 is an error that names the nearest valid one, and a value that cannot be names where it was written.
 A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,
-on/off) in a variable, `--flag` or `--no-flag` on the command line."""
+on/off) in a variable, `--flag` or `--no-flag` on the command line. `--set key=value` gives any of
+them as well, and `--model` or `-m` is `--target`."""
 
 
 def render() -> str:

@@ -6,10 +6,12 @@ import pytest
 from cyclopts import App
 
 from outrider.cli.call import completion_app
-from outrider.cli.verb import Verb
+from outrider.cli.options import Verb
 from outrider.cli.verbs import VERBS, find, names
 
-PROGRAM = "--color --config --debug --draft --log-format --log-level --no-debug --target"
+PROGRAM = (
+    "--color --config --debug --draft --log-format --log-level --model --no-debug --set --target -m"
+)
 LANES = (
     "--adaptive-batch --concurrent-lanes --decode-batch --drafter-device --drafter-home "
     "--drafter-timeout --fallback --fan-out --fan-policy --force-hits --hybrid-threshold "
@@ -145,6 +147,16 @@ FLAGS: dict[tuple[str, ...], str] = {
 }
 
 
+# The same verbs at another place.
+FLAGS |= {
+    ("pull",): FLAGS["models", "pull"],
+    ("list",): FLAGS["models", "list"],
+    ("models", "pairs"): FLAGS["pairs",],
+    ("bench", "simulate"): FLAGS["simulate",],
+    ("bench", "prompts"): FLAGS["prompts",],
+}
+
+
 def verb_of(words: tuple[str, ...]) -> Verb:
     verb = find(VERBS, words[0])
     for word in words[1:]:
@@ -156,7 +168,7 @@ def verb_of(words: tuple[str, ...]) -> Verb:
 
 @pytest.mark.parametrize("words", FLAGS, ids=" ".join)
 def test_the_flags_of_a_verb_are_frozen(words: tuple[str, ...]) -> None:
-    assert set(verb_of(words).flags()) == {*FLAGS[words].split(), "--help"}
+    assert set(verb_of(words).flags()) == {*FLAGS[words].split(), "--help", "--help-all"}
 
 
 def test_the_verbs_are_frozen() -> None:
@@ -177,6 +189,6 @@ def test_the_parser_knows_exactly_these_flags(app: App, words: tuple[str, ...]) 
         name
         for argument in chain[-1].assemble_argument_collection()
         for name in argument.names
-        if name.startswith("--")
+        if name.startswith("-")
     }
     assert found == set(FLAGS[words].split())

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.hf_checkpoints import write_hf
 from outrider import LLM, SamplingParams
-from outrider.cli.hub import read_notes
+from outrider.cli.models import read_notes
 from outrider.core.config import EngineConfig
 from outrider.models.loading import resolve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import linear_regression
 
 from checks.documents import Document
-from outrider.cli.explain_ahead import ACHIEVED, ALPHA, DRAFT_TIMES, KS, PREDICTED, rows
+from outrider.cli.explain import ACHIEVED, ALPHA, DRAFT_TIMES, KS, PREDICTED, rows
 from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 from outrider.planner.overlap import hide_limit
 

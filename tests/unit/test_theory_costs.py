@@ -10,7 +10,7 @@ import pytest
 from checks.documents import Document
 from outrider.cli.explain_machine import BYTE, OPERATION, Device, break_even, joules, model_of
 from outrider.cli.explain_machine import gain as gain_of
-from outrider.cli.explain_page import Numbers
+from outrider.cli.explain_rounds import Numbers
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.theory import (
     AheadTimes,

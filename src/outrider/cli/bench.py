@@ -1,22 +1,24 @@
 """`outrider bench k`: the K sweep, measured, summed up in words and drawn.
 
-A sweep's results as text: a table for each pair and domain, and what it means in words.
+`outrider prompts`: how long the benchmark prompts are, and a set of them as a file.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
-from rich.progress import Progress
-
+from outrider.api.tokenizer import Tokenizer
 from outrider.bench import figure_style
 from outrider.bench.frame import MIN_PAIRS
 from outrider.bench.machine import provenance, said_of
+from outrider.bench.published import PUBLISHED, published_texts, questions_of
 from outrider.bench.studies.sweep import Lineup, run_visits
 from outrider.bench.studies.sweep_cells import Cell, cells
 from outrider.bench.studies.sweep_plan import Pair, missing
@@ -24,15 +26,17 @@ from outrider.bench.studies.sweep_recipes import REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
 from outrider.bench.studies.sweep_report import spread_text
 from outrider.bench.studies.sweep_summary import write_summary
+from outrider.bench.workload import PER_DOMAIN, PromptDataset, builtin_texts
 from outrider.cli.call import Call
-from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.options import KSweepOptions
-from outrider.cli.output import json_line, screen_table
-from outrider.cli.paint import visits_bar
+from outrider.cli.options import KSweepOptions, PromptsOptions
+from outrider.cli.output import check_writable, json_line, screen_table, table
+from outrider.cli.paint import Meter
+from outrider.cli.session import start_logging
 from outrider.cli.sweep_setup import Setup, set_up
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError, MachineError, OutriderError, did_you_mean
+from outrider.models.loading import resolve
 
 HEADER = (
     "K",
@@ -151,10 +155,10 @@ def k(call: Call[KSweepOptions]) -> int:
 def _measure(setup: Setup, folder: ResultsFolder) -> list[int]:
     """Run what is outstanding. The exit codes of pairs that cannot run; the others go on."""
     refused: list[int] = []
-    with visits_bar() as progress:
+    with Meter(unit="visits") as meter:
         for pair in setup.pairs:
             try:
-                _measure_pair(setup, pair, folder, progress)
+                _measure_pair(setup, pair, folder, meter)
             except OutriderError as error:
                 if len(setup.pairs) == 1 or isinstance(error, ConfigError):
                     raise
@@ -163,7 +167,7 @@ def _measure(setup: Setup, folder: ResultsFolder) -> list[int]:
     return refused
 
 
-def _measure_pair(setup: Setup, pair: Pair, folder: ResultsFolder, progress: Progress) -> None:
+def _measure_pair(setup: Setup, pair: Pair, folder: ResultsFolder, meter: Meter) -> None:
     group = setup.sweep.group(pair)
     terms = group.circumstances()
     folder.check(terms)
@@ -186,9 +190,9 @@ def _measure_pair(setup: Setup, pair: Pair, folder: ResultsFolder, progress: Pro
             },
         )
         done = len(everything) - len(todo)
-        task = progress.add_task(pair.name, total=len(everything), completed=done)
+        meter.reach(done, total=len(everything), title=pair.name)
         for _ in run_visits(lineup, todo, folder, run=run, warmup=setup.sweep.warmup):
-            progress.advance(task)
+            meter.step()
 
 
 def _show(setup: Setup, folder: ResultsFolder) -> int:
@@ -222,3 +226,74 @@ def _draw(setup: Setup, folder: ResultsFolder) -> Sequence[str]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+SOURCES = ("builtin", "hub")
+
+
+def prompts(call: Call[PromptsOptions]) -> int:
+    options = call.options
+    outputs = [Path(name) for name in (options.output, options.tiny_output) if name]
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise ConfigError("--output and --tiny-output name one file.", hint="name two files")
+    for path in outputs:
+        check_writable(path)
+    tokenizer = Tokenizer.load(resolve(options.tokenizer))
+    found = _build(options, lambda text: len(tokenizer.encode(text)))
+    stats = found.statistics()
+    if options.json:
+        record = {"tokenizer": found.tokenizer, "domains": [asdict(one) for one in stats]}
+        print(json_line(record))
+    else:
+        print(f"tokens by the tokenizer of {found.tokenizer}")
+        rows = [(s.domain, s.source, s.n, s.min, f"{s.mean:.1f}", s.max) for s in stats]
+        print(table(rows, header=("domain", "source", "n", "min", "mean", "max")))
+    for name, saved in ((options.output, found), (options.tiny_output, found.tiny())):
+        if name:
+            saved.save(Path(name))
+            print(f"saved {len(saved)} prompts to {name}", file=_stream(options))
+    return 0
+
+
+def _build(options: PromptsOptions, count: Callable[[str], int]) -> PromptDataset:
+    texts: dict[str, list[str]] = {}
+    sources: dict[str, str] = {}
+    own = None if options.source in SOURCES else questions_of(_file(options.source))
+    for domain in dict.fromkeys(word.strip() for word in options.domains.split(",")):
+        if own is None:
+            texts[domain], sources[domain] = _known(domain, options, count)
+        elif domain in own:
+            texts[domain], sources[domain] = own[domain][:PER_DOMAIN], options.source
+        else:
+            raise ConfigError(
+                f"{options.source} has no {domain}.", hint=f"--domains {','.join(own)}"
+            )
+    return PromptDataset.build(texts, count, tokenizer=options.tokenizer, sources=sources)
+
+
+def _known(
+    domain: str, options: PromptsOptions, count: Callable[[str], int]
+) -> tuple[list[str], str]:
+    """The prompts of a domain, and where they are from."""
+    builtin = builtin_texts(domain)[:PER_DOMAIN]
+    if options.source == "hub":
+        try:
+            return published_texts(domain, PER_DOMAIN, count), PUBLISHED[domain].repo
+        except MachineError as error:
+            print(f"note: {domain}: built-in prompts, since {error}", file=sys.stderr)
+    return builtin, "builtin"
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(
+            f"--source: {name!r} is neither {' nor '.join(SOURCES)}, and no such file.",
+            hint=did_you_mean(name, SOURCES),
+        )
+    return path
+
+
+def _stream(options: PromptsOptions) -> TextIO:
+    """What is said beside JSON goes to stderr, so that the output stays one object."""
+    return sys.stderr if options.json else sys.stdout

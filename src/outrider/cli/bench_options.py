@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import JsonOption
-from outrider.cli.verb import Verb
+from outrider.cli.options import Argument, JsonOption, Verb
 from outrider.core.fields import setting
 
 
@@ -109,7 +108,7 @@ DECIDED_BY_QUALITY = ("sampler", "max_tokens", "n", "profile", "logprobs", "top_
 
 BENCH_QUALITY = Verb(
     name="quality",
-    target="outrider.cli.bench_quality:quality",
+    target="outrider.cli.bench_studies:quality",
     text="Check what is written: perplexity by number format, and texts under each acceptance "
     "rule beside those of plain decoding.",
     example="outrider bench quality --formats float32,int8 --rules block,typical --domains code "
@@ -186,7 +185,7 @@ class SsdOptions(JsonOption):
 
 BENCH_SSD = Verb(
     name="ssd",
-    target="outrider.cli.bench_ssd:ssd",
+    target="outrider.cli.bench_studies:ssd",
     text="Study plain decoding, drafting in turns and drafting ahead at the cost of big models: "
     "T_SD, roofline, windows, speed-ups beside theory.",
     example="outrider bench ssd --quick",
@@ -247,4 +246,83 @@ BENCH_SWEEP = Verb(
     options=SweepOptions,
     settings=("program", "engine", "sampling"),
     without=DECIDED_BY_GRIDS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftersOptions(JsonOption):
+    """Of `bench drafters`."""
+
+    drafters: str = setting(
+        "all",
+        "Drafters, between commas, each as NAME[=DRAFT][:K][+NODES], such as eagle=FOLDER:6+24; "
+        "all is every one that this version has, and trees where it can branch.",
+    )
+    domains: str = setting(
+        "code,maths,echo,adversarial",
+        "Prompts, between commas: code, maths, conversation, summarization; echo begins a copy of "
+        "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
+    )
+    prompts: int = setting(
+        8,
+        "Prompts of each domain; below 5 pieces of work there is no verdict.",
+        minimum=1,
+        maximum=10_000,
+    )
+    repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
+    max_tokens: int = setting(64, "Emit at most this many tokens.", minimum=1)
+    csv: str | None = setting(None, "Also write a row for every sample to this file.")
+    output_dir: str | None = setting(
+        None, "New folder of results; results/DATE-DEVICE-MODEL-drafters if not given."
+    )
+    no_plots: bool = setting(False, "Draw no figures.")
+
+
+# Settings that a comparison of drafters sets for each of them.
+DECIDED_BY_DRAFTERS = (
+    "drafter",
+    "tree_nodes",
+    "profile",
+    "max_tokens",
+    "n",
+    "logprobs",
+    "top_logprobs",
+)
+
+BENCH_DRAFTERS = Verb(
+    name="drafters",
+    target="outrider.cli.bench_peers:drafters",
+    text="Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.",
+    example="outrider bench drafters --drafters ngram,model --domains code --prompts 2 "
+    "--max-tokens 16",
+    options=DraftersOptions,
+    settings=("program", "engine", "sampling"),
+    without=DECIDED_BY_DRAFTERS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions(JsonOption):
+    """Of `report`."""
+
+    output: str = setting("report.html", "Write the page to this file.")
+    figures: str | None = setting(
+        None, "Also write every figure to this folder, as SVG and PNG, for light and dark pages."
+    )
+
+
+REPORT = Verb(
+    name="report",
+    group="Measure speed",
+    target="outrider.cli.report:report",
+    text="Make one web page of results, with figures and tables.",
+    example="outrider report results --output report.html",
+    arguments=(
+        Argument(
+            name="FOLDER",
+            text="Folders that benchmarks wrote, or single results files.",
+            many=True,
+        ),
+    ),
+    options=ReportOptions,
 )

@@ -1,26 +1,28 @@
-"""`outrider bench peers`: other engines on the same weights and prompts, in turns with ours."""
+"""`outrider bench peers`: other engines on the same weights and prompts, in turns with ours.
+
+`outrider bench drafters`: every drafter on the same prompts in turns, beside plain decoding.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, write_page
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, Section, write_page
 from outrider.bench.peers.compare import (
     TIERS,
     Comparison,
-    Plan,
     Watch,
     WeightsFolder,
     tier_folders,
     weights_of,
 )
+from outrider.bench.peers.compare import Plan as PeersPlan
 from outrider.bench.peers.contestants import (
     DRAFTERS,
     FORMS,
@@ -30,26 +32,42 @@ from outrider.bench.peers.contestants import (
     any_reads_gguf,
     parse_servers,
 )
-from outrider.bench.peers.report import run_rows, sections
+from outrider.bench.peers.report import run_rows
+from outrider.bench.peers.report import sections as peers_sections
 from outrider.bench.peers.results import FILE_NAME, Journal
 from outrider.bench.store import RESULTS, RecordError, entries, parse, write_json
+from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
+from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up
+from outrider.bench.studies.drafters_report import (
+    SAMPLES,
+    SCHEMA,
+    Evidence,
+    evidence_of,
+    evidence_record,
+    plan_record,
+    runner_record,
+    sample_rows,
+    sections,
+)
+from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import PeersOptions
+from outrider.cli.bench_options import DraftersOptions, PeersOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import subject
-from outrider.cli.logs import start_logging
+from outrider.cli.engine_setup import Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import json_line
-from outrider.cli.paint import Bar, words
+from outrider.cli.output import check_writable, json_line
+from outrider.cli.paint import Meter, taken
+from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
-from outrider.core.errors import ConfigError, MachineError, did_you_mean
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.fields import words_of
 from outrider.core.files import Kind, read_text
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 
 QUICK_PROMPTS, QUICK_TOKENS = 1, 32
-SAMPLES = "samples.csv"
+SAMPLES_FILE = "samples.csv"
 # Of --peers, a word for servers, which --servers names.
 HTTP = "http"
 
@@ -59,10 +77,10 @@ def peers(call: Call[PeersOptions]) -> int:
     plan = _plan(call.options)
     journal = Journal.open(_folder(call))
     weights = _weights(call, plan)
-    progress = _progress()
-    comparison = Comparison(plan, weights, journal, _watch(progress))
+    meter = Meter("taking turns", unit="prompts")
+    comparison = Comparison(plan, weights, journal, _watch(meter))
     whole = True
-    with progress:
+    with meter:
         try:
             comparison.run()
         except KeyboardInterrupt:
@@ -102,18 +120,18 @@ def _why_not(comparison: Comparison, name: str) -> str:
     return next(reasons, "its turn did not come")
 
 
-def _plan(options: PeersOptions) -> Plan:
-    forms = _words("--formats", options.formats, tuple(FORMS))
-    drafters = _words("--drafters", options.drafters, DRAFTERS)
+def _plan(options: PeersOptions) -> PeersPlan:
+    forms = engine_setup.chosen_words("--formats", options.formats, tuple(FORMS))
+    drafters = engine_setup.chosen_words("--drafters", options.drafters, DRAFTERS)
     if not forms or not drafters:
         raise ConfigError("--formats and --drafters each need a word.", hint="--formats bf16")
-    names = _words("--peers", options.peers, (*PEERS, HTTP))
+    names = engine_setup.chosen_words("--peers", options.peers, (*PEERS, HTTP))
     taken = (OURS, *PEERS, HTTP)
     servers = parse_servers(options.servers, drafters=drafters, forms=forms, taken=taken)
     if HTTP in names and not servers:
         engine_setup.say("note: http is skipped: name a server with --servers NAME=URL")
     folder = options.peers_folder or str((cache_folder() or Path()) / "peers")
-    return Plan(
+    return PeersPlan(
         names=[name for name in names if name != HTTP],
         servers=servers,
         forms=forms,
@@ -127,14 +145,6 @@ def _plan(options: PeersOptions) -> Plan:
         seldom=_seldom(options.seldom, [*names, *(server.peer for server in servers)]),
         trials=_trials(options.trials),
     )
-
-
-def _words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for word in found:
-        if word not in known:
-            raise ConfigError(f"{flag}: no {word!r} here.", hint=did_you_mean(word, known))
-    return found
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -184,7 +194,7 @@ def _own_models(resolved: Resolved) -> bool:
     return any(resolved.chosen[name].origin != DEFAULT for name in ("target", "draft"))
 
 
-def _weights(call: Call[PeersOptions], plan: Plan) -> Weights:
+def _weights(call: Call[PeersOptions], plan: PeersPlan) -> Weights:
     options, program = call.options, call.resolved.program()
     store = WeightsFolder(plan.peers_folder / "weights", engine_setup.say)
     gguf = any_reads_gguf(plan.names, plan.peers_folder)
@@ -208,27 +218,9 @@ def _folder(call: Call[PeersOptions]) -> Path:
     return engine_setup.folder_of("peers", None, [named])
 
 
-def _progress() -> Progress:
-    columns: list[Any] = [
-        words(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        words("prompts, after"),
-        TimeElapsedColumn(),
-    ]
-    return Bar(*columns)
-
-
-def _watch(progress: Progress) -> Watch:
+def _watch(meter: Meter) -> Watch:
     """A bar for the race; the race also ends when its minutes are over."""
-
-    def begin(total: int) -> None:
-        progress.add_task("taking turns", total=total)
-
-    def tick() -> None:
-        progress.advance(progress.task_ids[-1])
-
-    return Watch(engine_setup.say, begin, tick)
+    return Watch(engine_setup.say, lambda total: meter.reach(0, total=total), meter.step)
 
 
 def _write(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> None:
@@ -245,11 +237,118 @@ def _write(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> 
         **comparison.record(),
     }
     write_json(folder / RESULTS, record)
-    engine_setup.write_rows(folder / SAMPLES, run_rows(comparison.journal.found))
-    page = Page(f"Engines beside each other, tier {record['tier']}", list(sections(record)))
+    engine_setup.write_rows(folder / SAMPLES_FILE, run_rows(comparison.journal.found))
+    page = Page(f"Engines beside each other, tier {record['tier']}", list(peers_sections(record)))
     write_page(folder, page)
     if call.options.json:
         print(json_line({"folder": str(folder), **record}))
     else:
         engine_setup.print_page(page)
-        print(f"results: {folder} ({FILE_NAME}, {RESULTS}, {SAMPLES}, report.md, report.html)")
+        print(f"results: {folder} ({FILE_NAME}, {RESULTS}, {SAMPLES_FILE}, report.md, report.html)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What was measured, until an interrupt if it is not `whole`."""
+
+    folder: Path
+    record: dict[str, object]
+    evidence: Evidence
+    samples: Sequence[Sample]
+    whole: bool
+
+    @property
+    def code(self) -> int:
+        if not self.whole:
+            return INTERRUPTED
+        return 1 if any(not sample.ok for sample in self.samples) else 0
+
+
+def drafters(call: Call[DraftersOptions]) -> int:
+    start_logging(call.resolved.program())
+    options = call.options
+    if options.csv is not None:
+        check_writable(Path(options.csv))
+    contestants = contestants_named(options.drafters)
+    # Without a batch size of the user's own, prompts run one by one.
+    about = subject(call.resolved, most_in_flight=1)
+    plan = _race_plan(call, at_once=about.engine.batch_size)
+    folder = engine_setup.folder_of("drafters", options.output_dir, [about])
+    drafts = Drafts.of(about.models.target, about.models.draft)
+    engine_setup.say(f"loading {len(contestants)} contestants, each with a target of its own")
+    with closing(line_up(contestants, about.models.target, drafts, about.engine)) as lineup:
+        for note in lineup.notes:
+            engine_setup.say(f"note: {note}")
+        done = _measure(call, plan, lineup, about, folder)
+    if not done.samples:
+        return INTERRUPTED
+    _write_race(call, done, about)
+    if not done.whole:
+        engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
+    return done.code
+
+
+def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
+    options = call.options
+    names = words_of("--domains", options.domains, hint="--domains code,maths")
+    texts = {name: builtin_texts(name)[: options.prompts] for name in names}
+    params = engine_setup.sampling(call.resolved, options.max_tokens)
+    own = call.resolved.chosen["temperature"].origin != DEFAULT
+    # What no prompt can keep a small model from, sampling does: greedily it repeats itself.
+    hard = {} if own else {ADVERSARIAL: replace(params, temperature=1.0, ignore_eos=True)}
+    return Plan(
+        pieces=pieces_of(texts, at_once=at_once),
+        repeats=options.repeats,
+        params=params,
+        by_domain=hard,
+        tied=call.resolved.engine().sampler in ("match", "coupled"),
+    )
+
+
+def _measure(
+    call: Call[DraftersOptions], plan: Plan, lineup: Lineup, about: Subject, folder: Path
+) -> _Done:
+    record: dict[str, object] = {
+        "benchmark": "drafters",
+        "schema": SCHEMA,
+        "run_id": new_run_id(),
+        "provenance": provenance(),
+        **engine_setup.origins(about, call.resolved),
+        "plan": plan_record(plan),
+        "drafters": [runner_record(runner) for runner in lineup.runners],
+    }
+    visits = Race(plan, lineup.present).run()
+    samples, whole = taken(visits, title=about.name, total=len(plan.visits()))
+    evidence = evidence_of(plan, lineup, samples)
+    record |= {
+        "complete": whole,
+        **evidence_record(evidence),
+        "samples": sample_rows(samples),
+    }
+    return _Done(folder, record, evidence, samples, whole)
+
+
+def _write_race(call: Call[DraftersOptions], done: _Done, about: Subject) -> None:
+    """Results, rows, figures and pages; prints the tables, or JSON if that was asked for."""
+    write_json(done.folder / RESULTS, done.record)
+    rows = sample_rows(done.samples)
+    engine_setup.write_rows(done.folder / SAMPLES, rows)
+    if call.options.csv is not None:
+        engine_setup.write_rows(Path(call.options.csv), rows)
+    words = f"{about.name}, run {done.record['run_id']}"
+    page = Page(f"Drafters, {words}", list(sections(done.evidence)))
+
+    def draw() -> Sequence[Path]:
+        from outrider.bench.studies.drafters_figures import draw_all
+
+        return draw_all(done.evidence.cells, words, done.folder / "figures")
+
+    drawn = engine_setup.draw(not call.options.no_plots, draw)
+    pictures = engine_setup.pictures(done.folder, drawn)
+    figures = [Section(title="Figures", pictures=pictures)] if pictures else []
+    write_page(done.folder, Page(page.title, [*page.sections, *figures]))
+    if call.options.json:
+        print(json_line({"folder": str(done.folder), **done.record}))
+    else:
+        engine_setup.print_page(page)
+        print(f"results: {done.folder} ({RESULTS}, {SAMPLES}, report.md, report.html)")

@@ -1,34 +1,208 @@
-"""`outrider bench sweep`: grids of anything, measured cell by cell beside plain decoding."""
+"""`outrider bench sweep`: grids of anything, measured cell by cell beside plain decoding.
+
+What a flag leaves open is filled in by the experiment file, then by the preset, then by the user's
+settings, then by a default that keeps a first run short. A flag that names a setting takes the
+place of a preset's axis of that name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+import datetime
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from rich.progress import Progress, TaskID
 
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page, Section, write_page
 from outrider.bench.studies.sweep import Lineup, run_visits
-from outrider.bench.studies.sweep_axes import named
+from outrider.bench.studies.sweep_axes import (
+    CONCURRENCY,
+    DOMAIN,
+    FLAG,
+    PAIR,
+    SPECIAL,
+    Axis,
+    axes_of,
+    named,
+)
 from outrider.bench.studies.sweep_figures import draw_all
-from outrider.bench.studies.sweep_grid import Grid, grid_of
+from outrider.bench.studies.sweep_grid import Grid, PromptSource, Terms, grid_of
 from outrider.bench.studies.sweep_plan import Group, Pair, missing
-from outrider.bench.studies.sweep_recipes import RECIPES
+from outrider.bench.studies.sweep_recipes import RECIPES, Recipe, recipe
 from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
 from outrider.bench.studies.sweep_report import sections, tested_claims
 from outrider.bench.studies.sweep_summary import points, write_summary
-from outrider.cli import engine_setup
-from outrider.cli.bench_options import SweepOptions
-from outrider.cli.bench_sweep_setup import Setup, set_up
+from outrider.bench.workload import MIXED, PromptDataset, check_domain
+from outrider.cli import engine_setup as engine_setup
+from outrider.cli.bench_options import DECIDED_BY_GRIDS, SweepOptions
 from outrider.cli.call import Call
-from outrider.cli.logs import start_logging
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.output import json_line
-from outrider.cli.paint import visits_bar
+from outrider.cli.paint import Meter
+from outrider.cli.session import start_logging
+from outrider.cli.sweep_setup import with_experiment
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
+from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
+from outrider.models.loading import pick_device
+
+NUM_PROMPTS = 10
+MAX_TOKENS = 64
+# A folder's name has so many pairs or axes before it only counts them.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A sweep that is ready to be planned; `grids` are the axes of each."""
+
+    grids: tuple[tuple[Axis, ...], ...]
+    subjects: tuple[Pair, ...]
+    terms: Terms
+    folder: Path
+    options: SweepOptions
+    recipe: Recipe | None
+    warmup: int
+    plots: bool
+
+
+def set_up(call: Call[SweepOptions]) -> Setup:
+    """Raises ConfigError for words that cannot be meant."""
+    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_GRIDS)
+    found = recipe(options.preset) if options.preset else None
+    if found is None and not options.over:
+        raise ConfigError(
+            "nothing to vary.", hint=f"outrider bench sweep {FLAG} k=2,4,8, or --presets"
+        )
+    resolved = _with_settings(options, resolved, found)
+    own = axes_of(options.over)
+    _check_flags(resolved, own)
+    grids = _grids(own, found, options, resolved)
+    subjects = _subjects(grids, options, resolved)
+    saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
+    terms = _terms(options, resolved, found, saved)
+    for axis in (axis for grid in grids for axis in grid):
+        _check_domains(axis, saved)
+    return Setup(
+        grids=grids,
+        subjects=subjects,
+        terms=terms,
+        folder=Path(options.output_dir or _folder_name(options, subjects, grids[0])),
+        options=options,
+        recipe=found,
+        warmup=_first(options.warmup, found and found.warmup, 1),
+        plots=not options.no_plots and (found is None or found.plots),
+    )
+
+
+def _with_settings(options: SweepOptions, resolved: Resolved, found: Recipe | None) -> Resolved:
+    """The recipe's settings, and defaults of a sweep, where nobody decided. Other models than the
+    recipe's have a precision of their own."""
+    given: dict[str, object] = {"max_tokens": MAX_TOKENS, "batch_size": 1}
+    given |= dict(found.settings) if found else {}
+    if _other_models(options, resolved):
+        given.pop("dtype", None)
+    chosen = dict(resolved.chosen)
+    for name, value in given.items():
+        if chosen[name].origin == DEFAULT:
+            fixed = typed(SETTINGS[name], Given(value, f"the preset's {name}"))
+            chosen[name] = Chosen(SETTINGS[name], fixed, "preset")
+    return Resolved(chosen)
+
+
+def _flagged(resolved: Resolved, name: str) -> bool:
+    setting = name not in SPECIAL and resolved.chosen.get(name)
+    return bool(setting) and setting.origin.startswith("--")
+
+
+def _other_models(options: SweepOptions, resolved: Resolved) -> bool:
+    return options.pair is not None or _flagged(resolved, "target")
+
+
+def _check_flags(resolved: Resolved, own: Sequence[Axis]) -> None:
+    for axis in own:
+        if _flagged(resolved, axis.name):
+            flag = SETTINGS[axis.name].flag
+            raise ConfigError(
+                f"{flag} and {FLAG} {axis.name} both say which.", hint="drop one of them"
+            )
+
+
+def _grids(
+    own: Sequence[Axis], found: Recipe | None, options: SweepOptions, resolved: Resolved
+) -> tuple[tuple[Axis, ...], ...]:
+    """The user's axes take the place of the recipe's."""
+    ours = {axis.name: axis for axis in own}
+    models = _other_models(options, resolved)
+    if models and PAIR in ours:
+        raise ConfigError(
+            f"{FLAG} pair and --{'pair' if options.pair else 'target'} both name models.",
+            hint="drop one of them",
+        )
+    grids: list[tuple[Axis, ...]] = []
+    for words in found.grids if found else ((),):
+        theirs = {
+            axis.name: axis
+            for axis in axes_of(words)
+            if not _flagged(resolved, axis.name) and not (models and axis.name == PAIR)
+        }
+        if CONCURRENCY in ours:
+            theirs.pop("batch_size", None)
+        grids.append(tuple((theirs | ours).values()))
+    return tuple(dict.fromkeys(grids))
+
+
+def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
+    for value in axis.values if axis.name == DOMAIN else ():
+        if saved is None:
+            check_domain(str(value))
+        else:
+            saved.get_by_domain(str(value))
+
+
+def _subjects(
+    grids: Sequence[Sequence[Axis]], options: SweepOptions, resolved: Resolved
+) -> tuple[Pair, ...]:
+    """Known pairs, or the models that settings name."""
+    axis = next((axis for grid in grids for axis in grid if axis.name == PAIR), None)
+    names = options.pair or (",".join(map(str, axis.values)) if axis else None)
+    if names is None:
+        found = [engine_setup.subject(resolved, most_in_flight=1)]
+    else:
+        found = engine_setup.known_pairs(resolved, names, most_in_flight=1)
+    return tuple(Pair(one.name, one.models.target, one.models.draft, one.engine) for one in found)
+
+
+def _terms(
+    options: SweepOptions, resolved: Resolved, found: Recipe | None, saved: PromptDataset | None
+) -> Terms:
+    params = resolved.sampling()
+    params = replace(params, n=1, logprobs=False, top_logprobs=0)
+    return Terms(
+        params=params,
+        prompts=PromptSource(_first(options.prompts, found and found.prompts, NUM_PROMPTS), saved),
+        domain=MIXED if saved is None else saved.domains[0],
+        iterations=_first(options.iterations, found and found.iterations, 1),
+        num_requests=options.requests,
+        at_once=options.at_once,
+    )
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
+
+
+def _folder_name(options: SweepOptions, subjects: Sequence[Pair], axes: Sequence[Axis]) -> Path:
+    today = datetime.date.today().isoformat()
+    device = pick_device(subjects[0].engine.device).type
+    names = [axis.name for axis in axes if axis.name != PAIR]
+    what = options.preset or "-".join(["sweep", *_few(names, "axes")])
+    pairs = "+".join(_few([one.name for one in subjects], "pairs"))
+    return Path("results") / "-".join([today, device, pairs, what])
+
+
+def _few(names: Sequence[str], noun: str) -> list[str]:
+    return list(names) if len(names) <= _MOST_NAMED else [f"{len(names)}-{noun}"]
 
 
 @dataclass(slots=True)
@@ -121,20 +295,19 @@ def _report_ways(run: _Run, grid: Grid) -> None:
 def _measure(run: _Run, groups: Sequence[Group]) -> None:
     """Visits that the folder lacks, group by group."""
     setup, folder = run.setup, run.folder
-    with _progress(sum(len(group.visits()) for group in groups)) as (progress, task):
+    with Meter("sweep", sum(len(one.visits()) for one in groups), unit="visits") as meter:
         for group in groups:
             everything = group.visits()
             todo = everything if setup.options.fresh else missing(everything, folder)
-            progress.advance(task, len(everything) - len(todo))
+            meter.step(len(everything) - len(todo), title=group.pair)
             if not todo:
                 continue
-            progress.update(task, description=group.pair)
             lineup = _load(run, group)
             if lineup is None:
                 continue
             with closing(lineup):
                 for _ in _measure_group(run, group, lineup):
-                    progress.advance(task)
+                    meter.step()
 
 
 def _load(run: _Run, group: Group) -> Lineup | None:
@@ -178,12 +351,6 @@ def _measure_group(run: _Run, group: Group, lineup: Lineup) -> Iterator[None]:
 
 def _way_name(drafter: str, k: int) -> str:
     return named({"drafter": drafter, "k": k})
-
-
-@contextmanager
-def _progress(total: int) -> Generator[tuple[Progress, TaskID]]:
-    with visits_bar() as progress:
-        yield progress, progress.add_task("sweep", total=total)
 
 
 def _show(setup: Setup, folder: ResultsFolder) -> int:

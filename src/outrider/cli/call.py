@@ -1,8 +1,8 @@
 """From words to a call of a verb: settings resolved, options typed, everything checked.
 
-cyclopts splits the words; it is told every flag by a signature made from the table of verbs.
-Values travel as text and the registry reads them, so that a flag, a variable and a file key fail
-with the same words.
+cyclopts splits the words and writes completion scripts; it learns every flag from the table of
+verbs. Values travel as text and the registry reads them, so that a flag, a variable and a file key
+fail with the same words.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
 
-from outrider.cli.page import CONFIG_TEXT
-from outrider.cli.verb import Argument, Verb, setting_flags
+from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Argument, Verb, setting_flags
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
-from outrider.core.errors import ConfigError, ContractError
+from outrider.core.errors import ConfigError, ContractError, nearest
 from outrider.core.fields import Meta, check_value
+from outrider.core.foreign import hint_for
 from outrider.core.settings import Given, Resolved, Setting
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
+_TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,12 @@ class Call(Generic[O_co]):
         return self.arguments[0] if self.arguments else None
 
 
-def run_verb(verb: Verb, words: Sequence[str]) -> int:
-    """Parse `words`, then import and run the verb. Raises CycloptsError and OutriderError."""
-    parser = App(
-        name=verb.name,
-        result_action="return_value",
-        help_flags=(),
-        version_flags=(),
-        suppress_keyboard_interrupt=False,
-    )
-    parser.default(_parser(verb))
-    code: object = parser(list(words), exit_on_error=False, print_error=False)
+def run_verb(verb: Verb, path: Sequence[str], words: Sequence[str]) -> int:
+    """Parse `words`, then import and run the verb. Raises OutriderError."""
+    try:
+        code: object = _app(verb)(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise _explained(error, verb, path, words) from None
     if not isinstance(code, int):
         raise ContractError("a verb gives its exit status")
     return code
@@ -66,28 +63,41 @@ def completion_app() -> App:
     """All verbs at once, for completion scripts."""
     app = App(name="outrider", version_flags=["--version"])
     for verb in VERBS:
-        group = App(name=verb.name, alias=verb.alias, help=verb.text)
-        if not verb.parts:
-            group.default(_parser(verb))
+        group = _app(verb)
         for part in verb.parts:
-            group.command(_parser(part), name=part.name, help=part.text)
+            group.command(_app(part))
         app.command(group)
     return app
 
 
-def _parser(verb: Verb) -> Callable[..., int]:
-    """A function whose signature is the verb's flags."""
+def _app(verb: Verb) -> App:
+    app = App(
+        name=verb.name,
+        alias=verb.alias,
+        help=verb.text,
+        result_action="return_value",
+        help_flags=(),
+        version_flags=(),
+        suppress_keyboard_interrupt=False,
+    )
+    if not verb.parts:
+        app.default(_function(verb))
+    return app
 
-    def command(*arguments: str, **given: object) -> int:
+
+def _function(verb: Verb) -> Callable[..., int]:
+    """A function whose signature is the verb's words and flags."""
+
+    def command(*words: str, **given: object) -> int:
         module, _, function = verb.target.partition(":")
         target = getattr(import_module(module), function)
-        return cast("int", target(_call(verb, arguments, given)))
+        return cast("int", target(_call(verb, words, given)))
 
     parameters = [
-        *(_positional(item) for item in verb.arguments),
-        *(_flag(item, [item.flag]) for item in verb.own_options()),
-        *(_flag(item, setting_flags(item)) for item in verb.offered_settings()),
-        *([_config_flag()] if verb.settings else []),
+        *map(_positional, verb.arguments),
+        *(_keyword(item, [item.flag]) for item in verb.own_options()),
+        *(_keyword(item, setting_flags(item)) for item in verb.offered_settings()),
+        *(_extra(name, *told) for name, told in _EXTRAS.items() if verb.settings),
     ]
     command.__name__ = verb.name
     command.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -95,10 +105,40 @@ def _parser(verb: Verb) -> Callable[..., int]:
     return command
 
 
+# Of every verb with settings.
+_EXTRAS: dict[str, tuple[Any, str]] = {"config": (str, CONFIG_TEXT), "set": (list[str], SET_TEXT)}
+
+
+def _positional(item: Argument) -> inspect.Parameter:
+    name = f"word_{item.name.lower()}"
+    described = Parameter(name=item.name, help=item.text)
+    if item.many:
+        hint = Annotated[str, described]
+        return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=hint)
+    hint = Annotated[str | None, described]
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=hint)
+
+
+def _keyword(item: Setting, flags: Sequence[str]) -> inspect.Parameter:
+    negative = [flag for flag in flags if flag.startswith("--no-") and item.kind is bool]
+    names = [flag for flag in flags if flag not in negative]
+    described = Parameter(name=names, negative=negative, help=item.meta.help)
+    return _extra(item.name, _TYPES.get(item.kind, str), described)
+
+
+def _extra(name: str, kind: Any, told: Parameter | str) -> inspect.Parameter:
+    described = (
+        Parameter(name=f"--{name}", negative=(), help=told) if isinstance(told, str) else told
+    )
+    hint = Annotated[kind, described]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
 def _call(
-    verb: Verb, arguments: tuple[str, ...], given: Mapping[str, object]
+    verb: Verb, words: tuple[str, ...], given: Mapping[str, object]
 ) -> Call[DataclassInstance]:
-    for item, word in zip(verb.arguments, arguments, strict=False):
+    for item, word in zip(verb.arguments, words, strict=False):
         check_value(item.name, word, Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
     options = {
@@ -106,21 +146,47 @@ def _call(
         for name, value in given.items()
         if name in own
     }
-    return Call(_resolve(verb, given), verb.options(**options), arguments)
+    return Call(_resolve(verb, words, given), verb.options(**options), words)
 
 
-def _resolve(verb: Verb, given: Mapping[str, object]) -> Resolved:
+def _resolve(verb: Verb, words: Sequence[str], given: Mapping[str, object]) -> Resolved:
     """Command line over environment over file over default; defaults for a verb without settings,
     so that a mistake in a file does not stop what never reads it."""
     if not verb.settings:
         return settings.resolve()
     offered = {item.name for item in verb.offered_settings()}
+    chosen = {name: given[name] for name in given if name in offered}
+    for item, word in zip(verb.arguments, words, strict=False):
+        if item.setting:
+            _add(chosen, item.setting, word, problem=f"two models: {word!r} and")
+    for pair in cast("list[str]", given.get("set", ())):
+        name, equals, value = pair.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if not equals or name not in offered:
+            raise _no_setting(pair, name if equals else "", sorted(offered))
+        _add(chosen, name, value, problem=f"--set {pair} and")
     config = given.get("config")
     return settings.resolve(
-        settings.command_line({name: given[name] for name in given if name in offered}),
+        settings.command_line(chosen),
         settings.environment(outrider_variables()),
         _default_file() if config is None else settings.file(Path(str(config))),
     )
+
+
+def _add(chosen: dict[str, object], name: str, value: str, *, problem: str) -> None:
+    """A value that stands for a flag. Raises ConfigError where the flag is there as well."""
+    if name in chosen:
+        flag = settings.SETTINGS[name].flag
+        raise ConfigError(f"{problem} {flag} {chosen[name]!r}.", hint="drop one")
+    chosen[name] = value
+
+
+def _no_setting(pair: str, name: str, known: Sequence[str]) -> ConfigError:
+    if not name:
+        return ConfigError(f"--set {pair}: no value.", hint="--set key=value, as in --set k=4")
+    every = "`outrider config` lists every setting"
+    hint = hint_for(name) or nearest(name, known, every)
+    return ConfigError(f"--set {pair}: no setting {name!r} here.", hint=hint)
 
 
 def _default_file() -> settings.Layer:
@@ -131,30 +197,22 @@ def _default_file() -> settings.Layer:
     return layer
 
 
-def _positional(item: Argument) -> inspect.Parameter:
-    described = Parameter(name=item.name, help=item.text)
-    name = f"word_{item.name.lower()}"
-    if item.many:
-        hint = Annotated[str, described]
-        return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=hint)
-    hint = Annotated[str | None, described]
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=hint)
-
-
-def _flag(item: Setting, names: Sequence[str]) -> inspect.Parameter:
-    described = Parameter(name=names[0], negative=names[1:], help=item.meta.help)
-    hints: dict[type, Any] = {bool: bool, tuple: list[str]}
-    return _keyword(item.name, Annotated[hints.get(item.kind, str), described])
-
-
-def _config_flag() -> inspect.Parameter:
-    return _keyword("config", Annotated[str, Parameter(name="--config", help=CONFIG_TEXT)])
-
-
-def _keyword(name: str, hint: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=hint)
+def _explained(
+    error: CycloptsError, verb: Verb, path: Sequence[str], words: Sequence[str]
+) -> ConfigError:
+    """An unknown flag if there is one, since the parser may stumble over its value first."""
+    page = f"`outrider {' '.join(path)} --help-all` lists the options"
+    known = verb.flags()
+    for word in words[: words.index("--")] if "--" in words else words:
+        flag = word.split("=", 1)[0]
+        theirs = hint_for(flag)
+        if flag not in known and (flag.startswith("--") or theirs):
+            hint = theirs or nearest(flag, known, page)
+            return ConfigError(f"unknown option {flag!r}.", hint=hint)
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return ConfigError(f"{error.unused_tokens[0]!r}: one word too many.", hint=page)
+    error.verbose = False
+    return ConfigError(str(error), hint=page)
 
 
 def needed(call: Call[DataclassInstance], name: str, *, position: int = 0) -> str:

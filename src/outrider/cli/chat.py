@@ -47,9 +47,9 @@ def chat(call: Call[ChatOptions]) -> int:
     llm = open_llm(resolved)
     painter = None if options.json else Painter(resolved.program().color, sys.stdout)
     conversation = Conversation(llm, resolved.sampling(), painter, options.system)
-    if sys.stdin.isatty() and painter is not None:
+    if sys.stdin.isatty() and painter is not None and not call.arguments[1:]:
         painter.line(f"{llm.spec.name}, drafter {llm.drafter}. /help lists the commands.")
-    for line in _lines():
+    for line in call.arguments[1:] or _lines():
         if not conversation.take(line.strip()):
             break
     return conversation.exit_code

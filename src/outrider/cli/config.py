@@ -1,9 +1,14 @@
-"""`outrider config`: every setting, its value, and the layer that decided it."""
+"""`outrider config`: every setting, its value, and the layer that decided it.
+
+`outrider completion`: a script that completes verbs and options in a shell.
+"""
 
 from __future__ import annotations
 
-from outrider.cli.call import Call
-from outrider.cli.options import JsonOption
+from typing import Literal, cast
+
+from outrider.cli.call import Call, completion_app, needed
+from outrider.cli.options import JsonOption, NoOptions
 from outrider.cli.output import json_line, table
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.limits import LIMITS
@@ -28,3 +33,11 @@ def config(call: Call[JsonOption]) -> int:
 
 def _shown(value: object) -> str:
     return json_line(value)
+
+
+def completion(call: Call[NoOptions]) -> int:
+    shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
+    # The name of a shell; none is started.
+    script = completion_app().generate_completion(prog_name="outrider", shell=shell)  # nosec B604
+    print(script)
+    return 0

@@ -22,12 +22,13 @@ from outrider.bench.calibrate.limits import ComputeCeiling, compute_ceiling
 from outrider.bench.calibrate.store import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
-from outrider.cli.hub import memory_fit, read_spec
-from outrider.cli.logs import start_logging
+from outrider.cli.models import memory_fit, read_spec
 from outrider.cli.options import DoctorOptions
-from outrider.cli.output import json_line, size, table
+from outrider.cli.output import json_line, table
+from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
+from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.bandwidth import Ceiling, ceilings

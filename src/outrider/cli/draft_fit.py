@@ -24,23 +24,18 @@ from outrider.api.llm import LLM
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
 from outrider.bench.studies.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.bench.workload import builtin_texts
+from outrider.cli.models import small_files
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CheckpointError, OutriderError
+from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
-from outrider.models.loading import ALIASES, HEAD_ALIASES, resolve
 
 # Enough to compare vocabularies; weights stay where they are.
-_SMALL_FILES = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
+SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +98,8 @@ class Fit:
 def compare(target: str, draft: str) -> Fit:
     """Reads configs and tokenizers, and of a draft whose weights are here, those too. Raises
     CheckpointError."""
-    first = small_files(target)
-    second = small_files(draft)
+    first = small_files(target, *SMALL_FILES)
+    second = small_files(draft, *SMALL_FILES)
     kind = kind_of(second)
     return (
         _heads(target, first, draft, second)
@@ -172,26 +167,6 @@ def _weights(folder: Path) -> list[Remark]:
 
 def _vocab_size(folder: Path) -> int:
     return JsonObject.read(folder / "config.json").integer("vocab_size")
-
-
-def small_files(name: str) -> Path:
-    """The folder of a model; of a hub model that is not cached, no weights are downloaded."""
-    if name in (*ALIASES, *HEAD_ALIASES) or "/" not in name or Path(name).exists():
-        return resolve(name)
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import HFValidationError
-
-    repo, _, revision = name.partition("@")
-    try:
-        found = snapshot_download(repo, revision=revision or None, allow_patterns=_SMALL_FILES)
-    except (OSError, HFValidationError) as error:
-        reason = (str(error) or "no reason given").splitlines()[0]
-        raise CheckpointError(
-            f"no model {name!r}: no such folder, and its tokenizer is not to be had from the hub "
-            f"({reason})",
-            hint="`outrider models list` shows what is on this machine",
-        ) from None
-    return Path(found)
 
 
 def _plain(token: str) -> str:

@@ -24,7 +24,7 @@ from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.output import check_writable, prose, screen_table
 from outrider.cli.paint import taken
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.fields import words_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, Resolved
@@ -82,6 +82,15 @@ def _engine(resolved: Resolved, most_in_flight: int) -> EngineConfig:
 
 def _own(resolved: Resolved) -> bool:
     return resolved.chosen["controller"].origin != DEFAULT
+
+
+def chosen_words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The words between commas, each once. Raises ConfigError for one that is not `known`."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in found:
+        if word not in known:
+            raise ConfigError(f"{flag}: no {word!r} here.", hint=did_you_mean(word, known))
+    return found
 
 
 def sampling(resolved: Resolved, max_tokens: int) -> SamplingParams:

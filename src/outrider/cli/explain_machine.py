@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from outrider.cli.explain_page import Explanation, Numbers, Step, fixed
+from outrider.cli.explain_rounds import Explanation, Numbers, Step, fixed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import RoundStats, expected_tokens, measured_speed_up, prefix_products
 from outrider.planner import rounds

@@ -67,10 +67,3 @@ def gate() -> Generator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-def overwrite(line: str, stream: TextIO) -> None:
-    """Put `line` in the place of the last one, which was written so as well."""
-    out = behind(stream)
-    out.write(f"\r{in_line(line)}")
-    out.flush()

@@ -28,9 +28,10 @@ from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
 from outrider.cli.options import GenerateOptions
-from outrider.cli.output import check_writable, json_line, size, table, write_whole
+from outrider.cli.output import check_writable, json_line, table, write_whole
 from outrider.cli.session import open_llm, run_record
 from outrider.core.errors import ConfigError
+from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
 

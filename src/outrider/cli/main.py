@@ -2,15 +2,12 @@
 
 Exit codes: 0 done, 1 a check failed or a defect of ours, 2 bad input, 3 bad files or machine, 130
 interrupted. A user's error is one block on stderr, never a traceback unless --debug asks for it.
-
-Words on the command line that mean nothing, explained with the nearest that would.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,43 +17,39 @@ from typing import NoReturn
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
-from outrider.cli.page import front_page, verb_page
-from outrider.cli.verb import Verb
+from outrider.cli.options import HELP_FLAGS, Verb
+from outrider.cli.page import front_page, search_page, verb_page
 from outrider.cli.verbs import VERBS, find, names
 from outrider.core.env import outrider_variables
 from outrider.core.errors import ConfigError, OutriderError, nearest, out_of_memory
-from outrider.core.foreign import hint_for
 
-# How the parser says that words are left over.
-_SURPLUS = re.compile(r"^Unused Tokens: \[([^,\]]*)")
+# Verbs of other tools, and what does the same here.
+_WORDS_OF_OTHERS = {
+    "complete": "`outrider generate PROMPT`",
+    "cp": "models are folders: copy them as such",
+    "create": "`outrider train --help` makes drafters; models come by `outrider pull`",
+    "help": "`outrider --help`, or `outrider VERB --help`",
+    "launch": "`outrider chat`; nothing runs in the background",
+    "ps": "nothing runs in the background; `outrider list` shows the models of this machine",
+    "rm": "models lie in the hub cache: `hf cache rm`, or delete the folder",
+    "serve": "there is no server yet; `outrider chat` and `outrider generate` run here and now",
+    "show": "`outrider models inspect MODEL`",
+    "stop": "nothing runs in the background; Ctrl-C ends what runs",
+}
 
 
 def unknown_verb(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
     """`path` are the words before it."""
     page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
-    return ConfigError(f"unknown verb {word!r}.", hint=nearest(word, names(verbs), page))
-
-
-def bad_words(message: str, verb: Verb, path: Sequence[str], words: Sequence[str]) -> ConfigError:
-    """An unknown flag if there is one, since the parser may stumble over its value first."""
-    page = f"`outrider {' '.join(path)} --help` lists the options"
-    known = verb.flags()
-    for word in words[: words.index("--")] if "--" in words else words:
-        flag = word.split("=", 1)[0]
-        theirs = hint_for(flag)
-        if flag not in known and (flag.startswith("--") or theirs):
-            hint = theirs or nearest(flag, known, page)
-            return ConfigError(f"unknown option {flag!r}.", hint=hint)
-    surplus = _SURPLUS.search(message)
-    if surplus:
-        message = f"{surplus[1]}: one word too many."
-    return ConfigError(message, hint=page)
+    hint = None if path else _WORDS_OF_OTHERS.get(word)
+    return ConfigError(f"unknown verb {word!r}.", hint=hint or nearest(word, names(verbs), page))
 
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 # The parser reads a lone hyphen as a nameless option; this is its name.
 STDIN_FLAG = "--stdin"
+ASKS = ("-h", *HELP_FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -122,21 +115,32 @@ def report(message: str, hint: str | None) -> None:
 
 
 def _call(words: Sequence[str]) -> int:
-    if not words or words[0] in ("--help", "-h"):
-        print(front_page())
-        return 0
-    if words[0] == "--version":
+    if words and words[0] == "--version":
         print(f"outrider {__version__}")
+        return 0
+    if not words or words[0] in ASKS:
+        print(search_page(words[1], None, []) if len(words) > 1 else front_page())
         return 0
     verb, path = _find_verb(words)
     rest = list(words[len(path) :])
     num_flags = rest.index("--") if "--" in rest else len(rest)
     flags = [STDIN_FLAG if word == "-" else word for word in rest[:num_flags]]
     rest[:num_flags] = flags
-    if verb.parts or "--help" in flags or "-h" in flags:
-        print(verb_page(verb, path))
+    asked = next((index for index, word in enumerate(flags) if word in ASKS), None)
+    if verb.parts or asked is not None:
+        print(_page(verb, path, flags[asked or 0 :]))
         return 0
-    return _parse_and_run(verb, path, rest)
+    from outrider.cli.call import run_verb
+
+    return run_verb(verb, path, rest)
+
+
+def _page(verb: Verb, path: Sequence[str], asked: Sequence[str]) -> str:
+    """What is asked for by a flag of help and the word after it."""
+    word = next(iter(asked[1:]), "-")
+    if word.startswith("-"):
+        return verb_page(verb, path, everything=asked[:1] == ["--help-all"])
+    return search_page(word, verb, path)
 
 
 def _find_verb(words: Sequence[str]) -> tuple[Verb, list[str]]:
@@ -144,24 +148,12 @@ def _find_verb(words: Sequence[str]) -> tuple[Verb, list[str]]:
     verb = find(VERBS, words[0])
     if verb is None:
         raise unknown_verb(words[0], VERBS, [])
-    if not verb.parts or len(words) == 1 or words[1] in ("--help", "-h"):
+    if not verb.parts or len(words) == 1 or words[1] in ASKS:
         return verb, [words[0]]
     part = find(verb.parts, words[1])
     if part is None:
         raise unknown_verb(words[1], verb.parts, [words[0]])
     return part, list(words[:2])
-
-
-def _parse_and_run(verb: Verb, path: Sequence[str], words: Sequence[str]) -> int:
-    from cyclopts import CycloptsError
-
-    from outrider.cli.call import run_verb
-
-    try:
-        return run_verb(verb, words)
-    except CycloptsError as error:
-        error.verbose = False
-        raise bad_words(str(error), verb, path, words) from None
 
 
 def _wants_debug(arguments: Sequence[str]) -> bool:

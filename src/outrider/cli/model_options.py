@@ -1,48 +1,14 @@
-"""What the verbs about drafters may be told besides settings.
+"""The verbs about models, for the table of all verbs, and what they may be told.
 
-The verbs about drafters, for the table of all verbs.
-
-The verb that fetches models, for the table of verbs.
-
-The verb that makes a page of results, for the table of all verbs.
+`outrider pull`, `list`, `pairs` and `draft` stand at the top level as well as below `models`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import JsonOption
-from outrider.cli.verb import Argument, Verb
+from outrider.cli.options import Argument, JsonOption, Verb
 from outrider.core.fields import setting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftersOptions(JsonOption):
-    """Of `bench drafters`."""
-
-    drafters: str = setting(
-        "all",
-        "Drafters, between commas, each as NAME[=DRAFT][:K][+NODES], such as eagle=FOLDER:6+24; "
-        "all is every one that this version has, and trees where it can branch.",
-    )
-    domains: str = setting(
-        "code,maths,echo,adversarial",
-        "Prompts, between commas: code, maths, conversation, summarization; echo begins a copy of "
-        "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
-    )
-    prompts: int = setting(
-        8,
-        "Prompts of each domain; below 5 pieces of work there is no verdict.",
-        minimum=1,
-        maximum=10_000,
-    )
-    repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
-    max_tokens: int = setting(64, "Emit at most this many tokens.", minimum=1)
-    csv: str | None = setting(None, "Also write a row for every sample to this file.")
-    output_dir: str | None = setting(
-        None, "New folder of results; results/DATE-DEVICE-MODEL-drafters if not given."
-    )
-    no_plots: bool = setting(False, "Draw no figures.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +26,11 @@ class DraftSuggestOptions(JsonOption):
     """Of `draft suggest`."""
 
 
-# Settings that a comparison of drafters sets for each of them.
-DECIDED_BY_DRAFTERS = (
-    "drafter",
-    "tree_nodes",
-    "profile",
-    "max_tokens",
-    "n",
-    "logprobs",
-    "top_logprobs",
-)
 _TARGET = Argument(name="TARGET", text="An alias, a folder or a hub id.")
 
 DRAFT = Verb(
     name="draft",
+    group="Models",
     text="Choose what drafts for a target.",
     example="outrider draft suggest outrider/embedded",
     parts=(
@@ -98,21 +55,11 @@ DRAFT = Verb(
         ),
     ),
 )
-BENCH_DRAFTERS = Verb(
-    name="drafters",
-    target="outrider.cli.bench_drafters:drafters",
-    text="Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.",
-    example="outrider bench drafters --drafters ngram,model --domains code --prompts 2 "
-    "--max-tokens 16",
-    options=DraftersOptions,
-    settings=("program", "engine", "sampling"),
-    without=DECIDED_BY_DRAFTERS,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions(JsonOption):
-    """Of `models pull`."""
+    """Of `pull`."""
 
     draft: str = setting(
         "auto",
@@ -127,34 +74,155 @@ class PullOptions(JsonOption):
 PULL = Verb(
     name="pull",
     target="outrider.cli.pull:pull",
-    text="Fetch a model from the hub, and the draft that goes with it.",
-    example="outrider models pull Qwen/Qwen3-8B",
+    text="Fetch a model from the hub, and its draft.",
+    example="outrider pull Qwen/Qwen3-8B",
     arguments=(Argument(name="TARGET", text="A hub id, such as Qwen/Qwen3-8B."),),
     options=PullOptions,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions(JsonOption):
-    """Of `report`."""
+class LoadOptions(JsonOption):
+    """Of `models load`."""
 
-    output: str = setting("report.html", "Write the page to this file.")
-    figures: str | None = setting(
-        None, "Also write every figure to this folder, as SVG and PNG, for light and dark pages."
+    dtype: str = setting(
+        "auto",
+        "float32, bfloat16 or float16, auto for the checkpoint's own; int8 or int4 quantises that.",
+    )
+    n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InflateOptions(JsonOption):
+    """Of `models inflate`."""
+
+    source: str = setting("outrider/embedded", "The Llama-shaped model to inflate.")
+    dtype: str = setting(
+        "bfloat16", "Type of the new weights.", choices=("bfloat16", "float16", "float32")
     )
 
 
-REPORT = Verb(
-    name="report",
-    target="outrider.cli.report:report",
-    text="Make one web page of results: figures, tables, and where speculation gains or loses.",
-    example="outrider report results --output report.html",
-    arguments=(
-        Argument(
-            name="FOLDER",
-            text="Folders that benchmarks wrote, or single results files.",
-            many=True,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(JsonOption):
+    """Of `models export`."""
+
+    gguf: str = setting(
+        "bf16", "Number format of the GGUF file.", choices=("f32", "f16", "bf16", "q8_0", "q4_0")
+    )
+    pre_tokenizer: str = setting(
+        "auto",
+        "The rule by which llama.cpp cuts text; auto is the checkpoint's own, if it has that one.",
+        choices=("auto", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"),
+    )
+    force: bool = setting(False, "Replace a file that is there.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaOptions(JsonOption):
+    """Of `models ollama`."""
+
+    host: str = setting("http://localhost:11434", "Address of the Ollama server.")
+    model: str = setting("", "Also write a completion with this one of its models.")
+    prompt: str = setting("The quick brown fox", "What to go on from.")
+    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingOptions(JsonOption):
+    """Of `models ping`."""
+
+    url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
+    model: str = setting("", "Which of its models; by default the first.")
+    prompt: str = setting("The quick brown fox", "What to go on from.")
+    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
+    timeout: float = setting(30.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
+    retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
+
+
+MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
+LIST = Verb(
+    name="list",
+    target="outrider.cli.models:list_models",
+    text="List the models that are on this machine.",
+    example="outrider list --json",
+    options=JsonOption,
+)
+PAIRS = Verb(
+    name="pairs",
+    target="outrider.cli.pull:pairs",
+    text="List known pairs of target and draft, or show one.",
+    example="outrider pairs gpt2_dev",
+    arguments=(Argument(name="NAME", text="Show this pair's models, memory and command."),),
+    options=JsonOption,
+)
+MODELS = Verb(
+    name="models",
+    group="Models",
+    text="Inspect, load, inflate, export models; known pairs.",
+    example="outrider models list",
+    parts=(
+        PULL,
+        LIST,
+        PAIRS,
+        Verb(
+            name="inspect",
+            target="outrider.cli.models:inspect_model",
+            text="Print a model's sizes from its config.json, without loading weights.",
+            example="outrider models inspect outrider/embedded",
+            arguments=(MODEL,),
+            options=JsonOption,
+        ),
+        Verb(
+            name="load",
+            target="outrider.cli.models:load_model",
+            text="Load a model and write a few tokens: does it work here?",
+            example="outrider models load outrider/embedded --n-tokens 8",
+            arguments=(MODEL,),
+            options=LoadOptions,
+        ),
+        Verb(
+            name="inflate",
+            target="outrider.cli.models:inflate",
+            text="Write a bigger model that computes the same as a small one, to measure "
+            "speed at real cost with real acceptance.",
+            example="outrider models inflate 0.4b inflated-0.4b",
+            arguments=(
+                Argument(
+                    name="SHAPE",
+                    text="Its sizes.",
+                    choices=("0.4b", "1b", "8b", "70b-layer"),
+                ),
+                Argument(name="FOLDER", text="Where to write it; a new folder."),
+            ),
+            options=InflateOptions,
+        ),
+        Verb(
+            name="export",
+            target="outrider.cli.models:export",
+            text="Write a Llama-shaped model as a GGUF file, for llama.cpp and others that "
+            "read it.",
+            example="outrider models export outrider/embedded embedded.gguf --gguf q8_0 "
+            "--pre-tokenizer gpt-2",
+            arguments=(
+                MODEL,
+                Argument(name="FILE", text="Where to write it; a new file."),
+            ),
+            options=ExportOptions,
+        ),
+        Verb(
+            name="ollama",
+            target="outrider.cli.models:ollama",
+            text="Look at an Ollama server: its models, and a test completion. To check a "
+            "model's text only; without logits it cannot take part in a benchmark.",
+            example="outrider models ollama",
+            options=OllamaOptions,
+        ),
+        Verb(
+            name="ping",
+            target="outrider.cli.models:ping",
+            text="Ask an OpenAI-compatible server such as vLLM for a completion, and time it.",
+            example="outrider models ping --url http://localhost:8000",
+            options=PingOptions,
         ),
     ),
-    options=ReportOptions,
 )

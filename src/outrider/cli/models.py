@@ -1,16 +1,43 @@
-"""`outrider models`: what is on this machine, and what a model is made of."""
+"""`outrider models`: what is on this machine, what a model is made of, and models as other files.
+
+`inflate` writes the embedded target at the cost of a bigger one, `export` a GGUF file; `ollama` and
+`ping` look at other servers. Sizes come from config.json alone, without reading weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call, needed
-from outrider.cli.options import JsonOption, LoadOptions
-from outrider.cli.output import json_line, size, table
+from outrider.cli.model_options import (
+    ExportOptions,
+    InflateOptions,
+    LoadOptions,
+    OllamaOptions,
+    PingOptions,
+)
+from outrider.cli.options import JsonOption
+from outrider.cli.output import json_line, table
+from outrider.core.errors import CheckpointError, ContractError
+from outrider.core.fields import size
+from outrider.core.files import new_folder
+from outrider.core.spec import ModelSpec
+from outrider.models.hf_config import read_config
+from outrider.models.json_object import JsonObject
+from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, resolve
 
 LOADER_PROMPT = "The quick brown fox"
 
 
 def list_models(call: Call[JsonOption]) -> int:
-    from outrider.cli.hub import local_models
 
     found = local_models()
     if call.options.json:
@@ -26,8 +53,6 @@ def list_models(call: Call[JsonOption]) -> int:
 
 def inspect_model(call: Call[JsonOption]) -> int:
     name = needed(call, "MODEL")
-
-    from outrider.cli.hub import describe, read_notes, read_spec
 
     facts, notes = describe(read_spec(name)), read_notes(name)
     if call.options.json:
@@ -69,3 +94,220 @@ def load_model(call: Call[LoadOptions]) -> int:
         print(f"[loader] {key} {value!r}" if key == "text" else f"[loader] {key} {value}")
     print("[loader] OK")
     return 0
+
+
+def inflate(call: Call[InflateOptions]) -> int:
+    """Write the checkpoint, with a bar on a terminal, and the heads that lie beside the small one;
+    say what it holds."""
+    name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
+
+    from outrider.bench.studies.draft_heads import heads_beside
+    from outrider.cli.paint import Meter
+    from outrider.lab.inflate import shape_called
+    from outrider.lab.inflate_files import INFLATABLE, Written, write_inflated, write_inflated_heads
+    from outrider.models.loading import DTYPES, resolve
+
+    shape, dtype = shape_called(name), DTYPES[call.options.dtype]
+    source = resolve(call.options.source)
+    done: Written | None = None
+    heads: list[str] = []
+    with new_folder(folder) as files:
+        with Meter(f"inflating to {name}") as meter:
+            for done in write_inflated(source, shape, folder, dtype):
+                meter.reach(done.num_files, total=done.num_files_in_all)
+        if done is None:
+            raise ContractError("nothing was written")
+        # A model whose heads fail goes as well.
+        files.extend(folder.iterdir())
+        for kind, place in heads_beside(source).items():
+            if kind in INFLATABLE:
+                write_inflated_heads(place, source, shape, folder / kind, dtype)
+                files.extend([*(folder / kind).iterdir(), folder / kind])
+                heads.append(kind)
+    share = done.num_zeros / done.num_parameters
+    if call.options.json:
+        facts = {"folder": str(folder), "shape": name, "num_parameters": done.num_parameters}
+        more = {"num_bytes": done.num_bytes, "zero_share": round(share, 4), "heads": heads}
+        print(json_line({**facts, **more}))
+        return 0
+    print(
+        f"{folder}: {done.num_parameters / 1e9:.3f} billion weights, {size(done.num_bytes)}, "
+        f"{100 * share:.0f} % of them zeros that are read like any others.\n"
+        f"It writes what {call.options.source} writes:\n"
+        f'  outrider generate "def add(a, b):" --target {folder} --draft outrider/embedded-draft'
+    )
+    for kind in heads:
+        print(f"Its {kind} heads, which draft alike: --draft {folder / kind}")
+    return 0
+
+
+def export(call: Call[ExportOptions]) -> int:
+    """Write the file, with a bar on a terminal, and say what it holds."""
+    model, path = needed(call, "MODEL"), Path(needed(call, "FILE", position=1))
+
+    from outrider.cli.paint import Meter
+    from outrider.lab.gguf_export import Exported, Wish
+    from outrider.lab.gguf_export import export as written
+    from outrider.models.loading import resolve
+
+    options = call.options
+    wish = Wish(
+        form=options.gguf, pre_tokenizer=options.pre_tokenizer, name=model, force=options.force
+    )
+    done: Exported | None = None
+    with Meter(f"exporting {model}") as meter:
+        for done in written(resolve(model), path, wish):
+            meter.reach(done.num_tensors, total=done.num_tensors_in_all)
+    if done is None:
+        raise ContractError("nothing was written")
+    if call.options.json:
+        facts = {"file": str(path), "format": options.gguf, "num_tensors": done.num_tensors}
+        print(json_line(facts | {"num_bytes": done.num_bytes, "notes": list(done.notes)}))
+        return 0
+    print(f"{path}: {done.num_tensors} tensors in {options.gguf}, {size(done.num_bytes)}.")
+    for note in done.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def ollama(call: Call[OllamaOptions]) -> int:
+    """What the server has; with --model, a test completion too."""
+    from outrider.api.clients import Ollama
+
+    asked = call.options
+    server = Ollama(asked.host)
+    models = server.models()
+    reply = None
+    if asked.model:
+        reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
+    if asked.json:
+        record = {"host": asked.host, "models": [asdict(model) for model in models]}
+        print(json_line(record | ({"reply": asdict(reply)} if reply else {})))
+        return 0
+    rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
+    print(f"Ollama is running at {asked.host}, with {len(models)} models.")
+    if rows:
+        print(table(rows, header=("model", "params", "quant", "size")))
+    if reply is not None:
+        rate = f", {reply.num_tokens / reply.seconds:.0f} tok/s" if reply.seconds > 0 else ""
+        print(f"\n{asked.prompt}{reply.text}\n\n{reply.num_tokens} tokens{rate} (Ollama's figures)")
+    return 0
+
+
+def ping(call: Call[PingOptions]) -> int:
+    """List the models served, then ask for one completion."""
+    from outrider.api.clients import OpenAIClient, Server
+
+    asked = call.options
+    server = Server(url=asked.url, timeout_seconds=asked.timeout, retries=asked.retries)
+    client = OpenAIClient(server)
+    models = client.models()
+    model = asked.model or next(iter(models), "")
+    reply = client.complete(model, asked.prompt, max_tokens=asked.max_tokens)
+    if asked.json:
+        facts = {"url": asked.url, "models": models, "model": model}
+        print(json_line(facts | asdict(reply) | {"tokens_per_second": reply.tokens_per_second}))
+        return 0
+    print(f"{asked.url} serves {', '.join(models)}")
+    print(f"{model}: {asked.prompt}{reply.text}")
+    rate = f"{reply.tokens_per_second:.1f} tok/s"
+    print(f"{reply.num_tokens} tokens in {reply.seconds:.2f} s, {rate} as seen from here")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that loads without the network, or the sentence that says why it does not."""
+
+    name: str
+    folder: Path
+    num_bytes: int
+    family: str
+    refusal: str | None
+
+
+def local_models() -> list[LocalModel]:
+    """The embedded models, then what the hub cache holds."""
+    found = [_inspect(name, resolve(name)) for name in ALIASES]
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound:
+        return found
+    for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
+        folders = {name: revision for revision in repo.revisions for name in revision.refs}
+        newest = folders.get("main") or next(iter(repo.revisions), None)
+        if repo.repo_type == "model" and newest is not None:
+            found.append(_inspect(repo.repo_id, newest.snapshot_path))
+    return found
+
+
+def _inspect(name: str, folder: Path) -> LocalModel:
+    from outrider.models.hf_config import read_config
+
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    refusal: str | None = None if num_bytes else "no safetensors weights"
+    family = "?"
+    try:
+        family = JsonObject.read(folder / "config.json").text("model_type")
+        read_config(folder)
+    except CheckpointError as error:
+        refusal = str(error)
+    return LocalModel(name, folder, num_bytes, family, refusal)
+
+
+def read_spec(name: str, dtype: str = "auto") -> ModelSpec:
+    """The sizes of a model by name; from the hub, only its small files are fetched."""
+    folder = small_files(name)
+    config = read_config(folder)
+    kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
+    return config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
+
+
+def read_notes(name: str) -> tuple[str, ...]:
+    """What its loader would tell the user."""
+    return read_config(small_files(name)).notes
+
+
+def small_files(name: str, *patterns: str) -> Path:
+    """The folder of a model with what describes it, and the files of `patterns`; of a hub model
+    that is not cached, no weights are downloaded."""
+    if name in (*ALIASES, *HEAD_ALIASES) or "/" not in name or Path(name).exists():
+        return resolve(name)
+    # As a snapshot: a single file that is not in the cache is asked for again and again, for half a
+    # minute, where there is no network.
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import HFValidationError
+
+    repo, _, revision = name.partition("@")
+    wanted = ["config.json", *patterns]
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+    except (OSError, HFValidationError) as error:
+        reason = (str(error) or "no reason given").splitlines()[0]
+        raise CheckpointError(
+            f"no model {name!r}: no such folder, and its {wanted[-1]} is not to be had from the "
+            f"hub ({reason})",
+            hint="`outrider models list` shows what is on this machine",
+        ) from None
+
+
+def describe(spec: ModelSpec) -> dict[str, Any]:
+    """The spec and what follows from it."""
+    return asdict(spec) | {
+        "weights_bytes": spec.weight_bytes,
+        "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
+    }
+
+
+def memory_fit(spec: ModelSpec, device: torch.device) -> Mapping[str, Any]:
+    """How many KV tokens fit beside the weights in what `device` has free now."""
+    free = free_bytes(device)
+    left = max(0, free - spec.weight_bytes)
+    return {
+        "model": spec.name,
+        "weights_bytes": spec.weight_bytes,
+        "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
+        "free_bytes": free,
+        "num_tokens_that_fit": left // spec.kv_bytes_per_token,
+        "num_windows_that_fit": left // (spec.kv_bytes_per_token * spec.max_tokens),
+    }

@@ -1,13 +1,27 @@
 """What a verb may be told besides settings: the same kind of fields, hence the same flags and help.
 
 These are of one run, so they have no variable and no file key.
+
+What a verb is: words that the parser, the help and the completion need, and no more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.core.fields import setting
+from outrider.core.settings import DEFAULT_FILE, SETTINGS, Setting, describe
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+HELP_FLAGS = ("--help", "--help-all")
+# Other words for the flag of a setting.
+ALIASES = {"target": ("--model", "-m")}
+CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."
+SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,64 +46,6 @@ class ChatOptions(JsonOption):
     """Of `chat`."""
 
     system: str | None = setting(None, "System message that opens the conversation.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions(JsonOption):
-    """Of `models load`."""
-
-    dtype: str = setting(
-        "auto",
-        "float32, bfloat16 or float16, auto for the checkpoint's own; int8 or int4 quantises that.",
-    )
-    n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InflateOptions(JsonOption):
-    """Of `models inflate`."""
-
-    source: str = setting("outrider/embedded", "The Llama-shaped model to inflate.")
-    dtype: str = setting(
-        "bfloat16", "Type of the new weights.", choices=("bfloat16", "float16", "float32")
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions(JsonOption):
-    """Of `models export`."""
-
-    gguf: str = setting(
-        "bf16", "Number format of the GGUF file.", choices=("f32", "f16", "bf16", "q8_0", "q4_0")
-    )
-    pre_tokenizer: str = setting(
-        "auto",
-        "The rule by which llama.cpp cuts text; auto is the checkpoint's own, if it has that one.",
-        choices=("auto", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"),
-    )
-    force: bool = setting(False, "Replace a file that is there.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaOptions(JsonOption):
-    """Of `models ollama`."""
-
-    host: str = setting("http://localhost:11434", "Address of the Ollama server.")
-    model: str = setting("", "Also write a completion with this one of its models.")
-    prompt: str = setting("The quick brown fox", "What to go on from.")
-    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PingOptions(JsonOption):
-    """Of `models ping`."""
-
-    url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
-    model: str = setting("", "Which of its models; by default the first.")
-    prompt: str = setting("The quick brown fox", "What to go on from.")
-    max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
-    timeout: float = setting(30.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
-    retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,3 +234,60 @@ class DoctorOptions(JsonOption):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOptions:
     """Of a verb that takes none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A word that a verb may take without a flag; the last one of a verb may be `many` words. It
+    may stand for the flag of a `setting`."""
+
+    name: str
+    text: str
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    setting: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """`target` ("module:function") takes a `Call`; a verb with `parts` is only their common name.
+
+    `settings` are the groups of settings whose flags it takes, save those that it decides itself
+    (`without`); `options` is a dataclass of its own. `example` is a line that a user can paste.
+    The front page lists it under `group`; without one it is an older place of a verb.
+    """
+
+    name: str
+    text: str
+    example: str
+    target: str = ""
+    alias: str | None = None
+    group: str = ""
+    arguments: tuple[Argument, ...] = ()
+    options: type[DataclassInstance] = NoOptions
+    settings: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    parts: tuple[Verb, ...] = ()
+
+    def own_options(self) -> list[Setting]:
+        return list(describe(self.options, group="").values())
+
+    def offered_settings(self) -> list[Setting]:
+        return [
+            item
+            for item in SETTINGS.values()
+            if item.group in self.settings and item.name not in self.without
+        ]
+
+    def flags(self) -> list[str]:
+        """Every flag it takes."""
+        own = [item.flag for item in self.own_options()]
+        offered = [name for item in self.offered_settings() for name in setting_flags(item)]
+        return [*own, *offered, *(["--config", "--set"] if self.settings else []), *HELP_FLAGS]
+
+
+def setting_flags(item: Setting) -> list[str]:
+    """A switch among the settings may be on by default, so it has a flag for either side."""
+    if item.kind is bool and item.group:
+        return [item.flag, f"--no-{item.flag[2:]}"]
+    return [item.flag, *ALIASES.get(item.name, ())]

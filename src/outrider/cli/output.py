@@ -18,7 +18,6 @@ from pathlib import Path
 from outrider.bench import figure_style
 from outrider.cli.gate import in_line
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.fields import size as size
 
 # Sentences are no wider than that on any terminal.
 _WIDEST = 100

@@ -1,19 +1,29 @@
-"""Help pages, written from the table of verbs and the registry of settings."""
+"""Help pages, written from the table of verbs and the registry of settings.
+
+A verb's page fits a screen: an example, and the options of daily use, as many as there is room for.
+`--help-all` shows all of them, `--help WORD` those that a word occurs in.
+"""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from outrider.cli.verb import Verb
-from outrider.cli.verbs import VERBS
-from outrider.core.settings import DEFAULT_FILE, Setting
+from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Verb, setting_flags
+from outrider.cli.verbs import GROUPS, VERBS
+from outrider.core.errors import ConfigError
+from outrider.core.settings import Setting
 
 SYNOPSIS = "Speculative decoding that never changes the text."
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
-CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."
 MAX_WIDTH = 100
+MOST_LINES = 45
+# Settings that many need, the most needed first.
+DAILY = (
+    *("target", "draft", "drafter", "max_tokens", "temperature", "top_p", "k", "quantise", "seed"),
+    *("stop", "device", "dtype", "context", "batch_size", "color"),
+)
 
 Row = tuple[str, str]
 
@@ -21,41 +31,98 @@ Row = tuple[str, str]
 def front_page() -> str:
     """What `outrider --help` prints."""
     options = [
-        ("--help, -h", "Show this page; `outrider VERB --help` shows a verb's."),
+        ("--help, -h [WORD]", "Show this page; with a word, the verbs and options that have it."),
         ("--version", "Show the version."),
     ]
-    sections = [("Verbs", _verb_rows(VERBS)), ("Options", options)]
+    verbs = [(group, _verb_rows(v for v in VERBS if v.group == group)) for group in GROUPS]
     return "\n\n".join(
         [
             "Usage: outrider VERB [OPTIONS]",
-            SYNOPSIS,
-            *_tables(sections),
+            _filled(f"{SYNOPSIS} `outrider VERB --help` shows the options of a verb."),
             f"Example:\n  {VERBS[0].example}",
+            *_tables([*verbs, ("Options", options)]),
             "Exit codes: 0 done, 1 a check failed, 2 bad input, 3 bad files or machine.",
         ]
     )
 
 
-def verb_page(verb: Verb, path: Sequence[str]) -> str:
-    """What `--help` of a verb prints; `path` are the words that lead to it."""
+def verb_page(verb: Verb, path: Sequence[str], *, everything: bool = False) -> str:
+    """What `--help` or `--help-all` of a verb prints; `path` are the words that lead to it."""
+    if everything and not verb.parts:
+        return "\n\n".join([_head(verb, path), *_tables(_sections(verb))])
+    if verb.parts:
+        rows = _verb_rows(part for part in verb.parts if part.text)
+        return "\n\n".join([_head(verb, path), *_tables([("Verbs", rows)])])
+    rest = (
+        f"`outrider {' '.join(path)} --help-all` lists every option, `--help WORD` searches them."
+    )
+    rows = _daily(verb)
+    while True:
+        sections = [*_arguments(verb), ("Options", [*rows, ("--help, -h", "Show this page.")])]
+        page = "\n\n".join([_head(verb, path), *_tables(sections), _filled(rest)])
+        if page.count("\n") < MOST_LINES:
+            return page
+        rows.pop()
+
+
+def search_page(word: str, verb: Verb | None, path: Sequence[str]) -> str:
+    """The options of `verb`, or of all verbs, that `word` occurs in. Raises ConfigError."""
+    wanted = _plain(word)
+    found = dict(_found(verb, wanted) if verb else _found_anywhere(wanted))
+    if not found:
+        page = " ".join(["outrider", *path, "--help-all" if verb else "--help"])
+        raise ConfigError(f"no option and no verb has the word {word!r}.", hint=f"`{page}`")
+    return "\n\n".join(_tables([(f"With {word}", list(found.items()))]))
+
+
+def _found(verb: Verb, wanted: str) -> Iterator[Row]:
+    for _, rows in _sections(verb):
+        yield from (row for row in rows if wanted in _plain(" ".join(row)))
+
+
+def _found_anywhere(wanted: str) -> Iterator[Row]:
+    listed = [(v.name, v) for v in VERBS if v.group and not v.parts]
+    listed += [(f"{v.name} {part.name}", part) for v in VERBS if v.group for part in v.parts]
+    for name, verb in listed:
+        if wanted in _plain(f"{name} {verb.text}"):
+            yield name, verb.text
+    for name, verb in listed:
+        for usage, text in _found(verb, wanted):
+            yield (usage, text) if verb.settings else (f"{name} {usage}", text)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("-", " ").replace("_", " ").strip()
+
+
+def _head(verb: Verb, path: Sequence[str]) -> str:
     names = (f"[{item.name}{' ...' if item.many else ''}]" for item in verb.arguments)
     words = ["VERB"] if verb.parts else ["[OPTIONS]", *names]
     usage = f"Usage: outrider {' '.join([*path, *words])}"
-    sections = [("Verbs", _verb_rows(verb.parts))] if verb.parts else _sections(verb)
-    text = textwrap.fill(verb.text, min(shutil.get_terminal_size().columns, MAX_WIDTH))
-    return "\n\n".join([usage, text, f"Example:\n  {verb.example}", *_tables(sections)])
+    return f"{usage}\n\n{_filled(verb.text)}\n\nExample:\n  {verb.example}"
+
+
+def _daily(verb: Verb) -> list[Row]:
+    """Its own options and the settings of every day, the most needed first."""
+    offered = {item.name: item for item in verb.offered_settings()}
+    own = sorted(verb.own_options(), key=lambda item: item.name == "json")
+    items = [*own, *(offered[name] for name in DAILY if name in offered)]
+    return [(_usage(item), _first_sentence(item.meta.help)) for item in items]
+
+
+def _first_sentence(text: str) -> str:
+    """Up to its first full stop or semicolon."""
+    ends = [end for end in (text.find(". "), text.find("; ")) if end > 0]
+    return f"{text[: min(ends)]}." if ends else text
 
 
 def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:
-    arguments = [
-        (item.name, f"{item.text} [{' | '.join(item.choices)}]" if item.choices else item.text)
-        for item in verb.arguments
-    ]
     own = [(_usage(item), item.meta.help) for item in verb.own_options()]
-    sections = [
-        ("Arguments" if len(arguments) > 1 else "Argument", arguments),
-        ("Options", [*own, ("--help, -h", "Show this page.")]),
+    helps = [
+        ("--help, -h [WORD]", "Show the options of every day, or those that have a word."),
+        ("--help-all", "Show this page."),
     ]
+    sections = [*_arguments(verb), ("Options", [*own, *helps])]
     for group in verb.settings:
         rows = [
             (_usage(item), f"{item.meta.help} [{_details(item)}]")
@@ -63,15 +130,24 @@ def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:
             if item.group == group
         ]
         if group == verb.settings[0]:
-            rows.append(("--config FILE", CONFIG_TEXT))
+            rows += [("--config FILE", CONFIG_TEXT), ("--set KEY=VALUE", SET_TEXT)]
         sections.append((TITLES[group], rows))
-    return [section for section in sections if section[1]]
+    return sections
+
+
+def _arguments(verb: Verb) -> list[tuple[str, list[Row]]]:
+    rows = [
+        (item.name, f"{item.text} [{' | '.join(item.choices)}]" if item.choices else item.text)
+        for item in verb.arguments
+    ]
+    return [("Arguments" if len(rows) > 1 else "Argument", rows)] if rows else []
 
 
 def _usage(item: Setting) -> str:
     if item.kind is bool:
         return f"--[no-]{item.flag[2:]}" if item.group else item.flag
-    return f"{item.flag} {item.metavar}"
+    names = setting_flags(item) if item.group else [item.flag]
+    return f"{', '.join(names)} {item.metavar}"
 
 
 def _details(item: Setting) -> str:
@@ -86,10 +162,17 @@ def _verb_rows(verbs: Iterable[Verb]) -> list[Row]:
     return [(f"{v.name}, {v.alias}" if v.alias else v.name, v.text) for v in verbs]
 
 
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _width())
+
+
 def _tables(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
     """Two columns of one width for all sections; the second one wraps."""
     left = max(len(name) for _, rows in sections for name, _ in rows)
-    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     indent = " " * (left + 4)
     return [
         "\n".join(
@@ -98,7 +181,7 @@ def _tables(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
                 *(
                     textwrap.fill(
                         f"  {name:<{left}}  {text}",
-                        max(width, left + 40),
+                        max(_width(), left + 40),
                         subsequent_indent=indent,
                         break_long_words=False,
                         break_on_hyphens=False,

@@ -3,8 +3,6 @@
 Colours are told apart by their lightness and by underline or bold as well, so that the legend
 serves readers who see few colours. Without a terminal, a model's text passes unchanged, byte for
 byte; on one, it loses what a terminal would obey. Text in bars loses it too, and is no markup.
-
-How far a benchmark is: visits done and the time left, on stderr where that is a terminal.
 """
 
 from __future__ import annotations
@@ -20,11 +18,14 @@ from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
 from rich.file_proxy import FileProxy
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.segment import Segment
 from rich.style import Style
@@ -75,7 +76,15 @@ class Bar(Progress):
     ) -> None:
         console = GatedConsole(sys.stderr if out is None else out)
         drawn = console.is_terminal and not hidden
-        super().__init__(*columns, console=console, disable=not drawn, transient=transient)
+        # What goes to a file or a pipe meanwhile is not drawn above the bar.
+        above = sys.stdout.isatty()
+        super().__init__(
+            *columns,
+            console=console,
+            disable=not drawn,
+            transient=transient,
+            redirect_stdout=above,
+        )
 
     def start(self) -> None:
         super().start()
@@ -142,26 +151,51 @@ class Painter:
 T = TypeVar("T")
 
 
-def visits_bar() -> Bar:
-    """To be entered; its tasks are of so many visits."""
-    return Bar(
-        words(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        words("visits, left:"),
-        TimeRemainingColumn(),
-    )
+class Meter(Bar):
+    """How far one piece of work is. `unit` is what `total` counts, bytes or visits for example; a
+    share of 1 has none."""
+
+    def __init__(
+        self,
+        title: str = "",
+        total: float | None = None,
+        *,
+        unit: str = "",
+        out: TextIO | None = None,
+        hidden: bool = False,
+    ) -> None:
+        super().__init__(*_columns(unit), out=out, hidden=hidden, transient=True)
+        self._task = self.add_task(title, total=total)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether anybody sees it."""
+        return not self.disable
+
+    def step(self, amount: float = 1, *, title: str | None = None) -> None:
+        self.update(self._task, advance=amount, description=title)
+
+    def reach(self, done: float, *, total: float | None = None, title: str | None = None) -> None:
+        self.update(self._task, completed=done, total=total, description=title)
+
+
+def _columns(unit: str) -> list[ProgressColumn]:
+    if not unit:
+        return [words(), BarColumn(), TimeElapsedColumn()]
+    if unit == "bytes":
+        return [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    left = words(f"{unit}, left:")
+    return [words(), BarColumn(), MofNCompleteColumn(), left, TimeRemainingColumn()]
 
 
 def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[list[T], bool]:
     """What `visits` gave, and whether that is everything or an interrupt came."""
     found: list[T] = []
-    with visits_bar() as bar:
-        task = bar.add_task(title, total=total)
+    with Meter(title, total, unit="visits") as meter:
         try:
             for visit in visits:
                 found += visit
-                bar.advance(task)
+                meter.step()
         except KeyboardInterrupt:
             return found, False
     return found, True

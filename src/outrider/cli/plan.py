@@ -6,10 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 
 from outrider.bench.calibrate.session import (
     AUTO,
@@ -25,12 +21,12 @@ from outrider.bench.studies.drafters_lineup import known
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call
-from outrider.cli.hub import read_spec
-from outrider.cli.logs import start_logging
+from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, json_line, write_whole
-from outrider.cli.paint import Bar, words
+from outrider.cli.paint import Meter
 from outrider.cli.plan_options import PlanOptions
 from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of
+from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError
@@ -59,7 +55,7 @@ def plan(call: Call[PlanOptions]) -> int:
     output = None if options.save is None else Path(options.save)
     if output is not None:
         check_writable(output, flag="--save")
-    program = _program(call)
+    program = call.resolved.program()
     engine = _engine(call)
     origin: Origin
     if is_sheet(options.device):
@@ -74,8 +70,8 @@ def plan(call: Call[PlanOptions]) -> int:
     else:
         _check_counted(options)
         memory = free_bytes(pick_device(engine.device))
-        with _Bar() as bar:
-            origin = _here(call, program, engine, memory, bar)
+        with _Meter() as meter:
+            origin = _here(call, program, engine, memory, meter)
         question = Question(job=_job(options, origin.context), memory_limit=memory)
     calibration = origin.calibration
     made = advise(calibration, replace(question, trees=_with_trees(calibration)))
@@ -99,7 +95,11 @@ def _with_trees(calibration: Calibration) -> tuple[str, ...]:
 
 
 def _here(
-    call: Call[PlanOptions], program: ProgramConfig, engine: EngineConfig, memory: int, bar: _Bar
+    call: Call[PlanOptions],
+    program: ProgramConfig,
+    engine: EngineConfig,
+    memory: int,
+    meter: _Meter,
 ) -> Found:
     """Measure and count on this machine. Raises CapacityError before anything is loaded if the
     target does not fit."""
@@ -123,9 +123,9 @@ def _here(
     )
     limit = min(options.max_tokens, COUNTED_TOKENS)
     params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
-    with opened(asked, bar.tell) as (stands, notes):
-        whole = measured(stands, asked, cache=cache_folder(), fresh=options.fresh, tell=bar.tell)
-        return counted(stands, whole, texts, params, notes=notes, tell=bar.tell)
+    with opened(asked, meter.tell) as (stands, notes):
+        whole = measured(stands, asked, cache=cache_folder(), fresh=options.fresh, tell=meter.tell)
+        return counted(stands, whole, texts, params, notes=notes, tell=meter.tell)
 
 
 def _check_counted(options: PlanOptions) -> None:
@@ -165,58 +165,22 @@ def _texts(options: PlanOptions) -> Sequence[str]:
     return [text for name in names for text in builtin_texts(name)[:_MOST_PROMPTS]]
 
 
-def _program(call: Call[PlanOptions]) -> ProgramConfig:
-    """With the target that the words name. Raises ConfigError if it is named twice."""
-    program, word = call.resolved.program(), call.argument
-    if word is None:
-        return program
-    if call.resolved.chosen["target"].origin == "--target":
-        raise ConfigError(f"two models: {word!r} and --target {program.target!r}.", hint="drop one")
-    return replace(program, target=word)
-
-
 def _engine(call: Call[PlanOptions]) -> EngineConfig:
     engine = call.resolved.engine()
     here = call.options.device
     return engine if is_sheet(here) else replace(engine, device=here)
 
 
-class _Bar:
-    """A line on stderr with what is being done; where that is no terminal, a line for each kind of
-    work as it begins."""
+class _Meter(Meter):
+    """What is being done; where nobody sees a bar, a line for each kind of work as it begins."""
 
     def __init__(self) -> None:
-        columns: list[Any] = [
-            words("{task.description:32}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-        ]
-        self._hidden = not sys.stderr.isatty()
-        self._progress = Bar(*columns, transient=True)
-        self._task: TaskID | None = None
+        super().__init__("", 1.0)
         self._said: set[str] = set()
 
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
     def tell(self, what: str, share: float) -> None:
-        if self._hidden:
-            self._say(_STAGES.get(what, _TIMING))
-            return
-        if self._task is None:
-            self._task = self._progress.add_task(what, total=1.0)
-        self._progress.update(self._task, description=what, completed=share)
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
+        self.reach(share, title=f"{what:32}")
+        sentence = _STAGES.get(what, _TIMING)
+        if not self.drawn and sentence not in self._said:
             self._said.add(sentence)
             print(sentence, file=sys.stderr, flush=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import JsonOption
-from outrider.cli.verb import Argument, Verb
+from outrider.cli.options import Argument, JsonOption, Verb
 from outrider.core.fields import setting
 
 # Settings that a plan tries, has an option of its own for, or has no use for.
@@ -80,10 +79,11 @@ class PlanOptions(JsonOption):
 
 PLAN = Verb(
     name="plan",
+    group="Measure speed",
     target="outrider.cli.plan:plan",
-    text="Will speculation pay here? With which drafter and K, by how much, up to where.",
+    text="Will speculation pay here, with which drafter, and how much?",
     example="outrider plan outrider/embedded --domains code",
-    arguments=(Argument(name="TARGET", text="The same as --target."),),
+    arguments=(Argument(name="TARGET", text="The same as --target.", setting="target"),),
     options=PlanOptions,
     settings=("program", "engine", "sampling"),
     without=DECIDED_BY_PLANS,
@@ -238,8 +238,9 @@ class ExplainOptions(JsonOption):
 
 EXPLAIN = Verb(
     name="explain",
+    group="Check exactness",
     target="outrider.cli.explain:explain",
-    text="Explain a formula with your numbers; without a topic, list them.",
+    text="Explain a formula with your numbers.",
     example="outrider explain speed-up --alpha 0.8 --k 4 --c 0.1",
     arguments=(Argument(name="TOPIC", text="What to explain.", choices=NAMES),),
     options=ExplainOptions,

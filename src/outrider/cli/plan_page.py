@@ -16,13 +16,14 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from outrider.bench.calibrate.session import Found
-from outrider.cli.hub import read_spec
-from outrider.cli.output import prose, screen_table, size
+from outrider.cli.models import read_spec
+from outrider.cli.options import setting_flags
+from outrider.cli.output import prose, screen_table
 from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
-from outrider.cli.verb import setting_flags
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
+from outrider.core.fields import size
 from outrider.core.settings import SETTINGS, ProgramConfig
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount

@@ -1,32 +1,25 @@
 """`outrider models pull`: fetch a target and its draft into the local cache of models.
 
-How far a download is: a bar on a terminal, elsewhere a line for every tenth.
+`outrider pairs`: targets and drafts that work together, and how to run them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, TextIO
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.model_options import PullOptions
-from outrider.cli.output import json_line, size
-from outrider.cli.paint import Bar
+from outrider.cli.options import JsonOption
+from outrider.cli.output import json_line, table
+from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.fields import size
 from outrider.models.hub import (
     HubModel,
     HubName,
@@ -37,42 +30,34 @@ from outrider.models.hub import (
     look,
 )
 from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
-from outrider.pairs.catalog import partner_of
+from outrider.pairs.catalog import (
+    ESTIMATE_TOKENS,
+    ModelPair,
+    PairedModel,
+    get_pair,
+    list_pairs,
+    partner_of,
+)
 
 
-class PullBar:
-    """Hears how many bytes come of `total`."""
+class PullBar(Meter):
+    """Hears how many bytes come of `total`: a bar on a terminal, elsewhere a line every tenth."""
 
-    def __init__(self, out: TextIO, bar: Progress, total: int) -> None:
-        self._out, self._bar, self._total = out, bar, total
+    def __init__(self, out: TextIO, total: int) -> None:
+        super().__init__("fetching", total, unit="bytes", out=out, hidden=not total)
+        self._out, self._total = out, total
         self._done, self._tenths = 0, 0
-        self._task = bar.add_task("fetching", total=total)
 
-    def advance(self, num_bytes: int) -> None:
-        """So many more came; fewer than none if some must come again."""
+    def came(self, num_bytes: int) -> None:
+        """So many more; fewer than none if some must come again."""
         self._done += num_bytes
-        self._bar.update(self._task, completed=self._done)
+        self.reach(self._done)
         tenths = 10 * self._done // self._total if self._total else 0
         if tenths > self._tenths:
             self._tenths = tenths
-            if not self._bar.console.is_terminal:
+            if not self.console.is_terminal:
                 line = f"{10 * tenths} %  {size(self._done)} of {size(self._total)}"
                 print(line, file=self._out, flush=True)
-
-
-@contextmanager
-def pull_bar(out: TextIO, total: int) -> Generator[PullBar]:
-    """Drawn on `out`, as long as it is a terminal and there is something to fetch."""
-    with Bar(
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        out=out,
-        transient=True,
-        hidden=not total,
-    ) as bar:
-        yield PullBar(out, bar, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +102,8 @@ def pull(call: Call[PullOptions]) -> int:
 
 
 def _fetch_all(sides: Sequence[_Side]) -> list[Path | None]:
-    with pull_bar(sys.stderr, sum(side.num_bytes for side in sides)) as bar:
-        return [fetch(side.model, bar.advance) if side.model else side.folder for side in sides]
+    with PullBar(sys.stderr, sum(side.num_bytes for side in sides)) as bar:
+        return [fetch(side.model, bar.came) if side.model else side.folder for side in sides]
 
 
 def _with_revision(name: str, revision: str | None) -> str:
@@ -209,3 +194,93 @@ def _record(side: _Side, folder: Path | None) -> dict[str, Any]:
         "fetched_bytes": side.num_bytes,
         "state": side.here or "fetched",
     }
+
+
+LOGIN = "gated: accept its licence on the hub, then run `hf auth login`"
+
+
+def pairs(call: Call[JsonOption]) -> int:
+    """All pairs, or the details of the one that is named."""
+    if call.argument is not None:
+        return _show(get_pair(call.argument), as_json=call.options.json)
+    found = list_pairs()
+    if call.options.json:
+        print(json_line([_pair_record(pair) for pair in found]))
+        return 0
+    rows = [
+        (
+            pair.pair_name,
+            pair.target_model_id,
+            pair.draft_model_id,
+            _memory(pair.weights_gb),
+            pair.licence,
+            _note(pair),
+        )
+        for pair in found
+    ]
+    print(table(rows, header=("pair", "target", "draft", "weights", "licence", "note")))
+    print("\nDetails and the command of one: outrider pairs NAME")
+    return 0
+
+
+def _show(pair: ModelPair, *, as_json: bool) -> int:
+    if as_json:
+        print(json_line(_pair_record(pair)))
+        return 0
+    sides = [("target", pair.target), ("draft", pair.draft)]
+    rows = [
+        (side, m.model_id, m.dtype, _memory(m.weights_gb), _memory(m.memory_gb(ESTIMATE_TOKENS)))
+        for side, m in sides
+    ]
+    with_kv = f"with KV of {ESTIMATE_TOKENS} tokens"
+    total = ("both", "", "", _memory(pair.weights_gb), _memory(pair.memory_gb()))
+    print(table([*rows, total], header=(pair.pair_name, "model", "dtype", "weights", with_kv)))
+    print(f"\n{pair.notes}\nlicence: {pair.licence}\nvocabulary: {_VOCABULARY[pair.vocabulary]}")
+    for model_id in dict.fromkeys(model.model_id for _, model in sides if model.gated):
+        print(f"{model_id} is {LOGIN}")
+    print(f"not supported yet: {pair.refusal}" if pair.refusal else f"\n{pair.command()}")
+    return 0
+
+
+_VOCABULARY = {
+    "same": "shared; any exact sampler",
+    "bridge": "not shared; drafts are spelled anew for the target (--drafter bridge)",
+}
+
+
+def _pair_record(pair: ModelPair) -> dict[str, Any]:
+    return {
+        "pair_name": pair.pair_name,
+        "target": _model(pair.target),
+        "draft": _model(pair.draft),
+        "licence": pair.licence,
+        "notes": pair.notes,
+        "vocabulary": pair.vocabulary,
+        "weights_gb": round(pair.weights_gb, 4),
+        "memory_gb": round(pair.memory_gb(), 4),
+        "gated": pair.gated,
+        "supported": pair.supported,
+        "refusal": pair.refusal,
+        "command": pair.command() if pair.supported else None,
+    }
+
+
+def _model(model: PairedModel) -> dict[str, Any]:
+    return {
+        "model_id": model.model_id,
+        "dtype": model.dtype,
+        "weights_gb": model.weights_gb,
+        "memory_gb": round(model.memory_gb(ESTIMATE_TOKENS), 4),
+        "gated": model.gated,
+    }
+
+
+def _memory(gigabytes: float) -> str:
+    return size(gigabytes * 1e9)
+
+
+def _note(pair: ModelPair) -> str:
+    bridge = f"; needs --drafter {pair.drafter}" if pair.drafter != "auto" else ""
+    gated = "; gated, needs `hf auth login`" if pair.gated else ""
+    refusal = f"; not supported yet: {pair.refusal}" if pair.refusal else ""
+    return f"{pair.notes}{bridge}{gated}{refusal}"

@@ -1,7 +1,14 @@
-"""From resolved settings to a loaded model and a streamed reply; shared by generate and chat."""
+"""From resolved settings to a loaded model and a streamed reply; shared by generate and chat.
+
+Events of the program go to stderr, as lines for people or as JSON objects for programs. A JSON line
+has `time` (UTC, ISO 8601), `level`, `logger` and `message`, and `error` with the traceback where an
+event carries one.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -10,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from outrider import __version__
-from outrider.cli.logs import start_logging
 from outrider.core.config import EngineConfig
+from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
-from outrider.core.settings import Resolved
+from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
+from outrider.core.settings import ProgramConfig, Resolved
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -21,6 +29,36 @@ if TYPE_CHECKING:
     from outrider.cli.paint import Painter
     from outrider.core.budget import JobTrace
     from outrider.core.draft import Origin
+
+
+def start_logging(program: ProgramConfig) -> None:
+    """Log from `log_level` on, unless the caller's program logs already."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("outrider: %(message)s")
+    handler.setFormatter(JsonLines() if program.log_format == "json" else text)
+    logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
+    if sys.stderr.isatty():
+        # The first run compiles, which takes a while; whoever waits is told.
+        logging.getLogger("outrider.kernels.native.build").setLevel(logging.INFO)
+    for note in notes_on(variables_with(VARIABLES_OF_OTHERS)):
+        logging.getLogger(__name__).warning(note)
+
+
+class JsonLines(logging.Formatter):
+    """One object an event, on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        event = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            event["error"] = self.formatException(record.exc_info)
+        return json.dumps(event, ensure_ascii=False)
+
 
 # Drafters that have no use for a draft model.
 MODELLESS = (

@@ -1,6 +1,7 @@
 """`outrider simulate`: engines on a machine that one does not have, or on measured costs.
 
-Neither weights nor tensors are needed, so torch is not imported.
+Neither weights nor tensors are needed, so torch is not imported. Printed are the machine in a few
+numbers and a row for each engine; a sweep is drawn as a line for each engine.
 """
 
 from __future__ import annotations
@@ -11,13 +12,224 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.figure_style import THEMES, Theme, caption, new_figure, save, spread_out, themed
 from outrider.cli.call import Call
-from outrider.cli.output import check_writable, figure_file, json_line, write_whole
+from outrider.cli.output import (
+    check_writable,
+    figure_file,
+    json_line,
+    screen_table,
+    table,
+    write_whole,
+)
 from outrider.cli.plan_options import SimulateOptions
-from outrider.cli.simulate_page import about, page, sweep_page
-from outrider.cli.simulate_setup import Sweep, study_of, sweep_of, too_large
+from outrider.cli.simulate_setup import OF_SHEETS, Sweep, study_of, sweep_of, too_large
 from outrider.metrics.chrome_trace import trace_pieces
-from outrider.planner.simulate_study import PLAIN, Comparison, Study, compare
+from outrider.planner.simulate_costs import widest_fan_out
+from outrider.planner.simulate_study import (
+    AHEAD,
+    CLOSED,
+    PLAIN,
+    TOGETHER,
+    Comparison,
+    Numbers,
+    Study,
+    compare,
+)
+
+# As many as an engine may be told to foresee.
+MOST_VERDICTS = 256
+HEADER = (
+    "engine",
+    "speed-up",
+    "formula",
+    "tokens/s",
+    "tokens/round",
+    "rounds/pass",
+    "p_hit",
+    "first p95",
+    "token p95",
+    "latency p95",
+    "overlap",
+    "lanes busy",
+)
+
+
+def page(found: Comparison) -> str:
+    """Of one comparison."""
+    rows = [_row(found, engine) for engine in found.numbers]
+    return "\n\n".join(
+        [about(found.study), machine(found.study), screen_table(rows, header=HEADER)]
+    )
+
+
+def sweep_page(sweep: Sweep, found: Sequence[Comparison]) -> str:
+    """Speed-ups by value, and then the latencies."""
+    engines = found[0].study.engines
+    ups = [
+        (word, *(_times(one.speedup(engine)) for engine in engines))
+        for word, one in zip(sweep.words, found, strict=True)
+    ]
+    late = [
+        (word, *(_ms(one.numbers[engine].latency.p95) for engine in (PLAIN, *engines)))
+        for word, one in zip(sweep.words, found, strict=True)
+    ]
+    return "\n\n".join(
+        [
+            f"{about(found[0].study, varies=sweep.name)}; {sweep.name} varies",
+            "speed-up over plain decoding\n" + table(ups, header=(sweep.name, *engines)),
+            "latency of a request, p95\n" + table(late, header=(sweep.name, PLAIN, *engines)),
+        ]
+    )
+
+
+def about(study: Study, *, varies: str = "") -> str:
+    """What runs, where, and how requests come, but for the option that `varies`."""
+    known = study.calibration
+    names = f"{known.target_name} with {study.drafter.name} on {known.machine}"
+    drafting = _listed(
+        varies,
+        k=f"K = {study.k}",
+        alpha=f"acceptance {_rates(study)}",
+        fan_out=f"fan-out {study.fan_out}" if AHEAD in study.engines else "",
+    )
+    if varies not in ("k", "alpha"):
+        drafting += f"; {study.chance.tokens_per_round(study.k):.2f} tokens a round"
+    load = _listed(
+        varies,
+        requests=f"{study.requests} request{'' if study.requests == 1 else 's'}",
+        context=f"{study.prompt} tokens to read",
+        max_tokens=f"{study.output} to write",
+        spread=f"spread {study.spread:g}" if study.spread else "",
+        arrivals=_coming(study),
+        batch=f"batch {study.batch}",
+    )
+    sharing = _listed(varies, contention=_sharing(study))
+    lines = ("" if varies in OF_SHEETS else names, drafting, f"{load}; {sharing}".rstrip("; "))
+    return "\n".join(line for line in lines if line)
+
+
+def machine(study: Study) -> str:
+    """Times of one round of the batch, alone, and what fits into a verification."""
+    times = study.times
+    lines = [
+        ("plain pass", _ms(times.plain)),
+        ("verification", _ms(times.verify)),
+        ("draft", f"{_ms(times.draft)} ({times.draft_share:.2f} of a plain pass)"),
+    ]
+    if AHEAD in study.engines:
+        lines += [
+            ("drafting ahead", f"{_ms(times.ahead)} for {study.fan_out} verdicts a sequence"),
+            ("window", _window(study)),
+        ]
+    return table(lines)
+
+
+def _window(study: Study) -> str:
+    """What a verification has time for, beside it."""
+    steps = study.times.window_steps
+    if steps is None:
+        return "drafting takes no time"
+    widest = widest_fan_out(
+        study.costs, batch=study.most_live, context=study.mid_context, k=study.k, most=MOST_VERDICTS
+    )
+    verdicts = f"{widest or 'no'} verdicts" + (" or more" if widest == MOST_VERDICTS else "")
+    return f"{steps:.1f} draft steps fit into a verification; or drafts for {verdicts}"
+
+
+def _listed(varies: str, **parts: str) -> str:
+    return ", ".join(text for name, text in parts.items() if text and name != varies)
+
+
+def _rates(study: Study) -> str:
+    rates = study.chance.rates_of(max(study.k, 1))
+    distinct = rates if len(set(rates)) > 1 else rates[:1]
+    return ", ".join(f"{rate:.3g}" for rate in distinct)
+
+
+def _coming(study: Study) -> str:
+    if study.arrivals == CLOSED:
+        return "closed loop"
+    return "all at once" if study.arrivals == TOGETHER else f"{study.arrivals:g} a second"
+
+
+def _sharing(study: Study) -> str:
+    if study.contention == 0:
+        return "every lane has a device of its own"
+    if study.contention == 1:
+        return "lanes share one memory"
+    return f"contention {study.contention:g}"
+
+
+def _row(found: Comparison, engine: str) -> tuple[str, ...]:
+    own: Numbers = found.numbers[engine]
+    formula = 1.0 if engine == PLAIN else found.study.formula(engine)
+    return (
+        engine,
+        _times(found.speedup(engine)),
+        _times(formula),
+        f"{own.tokens_per_second:.1f}",
+        f"{own.stats.tokens_per_round:.2f}",
+        f"{own.rounds_per_pass:.1f}",
+        "-" if own.p_hit is None else f"{own.p_hit:.2f}",
+        _ms(own.first_token.p95),
+        _ms(own.between_tokens.p95),
+        _ms(own.latency.p95),
+        f"{100 * own.timeline.overlap_fraction:.0f} %",
+        ", ".join(f"{lane} {100 * share:.0f} %" for lane, share in own.busy.items()),
+    )
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, in milliseconds or seconds."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def draw_sweep(
+    sweep: Sweep, found: Sequence[Comparison], path: Path, *, small_print: str
+) -> list[Path]:
+    """For light and for dark pages, as SVG and PNG beside `path`."""
+    written: list[Path] = []
+    for theme in THEMES:
+        with themed(theme):
+            figure = _figure(sweep, found, theme, small_print)
+            written += save(figure, path.parent, path.stem, theme)
+    return written
+
+
+def _figure(sweep: Sweep, found: Sequence[Comparison], theme: Theme, small_print: str) -> Any:
+    figure = new_figure(3.8, f"Simulated engines by {sweep.name}")
+    ups, late = figure.subplots(1, 2)
+    engines = found[0].study.engines
+    colors = dict(zip(engines, theme.hues, strict=False)) | {PLAIN: theme.muted}
+    _panel(ups, sweep, {e: [one.speedup(e) or 0.0 for one in found] for e in engines}, colors)
+    ups.axhline(1.0, color=theme.muted, linestyle=(0, (4, 3)), linewidth=1.2)
+    ups.set_title("speed-up over plain decoding", loc="left")
+    latencies = {e: [1e3 * one.numbers[e].latency.p95 for one in found] for e in (PLAIN, *engines)}
+    _panel(late, sweep, latencies, colors)
+    late.set_title("latency of a request, p95, ms", loc="left")
+    for axes in (ups, late):
+        axes.set_ylim(bottom=0)
+    caption(figure, small_print, theme)
+    return figure
+
+
+def _panel(axes: Any, sweep: Sweep, lines: dict[str, list[float]], colors: dict[str, str]) -> None:
+    """Values stand at equal distances, and each line is named at its end."""
+    places = range(len(sweep.words))
+    for engine, values in lines.items():
+        axes.plot(places, values, color=colors[engine], marker="o")
+    highest = max(max(values) for values in lines.values())
+    ends = spread_out([values[-1] for values in lines.values()], 0.07 * highest)
+    for engine, height in zip(lines, ends, strict=True):
+        axes.text(len(places) - 0.85, height, engine, color=colors[engine], va="center")
+    axes.set_xticks(places, sweep.words)
+    axes.set_xlim(-0.3, len(places) - 0.2)
+    axes.set_xlabel(sweep.name)
 
 
 def simulate(call: Call[SimulateOptions]) -> int:
@@ -122,8 +334,6 @@ def _trace_files(name: str | None, study: Study) -> Mapping[str, Path]:
 def _draw(sweep: Sweep | None, found: Sequence[Comparison], path: Path) -> list[Path]:
     small_print = about(found[0].study, varies=sweep.name if sweep else "")
     if sweep is not None:
-        from outrider.cli.simulate_page import draw_sweep
-
         return draw_sweep(sweep, found, path, small_print=small_print)
     from outrider.bench.figure_lanes import LanePicture, draw_lanes
 

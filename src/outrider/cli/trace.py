@@ -19,11 +19,12 @@ from outrider.bench.workload import DOMAINS, builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import TraceOptions
-from outrider.cli.output import check_writable, figure_file, json_line, size, table, write_whole
+from outrider.cli.output import check_writable, figure_file, json_line, table, write_whole
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.errors import ContractError
+from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.metrics.lanes import Counters, scheduler_stats

@@ -1,11 +1,7 @@
 """`outrider train`: make a drafter, a model or a tokenizer from text, on this machine.
 
 Every verb takes a folder to fill and texts to learn from. The same command again goes on with a run
-that was stopped or killed.
-
-What is shown of a training run: lines before it begins, and then a bar.
-
-On a terminal the bar moves, elsewhere every measurement is a line.
+that was stopped or killed. On a terminal a bar moves, elsewhere every measurement is a line.
 """
 
 from __future__ import annotations
@@ -16,18 +12,20 @@ from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from shlex import quote
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeVar
-
-from rich.progress import BarColumn, TaskProgressColumn, TimeElapsedColumn
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from outrider.cli.call import Call, needed
 from outrider.cli.output import json_line
-from outrider.cli.paint import Bar, words
+from outrider.cli.paint import Meter
 from outrider.cli.train_options import (
     DEFAULT_MINUTES,
+    BlockOptions,
     DrafterOptions,
     DraftOptions,
+    EagleOptions,
+    MedusaOptions,
+    MtpOptions,
     PretrainOptions,
     RunOptions,
     TextOptions,
@@ -38,6 +36,7 @@ from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.train.loop import Progress as Standing
+    from outrider.train.medusa import HeadInit
 
 # Between lines about one thing that takes long.
 _EVERY_SECONDS = 5.0
@@ -61,41 +60,20 @@ class Preparation:
         self._doing, self._told = doing, now
 
 
-class TrainBar:
-    """Use it in a `with` block."""
+class TrainBar(Meter):
+    """A bar that moves; elsewhere every measurement is a line."""
 
     def __init__(self, out: TextIO) -> None:
+        super().__init__("", 1.0, out=out)
         self._out = out
         self._shown: dict[str, float] = {}
-        self._bar = Bar(
-            BarColumn(),
-            TaskProgressColumn(),
-            words("{task.fields[words]}"),
-            TimeElapsedColumn(),
-            out=out,
-            transient=True,
-        )
-        self._is_terminal = self._bar.console.is_terminal
-        self._task = self._bar.add_task("training", total=1.0, words="")
-
-    def __enter__(self) -> TrainBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def show(self, progress: Standing) -> None:
-        words = described(progress)
-        self._bar.update(self._task, completed=progress.share, words=words)
-        if not self._is_terminal and progress.figures != self._shown:
+        told = described(progress)
+        self.reach(progress.share, title=told)
+        if not self.console.is_terminal and progress.figures != self._shown:
             self._shown = dict(progress.figures)
-            print(f"{100 * progress.share:3.0f} %  {words}", file=self._out, flush=True)
+            print(f"{100 * progress.share:3.0f} %  {told}", file=self._out, flush=True)
 
 
 def described(progress: Standing) -> str:
@@ -327,3 +305,63 @@ def _interrupts() -> Generator[_Asked]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def block(call: Call[BlockOptions]) -> int:
+    """Train a block net for --target."""
+    from outrider.train.block import block_recipe, block_sizes
+
+    options = call.options
+    session = open_drafter(call)
+    sizes = block_sizes(
+        session.target.config,
+        num_places=options.places,
+        num_context=options.context_tokens,
+        num_layers=options.layers,
+    )
+    recipe = block_recipe(session, sizes, dtype=options.dtype)
+    return train(call, session.text, recipe, target=options.target)
+
+
+def eagle(call: Call[EagleOptions]) -> int:
+    """Train EAGLE heads for --target."""
+    from outrider.train.eagle import eagle_recipe
+
+    options = call.options
+    session = open_drafter(call)
+    recipe = eagle_recipe(
+        session,
+        draft_vocab_size=options.draft_vocab,
+        ffn_size=options.ffn,
+        num_turns=options.turns,
+        dtype=options.dtype,
+    )
+    return train(call, session.text, recipe, target=options.target)
+
+
+def medusa(call: Call[MedusaOptions]) -> int:
+    """Train Medusa heads for --target."""
+    from outrider.train.medusa import medusa_recipe
+
+    options = call.options
+    session = open_drafter(call)
+    recipe = medusa_recipe(
+        session,
+        num_heads=options.heads,
+        num_layers=options.layers,
+        init=cast("HeadInit", options.init),
+        dtype=options.dtype,
+    )
+    return train(call, session.text, recipe, target=options.target)
+
+
+def mtp(call: Call[MtpOptions]) -> int:
+    """Train MTP blocks for --target."""
+    from outrider.train.mtp import mtp_recipe
+
+    options = call.options
+    session = open_drafter(call)
+    recipe = mtp_recipe(
+        session, num_blocks=options.blocks, num_turns=options.turns, dtype=options.dtype
+    )
+    return train(call, session.text, recipe, target=options.target)

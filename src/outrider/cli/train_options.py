@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import JsonOption
-from outrider.cli.verb import Argument, Verb
+from outrider.cli.options import Argument, JsonOption, Verb
 from outrider.core.fields import setting
 
 DEFAULT_MINUTES = 10.0
@@ -180,7 +179,8 @@ _TRAINED = (
 
 TRAIN = Verb(
     name="train",
-    text="Make a drafter, a model or a tokenizer from text, on this machine.",
+    group="Models",
+    text="Make a drafter, a model or a tokenizer from text.",
     example="outrider train draft my-draft python --tokens 9000 --steps 5 --exam-prompts 2",
     parts=(
         Verb(
@@ -193,7 +193,7 @@ TRAIN = Verb(
         ),
         Verb(
             name="block",
-            target="outrider.cli.train_block:block",
+            target="outrider.cli.train:block",
             text="Train a block net, which guesses several places in one pass.",
             example="outrider train block my-net python --tokens 9000 --steps 5 --exam-prompts 2",
             arguments=_TRAINED,
@@ -201,7 +201,7 @@ TRAIN = Verb(
         ),
         Verb(
             name="medusa",
-            target="outrider.cli.train_medusa:medusa",
+            target="outrider.cli.train:medusa",
             text="Train Medusa heads, which guess several tokens at once.",
             example="outrider train medusa heads python --tokens 9000 --steps 5 --exam-prompts 2",
             arguments=_TRAINED,
@@ -209,7 +209,7 @@ TRAIN = Verb(
         ),
         Verb(
             name="eagle",
-            target="outrider.cli.train_eagle:eagle",
+            target="outrider.cli.train:eagle",
             text="Train EAGLE heads, which draft from a target's hidden states.",
             example="outrider train eagle heads python --tokens 9000 --steps 5 --exam-prompts 2",
             arguments=_TRAINED,
@@ -217,7 +217,7 @@ TRAIN = Verb(
         ),
         Verb(
             name="mtp",
-            target="outrider.cli.train_mtp:mtp",
+            target="outrider.cli.train:mtp",
             text="Train MTP blocks, which draft from a target's hidden states.",
             example="outrider train mtp my-block python --tokens 9000 --steps 5 --exam-prompts 2",
             arguments=_TRAINED,

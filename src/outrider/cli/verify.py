@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.gate import overwrite
 from outrider.cli.options import VerifyOptions
 from outrider.cli.output import check_writable, json_line, write_whole
-from outrider.core.errors import ConfigError
-from outrider.core.settings import DEFAULT, ProgramConfig, Resolved
+from outrider.cli.paint import Meter
+from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:
     from outrider.proof.certificate import Certificate, Step
@@ -35,21 +31,18 @@ def verify(call: Call[VerifyOptions]) -> int:
     output = None if shown.output is None else Path(shown.output)
     if output is not None:
         check_writable(output)
-    program = _named(resolved.program(), resolved, call.arguments)
+    program = resolved.program()
     subject = subject_of(program.target, program.draft, resolved.engine(), resolved.sampling())
-    with _Progress() as progress:
-        progress.show("opening the pair")
+    with Meter("opening the pair") as meter:
         header = about(subject, resolved.decided())
-        progress.clear()
         if not shown.json:
             print(_header(header))
         checks: list[Check] = []
         for event in certify(subject, _effort(shown, resolved)):
             if isinstance(event, Step):
-                progress.step(event)
+                meter.step(0, title=_doing(event))
                 continue
             checks.append(event)
-            progress.clear()
             if not shown.json:
                 print(_line(event), flush=True)
     certificate = Certificate(header, tuple(checks))
@@ -57,17 +50,6 @@ def verify(call: Call[VerifyOptions]) -> int:
     if output is not None:
         write_whole(output, json_line(certificate.to_dict()) + "\n")
     return 0 if certificate.holds else 1
-
-
-def _named(program: ProgramConfig, resolved: Resolved, arguments: tuple[str, ...]) -> ProgramConfig:
-    """`program` with the models that the words name. Raises ConfigError for a model named twice."""
-    for name, word in zip(("target", "draft"), arguments, strict=False):
-        if resolved.chosen[name].origin == f"--{name}":
-            raise ConfigError(
-                f"two models: {word!r} and --{name} {getattr(program, name)!r}.", hint="drop one"
-            )
-        program = replace(program, **{name: word})
-    return program
 
 
 def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
@@ -79,36 +61,10 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     return replace(effort, greedy_tokens=resolved.sampling().max_tokens)
 
 
-class _Progress:
-    """One line on stderr that overwrites itself; nothing where stderr is no terminal."""
+def _doing(step: Step) -> str:
+    from outrider.proof.certificate import PARTS
 
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
-        self._started = perf_counter()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-    def step(self, step: Step) -> None:
-        from outrider.proof.certificate import PARTS
-
-        title = PARTS[step.part - 1]
-        self.show(f"part {step.part} of {len(PARTS)}, {title}: {step.doing}")
-
-    def show(self, text: str) -> None:
-        if self._on:
-            line = f"{perf_counter() - self._started:4.0f} s  {text}"
-            room = shutil.get_terminal_size().columns - 1
-            overwrite(f"{line[:room]:<{room}}", sys.stderr)
-
-    def clear(self) -> None:
-        if self._on:
-            room = shutil.get_terminal_size().columns - 1
-            overwrite(" " * room, sys.stderr)
-            overwrite("", sys.stderr)
+    return f"part {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}: {step.doing}"
 
 
 def _header(about: Mapping[str, Any]) -> str:

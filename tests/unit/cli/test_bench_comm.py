@@ -9,7 +9,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.bench.comm import CommReport, Fit, Point, Topology
-from outrider.cli import bench_comm
+from outrider.cli import bench_studies as bench_comm
 
 REPORT = CommReport(
     Topology(2, "gloo", ["cpu", "cpu"], 4, 2, []),

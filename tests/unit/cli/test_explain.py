@@ -17,12 +17,13 @@ from doubles.command_line import Command
 from doubles.written_noise import Written
 from outrider.cli.explain import TOPICS
 from outrider.cli.explain_machine import Device, break_even
-from outrider.cli.explain_page import SYMBOLS, Numbers
 from outrider.cli.explain_rounds import (
     COINS,
     DRAFT,
     LAST,
+    SYMBOLS,
     WORDS,
+    Numbers,
     P,
     Q,
     longest,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.hub import read_spec
+from outrider.cli.models import read_spec
 from outrider.core.errors import CheckpointError
 
 

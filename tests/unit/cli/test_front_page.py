@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider import __version__
-from outrider.cli.verb import Verb
+from outrider.cli.options import Verb
 from outrider.cli.verbs import VERBS
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
@@ -91,8 +92,8 @@ def test_the_front_page_names_every_verb_and_its_meaning(outrider: Command) -> N
     assert shown.code == 0
     unwrapped = " ".join(shown.out.split())
     for verb in VERBS:
-        assert verb.name in shown.out
-        assert verb.text in unwrapped
+        assert (verb.text in unwrapped) == bool(verb.group)
+    assert shown.out.count("\n") <= 45
     assert outrider().out == shown.out
 
 
@@ -104,15 +105,49 @@ def test_the_version_is_the_package_version(outrider: Command) -> None:
 def test_help_of_a_verb_names_every_option_and_an_example(
     outrider: Command, words: tuple[str, ...]
 ) -> None:
-    shown = outrider(*words, "--help")
+    shown = outrider(*words, "--help-all")
     assert shown.code == 0
-    assert outrider(*words, "-h").out == shown.out
     assert f"\nExample:\n  {PATHS[words].example}\n" in shown.out
     before, _, _ = shown.out.partition("Example:")
     assert max(map(len, before.splitlines())) <= 100
     shown_flags = shown.out + shown.out.replace("[no-]", "no-") + shown.out.replace("[no-]", "")
     for flag in PATHS[words].flags() if PATHS[words].target else ():
         assert re.search(rf"(?<!\S){flag}(?![\w-])", shown_flags)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("words", PATHS, ids=" ".join)
+def test_help_of_a_verb_fits_a_screen(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = outrider(*words, "--help")
+    assert (shown.code, outrider(*words, "-h").out) == (0, shown.out)
+    assert shown.out.count("\n") <= 45
+    assert PATHS[words].example in shown.out
+
+
+def test_help_searches_for_a_word(outrider: Command) -> None:
+    shown = outrider("generate", "--help", "penalty")
+    assert shown.code == 0
+    assert "--presence-penalty" in shown.out
+    assert "--temperature" not in shown.out
+    assert "--kv-window" in outrider("--help", "kv window").out
+    nothing = outrider("generate", "--help", "zzzz")
+    assert (nothing.code, nothing.out) == (2, "")
+    assert "outrider generate --help-all" in nothing.err
+
+
+def test_a_setting_has_a_flag_a_key_and_other_words(outrider: Command) -> None:
+    def k_and_target(*words: str) -> list[object]:
+        found = json.loads(outrider("config", "--json", *words).out)
+        return [found["k"]["value"], found["target"]["value"]]
+
+    plain = k_and_target("--k", "3", "--target", "x")
+    assert plain == [3, "x"]
+    assert k_and_target("--set", "k=3", "-m", "x") == plain
+    assert k_and_target("--set=k=3", "--set", "target=x") == plain
+    assert k_and_target("--k", "3", "--model", "x") == plain
 
 
 # Without a server at the usual address, a network, or a folder of results, these say so.
@@ -249,6 +284,18 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
         (["completion", "tcsh"], "tcsh", "bash"),
         (["models", "inspect"], "MODEL is missing", "--help"),
+        (["ps"], "unknown verb 'ps'", "outrider list"),
+        (["serve"], "unknown verb 'serve'", "outrider chat"),
+        (["generate", "x", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
+        (["generate", "x", "--temp", "1"], "'--temp'", "'--temperature'"),
+        (["generate", "x", "-t", "1"], "'-t'", "'--threads'"),
+        (["generate", "x", "-c", "64"], "'-c'", "'--context'"),
+        (["generate", "x", "--draft-model", "y"], "'--draft-model'", "'--draft'"),
+        (["generate", "x", "--num-speculative-tokens", "2"], "'--num-spec", "'--k'"),
+        (["generate", "x", "--set", "kk=2"], "no setting 'kk'", "'k'"),
+        (["generate", "x", "--set", "k"], "no value", "--set k=4"),
+        (["generate", "x", "--set", "k=2", "--k", "3"], "--set k=2 and --k", "drop one"),
+        (["chat", "a", "--target", "b"], "two models: 'a' and --target 'b'", "drop one"),
     ],
 )
 def test_words_that_mean_nothing_are_explained(

@@ -20,7 +20,7 @@ from doubles.command_line import Command
 from doubles.json_server import Answer, serving
 from doubles.tiny_checkpoints import Variant, random_tensors, save_tensors, write_checkpoint
 from outrider.cli import main as program
-from outrider.cli.gate import Gate, behind, gate, gated, overwrite, visible
+from outrider.cli.gate import Gate, behind, gate, gated, visible
 from outrider.cli.output import json_line, table
 from outrider.cli.paint import Bar, Painter, words
 
@@ -238,13 +238,6 @@ def test_a_bar_shows_names_as_they_are(terminal: Terminal) -> None:
             assert sequence not in shown
     assert "\x1b]" not in shown
     assert not set("\x07\x08\x7f\x85\x9b\u202e") & set(shown)
-
-
-def test_the_line_that_is_overwritten_is_one(terminal: Terminal) -> None:
-    overwrite(f"{ALL}\n", gated(terminal))
-    assert terminal.getvalue().startswith("\r")
-    check(terminal.getvalue()[1:].replace("\n", "?"))
-    assert "\n" not in terminal.getvalue()
 
 
 def test_json_and_tables_keep_their_form() -> None:

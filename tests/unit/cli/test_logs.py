@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli.logs import JsonLines, start_logging
+from outrider.cli.session import JsonLines, start_logging
 from outrider.core.settings import ProgramConfig
 
 

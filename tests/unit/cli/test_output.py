@@ -8,16 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.output import (
-    check_writable,
-    json_line,
-    prose,
-    screen_table,
-    size,
-    table,
-    write_whole,
-)
+from outrider.cli.output import check_writable, json_line, prose, screen_table, table, write_whole
 from outrider.core.errors import MachineError
+from outrider.core.fields import size
 
 
 def test_json_is_one_ascii_line() -> None:

@@ -169,7 +169,7 @@ class Stop:
 def stop_after(outrider: Command, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     with monkeypatch.context() as patch:
-        patch.setattr("outrider.cli.pull.PullBar.advance", Stop(limit))
+        patch.setattr("outrider.cli.pull.PullBar.came", Stop(limit))
         shown = outrider("models", "pull", "org/m", *ALONE)
     assert shown.code == 130
     assert "the same command goes on" in shown.err
@@ -224,7 +224,7 @@ def test_a_name_that_means_another_commit_meanwhile_is_noticed(
         hub.server.repos["org/m"] = newer
 
     with monkeypatch.context() as patch:
-        patch.setattr("outrider.cli.pull.PullBar.advance", push)
+        patch.setattr("outrider.cli.pull.PullBar.came", push)
         shown = outrider("models", "pull", "org/m", *ALONE)
     assert (shown.code, shown.out) == (3, "")
     assert "org/m changed on the hub while it was fetched" in shown.err

@@ -16,7 +16,7 @@ from doubles.command_line import Command
 from doubles.invented_costs import calibration
 from outrider.bench import figure_lanes, figure_style
 from outrider.bench.figure_lanes import LanePicture
-from outrider.cli import simulate_page as simulate_figure
+from outrider.cli import simulate as simulate_figure
 from outrider.cli.simulate_setup import MODEL_IDS, SIZES, spec_named
 from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs

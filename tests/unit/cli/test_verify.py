@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -282,13 +281,19 @@ def test_models_are_words_or_flags(outrider: Command, script: Script) -> None:
     assert re.search(r"^  draft +none$", shown.out, flags=re.MULTILINE)
 
 
-def test_a_terminal_sees_each_step(
+def test_every_step_is_told(
     outrider: Command, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    told: list[str] = []
+
+    def step(_: object, amount: float, *, title: str) -> None:
+        assert not amount
+        told.append(title)
+
+    monkeypatch.setattr("outrider.cli.paint.Meter.step", step)
     shown = outrider("verify", "--json")
     for number, (name, title) in enumerate(TITLES.items(), start=1):
-        assert f"part {number} of 4, {title}: {name} at work" in shown.err
+        assert f"part {number} of 4, {title}: {name} at work" in told
     assert json.loads(shown.out)["holds"] is True
     assert script.calls.keys() == TITLES.keys()
 

@@ -1,0 +1,380 @@
+"""`outrider bench quality`, `comm` and `ssd`.
+
+`quality`: does speculation keep the text, and what do formats and lossy rules change of it.
+`comm`: what it costs to let processes or devices meet. `ssd`: plain decoding, drafting in turns and
+drafting ahead on models that are costs alone, with scripted acceptance.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.api.tokenizer import Tokenizer
+from outrider.api.wrapper import load_wrapper
+from outrider.bench.comm import CommReport, Fit, Point, measure, pass_seconds
+from outrider.bench.gemm.engines import Text
+from outrider.bench.gemm.pair import Make, pair_shape
+from outrider.bench.gemm.record import RESULTS, SAMPLES
+from outrider.bench.gemm.report import sections as cost_sections
+from outrider.bench.gemm.results import results_of, study_record
+from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
+from outrider.bench.gemm.units import SamplesFile, Unit
+from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.pages import Page, write_page
+from outrider.bench.quality.measure import (
+    FORMATS,
+    RULES,
+    FormatRow,
+    Nats,
+    RuleRow,
+    RuleStudy,
+    compare_formats,
+    compare_rules,
+    load_judge,
+    read,
+    windows_of,
+)
+from outrider.bench.quality.report import Quality, sections, to_record
+from outrider.bench.store import write_json
+from outrider.bench.workload import builtin_texts
+from outrider.cache.capacity import free_bytes
+from outrider.cli import engine_setup
+from outrider.cli.bench_options import QualityOptions, SsdOptions
+from outrider.cli.call import Call
+from outrider.cli.engine_setup import Subject, print_page, say, subject
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.options import CommOptions
+from outrider.cli.output import check_writable, json_line, table, write_whole
+from outrider.cli.paint import Meter
+from outrider.cli.session import start_logging
+from outrider.core.errors import ConfigError, MachineError
+from outrider.core.fields import size, words_of
+from outrider.core.files import Kind, read_text
+from outrider.core.spec import ModelSpec
+from outrider.lab.gemm import Costs
+from outrider.models.hf_config import read_config
+from outrider.models.loading import pick_device, resolve
+
+WINDOW_TOKENS = 256
+_ALL, _NONE = "all", "none"
+# What a wrapper's arena holds of one text.
+_MOST_TOKENS = 4096
+
+T = TypeVar("T")
+
+
+def quality(call: Call[QualityOptions]) -> int:
+    start_logging(call.resolved.program())
+    options = call.options
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_writable(output)
+    forms = _words("--formats", options.formats, FORMATS)
+    rules = _words("--rules", options.rules, RULES)
+    if not forms and not rules:
+        raise ConfigError("neither a format nor a rule to check.", hint="--rules all")
+    about = subject(call.resolved, most_in_flight=8)
+    prompts = _prompts(options)
+    formats: list[FormatRow] = []
+    kept: list[RuleRow] = []
+    whole = True
+    try:
+        _collect("formats", len(forms), _formats(options, about, forms, prompts), formats)
+        _collect("rules", len(rules) + bool(rules), _rules(call, about, rules, prompts), kept)
+    except KeyboardInterrupt:
+        whole = False
+        engine_setup.say("\ninterrupted: below is what was measured until then")
+    _show(call, about, Quality(formats, kept), whole=whole)
+    if not whole:
+        return INTERRUPTED
+    return 1 if any(row.broken for row in kept) else 0
+
+
+def _words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    if text.strip() in (_ALL, _NONE):
+        return tuple(known) if text.strip() == _ALL else ()
+    return engine_setup.chosen_words(flag, text, known)
+
+
+def _prompts(options: QualityOptions) -> list[str]:
+    names = words_of("--domains", options.domains, hint="--domains code,maths")
+    return [text for name in names for text in builtin_texts(name)[: options.prompts]]
+
+
+def _formats(
+    options: QualityOptions, about: Subject, forms: Sequence[str], prompts: Sequence[str]
+) -> Iterable[FormatRow]:
+    texts = prompts if options.text is None else [_file(Path(options.text))]
+    target = about.models.target
+    ids = Tokenizer.load(resolve(target)).encode_batch(texts)
+    windows = windows_of(ids, WINDOW_TOKENS, options.text_tokens)
+    if not windows:
+        raise ConfigError(
+            "the text has no two tokens, so there is no perplexity.", hint="name a longer --text"
+        )
+    load = partial(load_judge, target, device=about.engine.device)
+    return compare_formats(load, forms, windows)
+
+
+def _rules(
+    call: Call[QualityOptions], about: Subject, rules: Sequence[str], prompts: Sequence[str]
+) -> Iterable[RuleRow]:
+    if not rules:
+        return ()
+    target, engine = about.models.target, about.engine
+    judge, _ = load_wrapper(target, engine.dtype, engine.device, quantise=engine.quantise)
+
+    def nats(prompt: Sequence[int], written: Sequence[int]) -> Nats:
+        ids = [*prompt, *written][:_MOST_TOKENS]
+        return read(judge, ids, max(len(prompt), 1))
+
+    study = RuleStudy(
+        target=target,
+        draft=about.models.draft,
+        engine=engine,
+        params=engine_setup.sampling(call.resolved, call.options.max_tokens),
+        prompts=prompts,
+        read=nats,
+    )
+    return compare_rules(study, rules)
+
+
+def _file(path: Path) -> str:
+    try:
+        return read_text(path, Kind.PROMPTS)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8.", hint="convert it first") from None
+
+
+def _collect(title: str, total: int, rows: Iterable[T], into: list[T]) -> None:
+    """Fill `into` row by row, so that an interrupt keeps those before it; with a bar on stderr,
+    where that is a terminal."""
+    with Meter(title, total, unit="rows", hidden=not total) as meter:
+        for row in rows:
+            into.append(row)
+            meter.step()
+
+
+def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: bool) -> None:
+    record: dict[str, object] = {
+        "benchmark": "quality",
+        "provenance": provenance(),
+        "complete": whole,
+        **engine_setup.origins(about, call.resolved),
+        "max_tokens": call.options.max_tokens,
+        **to_record(found),
+    }
+    if call.options.output is not None:
+        write_whole(Path(call.options.output), json_line(record) + "\n")
+    if call.options.json:
+        print(json_line(record))
+    else:
+        engine_setup.print_page(Page(f"Quality, {about.name}", list(sections(found))))
+
+
+# A step of decoding, a verified draft, a prompt chunk.
+ROWS = (1, 8, 256)
+
+
+def comm(call: Call[CommOptions]) -> int:
+    options = call.options
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_writable(output)
+    # Sizes alone: weights are not read.
+    spec = read_config(resolve(options.model)).spec(
+        options.model, bytes_per_weight=2, bytes_per_kv=2
+    )
+    report = measure(
+        size=options.ranks, device=options.device, largest_bytes=options.largest_mb << 20
+    )
+    record: dict[str, object] = {
+        "benchmark": "comm",
+        "provenance": provenance(),
+        **report.to_dict(),
+        "passes": [
+            {"model": spec.name, "rows": rows, "seconds": pass_seconds(report.fits[0], spec, rows)}
+            for rows in ROWS
+        ],
+    }
+    if output is not None:
+        write_whole(output, json_line(record) + "\n")
+    if options.json:
+        print(json_line(record))
+    else:
+        print(_page(report, spec))
+    return 0
+
+
+def _page(report: CommReport, spec: ModelSpec) -> str:
+    found = report.topology
+    header = ("exercise", "bytes", "median us", "shortest us", "GB/s on the wire", "repeats")
+    parts = [
+        table(
+            [
+                ("ranks", f"{found.ranks} over {found.backend}"),
+                ("devices", ", ".join(found.devices)),
+                ("cores", f"{found.physical_cores} with {found.hardware_threads} threads"),
+                ("peer access", ", ".join(found.peer_access) or "none"),
+                ("used by others", _percent(report.foreign_cpu)),
+            ]
+        ),
+        table([_row(point) for point in report.points], header=header),
+        "\n".join(_sentence(found) for found in report.fits),
+        f"Sums of one pass of {spec.name}, by this fit: "
+        + ", ".join(
+            f"{rows} rows {1e3 * pass_seconds(report.fits[0], spec, rows):.2f} ms" for rows in ROWS
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    return (
+        point.exercise,
+        size(point.num_bytes),
+        f"{1e6 * point.median_seconds:.1f}",
+        f"{1e6 * point.min_seconds:.1f}",
+        f"{point.gb_per_second:.3f}",
+        str(point.repeats),
+    )
+
+
+def _sentence(fit: Fit) -> str:
+    beta = fit.beta_bytes_per_second
+    bandwidth = "no cost by size" if beta is None else f"{beta / 1e9:.2f} GB/s"
+    return (
+        f"{fit.exercise}: {1e6 * fit.alpha_seconds:.1f} us a message, {bandwidth} "
+        f"(off by {100 * fit.worst_error:.0f} % at most)"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.0f} % of the CPUs"
+
+
+Number = TypeVar("Number", int, float)
+NO_STUDIES = "none"
+# Of a taste: repeats, tokens, divisors for engines and for passes.
+_USUAL, _TASTE = (5, 96, 4, 1), (2, 24, 8, 4)
+_LAYER_SHARE = 16
+EVERY_COST = Costs(attention=True, norms=True, head=True)
+
+
+def ssd(call: Call[SsdOptions]) -> int:
+    study = study_of(call.options)
+    study.check(free_bytes(pick_device(call.options.device)))
+    folder = _folder(call.options)
+    file = SamplesFile.open(folder, study.circumstances)
+    units = study.units()
+    left = outstanding(units, file)
+    if not left:
+        say(f"note: {folder} has all samples already; name another --output-dir to measure again")
+    whole = _measure(study, units, left, file)
+    _show_costs(call.options, study, file, whole=whole)
+    if not whole:
+        say(
+            f"interrupted: {len(file.samples)} samples are safe in {folder}; the same command with "
+            f"--output-dir {folder} goes on from there"
+        )
+        return INTERRUPTED
+    return 1 if any(one.reason is not None for one in file.samples.values()) else 0
+
+
+def study_of(options: SsdOptions) -> CostStudy:
+    """Raises ConfigError for words that mean nothing."""
+    repeats, tokens, scale, pass_scale = _TASTE if options.quick else _USUAL
+    names = _split(options.pairs)
+    if not names:
+        raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
+    costs, studies = (
+        Costs.named(_split(options.costs or "")),
+        _split(options.studies),
+    )
+    axes = {
+        "ks": _numbers("--ks", options.ks, int),
+        "alphas": _numbers("--alphas", options.alphas, float),
+        "hits": _numbers("--hits", options.hits, float),
+        "fan_outs": _numbers("--fan-outs", options.fan_outs, int),
+        "batches": _numbers("--batches", options.batches, int),
+    }
+    asked = [] if studies == [NO_STUDIES] else studies
+    return CostStudy(
+        pairs=tuple(pair_shape(name) for name in names),
+        make=Make(
+            costs=EVERY_COST if options.tensor_parallel > 1 else costs,
+            dtype=options.dtype,
+            quantise=options.quantise,
+            device=options.device,
+            threads=options.threads,
+            ranks=options.tensor_parallel,
+        ),
+        grid=grid_asked(QUICK if options.quick else Grid(), asked, axes),
+        text=Text(max_tokens=options.max_tokens or tokens),
+        sizes=Sizes(
+            layer_share=options.layer_share or _LAYER_SHARE,
+            divisor=options.scale or scale,
+            pass_divisor=options.pass_scale or pass_scale,
+        ),
+        repeats=options.repeats or repeats,
+        seed=options.seed,
+        quick=options.quick,
+        has_engines=studies != [NO_STUDIES],
+    )
+
+
+def _folder(options: SsdOptions) -> Path:
+    if options.output_dir is not None:
+        return Path(options.output_dir)
+    today, device = datetime.date.today().isoformat(), pick_device(options.device).type
+    return Path("results") / f"{today}-{device}-ssd{'-quick' if options.quick else ''}"
+
+
+def _measure(
+    study: CostStudy, units: Sequence[Unit], left: Sequence[Unit], file: SamplesFile
+) -> bool:
+    """Whether all of it was measured; else an interrupt came."""
+    with Meter("", len(units), unit="turns") as meter:
+        meter.reach(len(units) - len(left))
+        try:
+            for unit in run(study, left, file):
+                meter.step(title=unit.title)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _show_costs(options: SsdOptions, study: CostStudy, file: SamplesFile, *, whole: bool) -> None:
+    """Write results and pages; print the tables, or JSON if that was asked for."""
+    found = results_of(study, file)
+    about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
+    record = study_record(study, found, about)
+    write_json(file.folder / RESULTS, record)
+    page = Page(
+        f"Cost study, run {record['run_id']}", list(cost_sections(found, quick=study.quick))
+    )
+    write_page(file.folder, page)
+    if options.json:
+        print(json_line({"folder": str(file.folder), **record}))
+    else:
+        print_page(page)
+        print(f"results: {file.folder} ({RESULTS}, {SAMPLES}, report.md, report.html)")
+
+
+def _split(text: str) -> list[str]:
+    return [word for word in (word.strip() for word in text.split(",")) if word]
+
+
+def _numbers(flag: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    try:
+        return tuple(kind(word) for word in _split(text or ""))
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: {text!r} is not numbers between commas.", hint=f"{flag} 0,1"
+        ) from None
