@@ -148,13 +148,15 @@ FLAGS: dict[tuple[str, ...], str] = {
 
 
 # The same verbs at another place.
-FLAGS |= {
-    ("pull",): FLAGS["models", "pull"],
-    ("list",): FLAGS["models", "list"],
-    ("models", "pairs"): FLAGS["pairs",],
-    ("bench", "simulate"): FLAGS["simulate",],
-    ("bench", "prompts"): FLAGS["prompts",],
-}
+FLAGS.update(
+    {
+        ("pull",): FLAGS["models", "pull"],
+        ("list",): FLAGS["models", "list"],
+        ("models", "pairs"): FLAGS["pairs",],
+        ("bench", "simulate"): FLAGS["simulate",],
+        ("bench", "prompts"): FLAGS["prompts",],
+    }
+)
 
 
 def verb_of(words: tuple[str, ...]) -> Verb:
