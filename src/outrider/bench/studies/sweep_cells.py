@@ -88,7 +88,7 @@ def cell_of(samples: Sequence[Sample], plain: Mapping[Place, Sample]) -> Cell:
     config = samples[0].config
     good = good_numbers(samples)
     reasons = failures(sample.reason for sample in samples)
-    usual, own = _times(samples, plain) if config.k else ({}, {})
+    usual, own = _times(samples if config.k else (), plain)
     identical = [s.numbers.identical for s in samples if s.numbers is not None]
     num_rounds = sum(n.num_rounds for n in good)
     return Cell(
