@@ -88,16 +88,15 @@ def test_prompts_may_run_together_and_text_tied_to_the_seed_is_compared(outrider
 def test_an_interrupt_keeps_whole_visits(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[str] = []
-    attempt = vars(samples)["_attempt"]
+    attempt, taken = vars(samples)["attempt"], [0]
 
-    def interrupted(runner: Any, prompts: Any, params: Any) -> Any:
-        taken.append(runner.name)
-        if len(taken) == 6:
+    def interrupted(*words: Any) -> Any:
+        taken[0] += 1
+        if taken[0] == 6:
             raise KeyboardInterrupt
-        return attempt(runner, prompts, params)
+        return attempt(*words)
 
-    monkeypatch.setattr(samples, "_attempt", interrupted)
+    monkeypatch.setattr(samples, "attempt", interrupted)
     words = ("--domains", "code,maths", "--drafters", "ngram", "--no-plots", "--json")
     shown = outrider(*SMALL, *words)
     assert shown.code == 130

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from outrider.bench.gemm import units
+from outrider.bench.gemm import timers
 from outrider.bench.gemm.engines import Bed, Contestant, Taken
 from outrider.bench.gemm.pair import Make
 
@@ -36,7 +36,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def bytes_per_second(threads: int) -> float:
         return 1e10 + threads
 
-    monkeypatch.setattr(units, "memory_bytes_per_second", bytes_per_second)
+    monkeypatch.setattr(timers, "memory_bytes_per_second", bytes_per_second)
 
 
 def study(outrider: Command, **given: str) -> Finished:
