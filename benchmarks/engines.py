@@ -34,8 +34,8 @@ from outrider.bench.studies.engines_plan import (
     ENGINES,
     LEVELS,
     OFF,
+    EnginePlan,
     Levels,
-    Plan,
     Prompts,
     levels_named,
 )
@@ -70,7 +70,7 @@ def main() -> None:
         }
 
 
-def plan_of(tier: str, options: Namespace) -> Plan:
+def plan_of(tier: str, options: Namespace) -> EnginePlan:
     levels: Sequence[int] = (FEW, 2) if options.quick else sorted({*LEVELS, MANY})
     if options.levels is not None:
         levels = levels_named("--levels", options.levels)
@@ -80,7 +80,7 @@ def plan_of(tier: str, options: Namespace) -> Plan:
 
 def plan_over(
     levels: Sequence[int], tier: str, options: Namespace, num_requests: int, repeats: int
-) -> Plan:
+) -> EnginePlan:
     max_tokens = options.max_tokens or (4 if options.quick else MAX_TOKENS[tier])
     asked = Levels(levels=levels, num_requests=num_requests, gap_seconds=0.05)
     prompts = Prompts(texts=texts_of("mixed"), max_tokens=max_tokens)
@@ -110,7 +110,7 @@ def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
     }
 
 
-def growth_of(plan: Plan, folder: Path, base: EngineConfig) -> float | None:
+def growth_of(plan: EnginePlan, folder: Path, base: EngineConfig) -> float | None:
     """Of plain decoding alone, with enough requests to keep MANY in flight."""
     base = replace(base, batch_size=MANY)
     with closing(load_engines((OFF,), Models(str(folder), DRAFT), base)) as loaded:

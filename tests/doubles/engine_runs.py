@@ -15,7 +15,7 @@ from outrider.bench.studies.engines_cells import (
     comparisons,
     lane_bounds,
 )
-from outrider.bench.studies.engines_plan import Contestant, Levels, Plan, Prompts
+from outrider.bench.studies.engines_plan import Contestant, EnginePlan, Levels, Prompts
 from outrider.bench.studies.engines_run import run
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
@@ -24,7 +24,7 @@ TEXTS = [f"prompt {i}" for i in range(7)]
 PARAMS = SamplingParams(max_tokens=4)
 
 
-def plan(levels: Sequence[int] = (0, 2), repeats: int = 5, num_requests: int = 3) -> Plan:
+def plan(levels: Sequence[int] = (0, 2), repeats: int = 5, num_requests: int = 3) -> EnginePlan:
     asked = Levels(levels=levels, num_requests=num_requests, gap_seconds=0.5)
     return asked.plan(Prompts(texts=TEXTS, max_tokens=4), PARAMS, repeats)
 
@@ -48,7 +48,7 @@ def field() -> list[Contestant]:
     return [contestant(name, server) for name, server in servers.items()]
 
 
-def measured(plan: Plan, contestants: Sequence[Contestant]) -> list[Taken]:
+def measured(plan: EnginePlan, contestants: Sequence[Contestant]) -> list[Taken]:
     """Each server has a clock of its own, so each is driven by its own."""
     taken: dict[str, list[Taken]] = {}
     for one in contestants:

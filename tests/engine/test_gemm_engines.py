@@ -8,15 +8,15 @@ from functools import cache
 
 import pytest
 
-from outrider.bench.gemm.engines import Bed, Contestant, Taken, Text, rooms
+from outrider.bench.gemm.engines import Bed, CostEngine, CostRun, Text, rooms
 from outrider.bench.gemm.pair import CostPair, Make, pair_shape
 from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
 from outrider.lab.gemm import Costs
 
 TEXT = Text(prompt_tokens=8, max_tokens=60)
-AR = Contestant(study="batch", method="ar")
-SD = Contestant(study="batch", method="sd", k=4, alpha=0.7)
-SSD = Contestant(study="batch", method="ssd", k=4, alpha=0.7, fan_out=4)
+AR = CostEngine(study="batch", method="ar")
+SD = CostEngine(study="batch", method="sd", k=4, alpha=0.7)
+SSD = CostEngine(study="batch", method="ssd", k=4, alpha=0.7, fan_out=4)
 EVERYBODY = (
     AR,
     SD,
@@ -45,7 +45,7 @@ def bed(misses: MissCurve | None = None) -> Bed:
     )
 
 
-def common(one: Taken, other: Taken) -> bool:
+def common(one: CostRun, other: CostRun) -> bool:
     return all(a[: len(b)] == b[: len(a)] for a, b in zip(one.texts, other.texts, strict=True))
 
 
@@ -59,7 +59,7 @@ def test_every_engine_writes_the_text_of_plain_decoding() -> None:
         assert common(plain, taken)
         assert taken.numbers.num_tokens >= 3 * TEXT.max_tokens
     alone = bed().run(AR)
-    assert common(Taken(plain.numbers, plain.texts[:1]), alone)
+    assert common(CostRun(plain.numbers, plain.texts[:1]), alone)
     assert (pair().target.state.num_free_tokens, pair().draft.state.num_free_tokens) == free
 
 

@@ -275,7 +275,7 @@ def _failed(served: Served, error: Exception) -> Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class LoadNumbers:
     """What a run under load came to, computed from requests and their rounds.
 
     - ITL is the inter-token latency: every token's share of its round, without the first round
@@ -337,7 +337,7 @@ class Numbers:
         return self.num_hits / num if num else None
 
 
-def tally(run: Run) -> Numbers:
+def tally(run: Run) -> LoadNumbers:
     good = [(served, served.result) for served in run.served if served.result is not None]
     results = [result for _, result in good]
     times = [served.token_seconds for served, _ in good if served.token_seconds]
@@ -351,7 +351,7 @@ def tally(run: Run) -> Numbers:
     ahead = [trace for trace in rounds if trace.hit is not None and trace.num_emitted]
     hits = [trace for trace in ahead if trace.hit]
     hit_tokens = sum(trace.num_emitted for trace in hits)
-    return Numbers(
+    return LoadNumbers(
         num_requests=len(run.served),
         num_ok=len(good),
         num_rejected=sum(served.rejected for served in run.served),

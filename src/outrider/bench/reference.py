@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedEngine:
     """An engine of ours at a level, as its source has it. `cumulative_p95_ms` is what the source
     calls "Token P95 (ms)"; acceptance is None where none was printed."""
 
@@ -31,9 +31,9 @@ class EngineTable:
 
     label: str
     names: Mapping[str, str]
-    rows: Sequence[Published]
+    rows: Sequence[PublishedEngine]
 
-    def at(self, level: int, engine: str) -> Published | None:
+    def at(self, level: int, engine: str) -> PublishedEngine | None:
         return next((p for p in self.rows if (p.level, p.engine) == (level, engine)), None)
 
 
@@ -41,7 +41,8 @@ class EngineTable:
 def engine_table() -> EngineTable:
     """Three engines by concurrency."""
     found = _read("engines.json")
-    rows = [Published(**dict(zip(found["columns"], row, strict=True))) for row in found["rows"]]
+    named = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+    rows = [PublishedEngine(**row) for row in named]
     return EngineTable(found["label"], found["names"], rows)
 
 

@@ -17,8 +17,8 @@ from outrider.bench.studies.engines_cells import Evidence, Taken
 from outrider.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
+    EnginePlan,
     Levels,
-    Plan,
     Prompts,
     closed_case,
     engines_named,
@@ -109,7 +109,7 @@ def engines(call: Call[EnginesOptions]) -> int:
 
 
 def _measure(
-    call: Call[EnginesOptions], plan: Plan, names: Sequence[str], about: Subject, folder: Path
+    call: Call[EnginesOptions], plan: EnginePlan, names: Sequence[str], about: Subject, folder: Path
 ) -> _Done:
     with engine_setup.loaded_engines(names, about) as loaded:
         record: dict[str, object] = {

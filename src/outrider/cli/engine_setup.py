@@ -19,7 +19,7 @@ from outrider.bench.machine import machine, weights_digest
 from outrider.bench.pages import Page
 from outrider.bench.store import RESULTS, write_text
 from outrider.bench.studies.engines_cells import Taken
-from outrider.bench.studies.engines_plan import Contestant, Plan
+from outrider.bench.studies.engines_plan import Contestant, EnginePlan
 from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.output import check_writable, prose, screen_table
 from outrider.cli.paint import taken
@@ -189,7 +189,9 @@ def pictures(folder: Path, drawn: Sequence[Path]) -> list[tuple[str, str]]:
     ]
 
 
-def measure(plan: Plan, found: Sequence[Contestant], *, title: str) -> tuple[list[Taken], bool]:
+def measure(
+    plan: EnginePlan, found: Sequence[Contestant], *, title: str
+) -> tuple[list[Taken], bool]:
     """What was taken, and whether that is everything or an interrupt came. With a progress bar."""
     return taken(run(plan, found), title=title, total=len(plan.visits()))
 

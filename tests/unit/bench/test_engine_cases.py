@@ -9,7 +9,7 @@ from outrider.bench.studies.engines_cells import EngineSample
 from outrider.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
-    Plan,
+    EnginePlan,
     Prompts,
     closed_case,
     load_plan,
@@ -21,7 +21,7 @@ from outrider.bench.studies.engines_report import load_sections
 from outrider.bench.studies.engines_run import run
 
 
-def plan_of(*cases: Case) -> Plan:
+def plan_of(*cases: Case) -> EnginePlan:
     return load_plan(cases, Prompts(texts=TEXTS, max_tokens=4, seed=3), PARAMS, 2)
 
 

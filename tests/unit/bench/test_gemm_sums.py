@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.gemm.engines import Contestant, Numbers, Taken, Text, rooms
+from outrider.bench.gemm.engines import CostEngine, CostNumbers, CostRun, Text, rooms
 from outrider.bench.gemm.pair import PAIRS, CostPair, Make, facts, num_weights, pair_shape
 from outrider.bench.gemm.record import Ceilings, Cell
 from outrider.bench.gemm.report import scatter_of
 from outrider.bench.gemm.results import cells, draft_shares, product_rows, windows
 from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked
 from outrider.bench.gemm.timers import PassTimer, pass_names
-from outrider.bench.gemm.units import Held, Sample, SamplesFile, engines_unit, passes_unit
+from outrider.bench.gemm.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.gemm import Costs, products
 from outrider.lab.gemm_shape import GEMM_SHAPES
 
-AR = Contestant(study="hits", method="ar")
-SD = Contestant(study="hits", method="sd", k=4, alpha=0.9)
-SSD = Contestant(study="hits", method="ssd", k=4, alpha=0.9, p_hit=1.0, fan_out=8)
+AR = CostEngine(study="hits", method="ar")
+SD = CostEngine(study="hits", method="sd", k=4, alpha=0.9)
+SSD = CostEngine(study="hits", method="ssd", k=4, alpha=0.9, p_hit=1.0, fan_out=8)
 
 
 def numbers(
@@ -54,7 +54,7 @@ def numbers(
     }
 
 
-def measured(num: int = 5) -> dict[Contestant, dict[int, dict[str, Any]]]:
+def measured(num: int = 5) -> dict[CostEngine, dict[int, dict[str, Any]]]:
     """A plain pass takes 10 ms, a draft of four 7, a verification 12."""
     plain = numbers(seconds=1.0, tokens=100, rounds=100, draft=0.0, verify=0.010)
     turns = numbers(seconds=0.5, tokens=100, rounds=25, draft=0.007, verify=0.012)
@@ -324,20 +324,20 @@ def test_facts_say_what_is_missing() -> None:
 CIRCUMSTANCES = {"seed": 0, "machine": {"cpu": "toy"}}
 
 
-def sample(repeat: int = 0, **given: Any) -> Sample:
+def sample(repeat: int = 0, **given: Any) -> CostSample:
     values = given.pop("values", {"seconds": 1.0})
-    return Sample(part="passes", name="a", repeat=repeat, values=values, **given)
+    return CostSample(part="passes", name="a", repeat=repeat, values=values, **given)
 
 
 class TwoTexts:
     """A bed on which drafting in turns writes another text than the others."""
 
-    def run(self, one: Contestant, *, repeat: int = 0) -> Taken:
+    def run(self, one: CostEngine, *, repeat: int = 0) -> CostRun:
         del repeat
-        row = Numbers(**measured()[AR][0])
-        return Taken(row, ((1, 2, 3),) if one.method == "sd" else ((1, 2),))
+        row = CostNumbers(**measured()[AR][0])
+        return CostRun(row, ((1, 2, 3),) if one.method == "sd" else ((1, 2),))
 
-    def wrong(self, one: Contestant, *, repeat: int = 0) -> Taken:
+    def wrong(self, one: CostEngine, *, repeat: int = 0) -> CostRun:
         taken = self.run(one, repeat=repeat)
         return replace(taken, texts=((1, 3),)) if one.method == "sd" else taken
 

@@ -10,7 +10,7 @@ import pytest
 
 from doubles.command_line import Command, Finished
 from outrider.bench.gemm import timers
-from outrider.bench.gemm.engines import Bed, Contestant, Taken
+from outrider.bench.gemm.engines import Bed, CostEngine, CostRun
 from outrider.bench.gemm.pair import Make
 
 pytestmark = pytest.mark.wide
@@ -83,7 +83,7 @@ def test_a_study_goes_on_where_it_was_interrupted(
 ) -> None:
     plain_run, turns = Bed.run, {"left": 4}
 
-    def run(bed: Bed, contestant: Contestant, *, repeat: int = 0) -> Taken:
+    def run(bed: Bed, contestant: CostEngine, *, repeat: int = 0) -> CostRun:
         if not turns["left"]:
             raise KeyboardInterrupt
         turns["left"] -= 1
@@ -112,12 +112,12 @@ def test_an_engine_that_fails_does_not_end_the_study(
 ) -> None:
     plain_run = Bed.run
 
-    def run(bed: Bed, contestant: Contestant, *, repeat: int = 0) -> Taken:
+    def run(bed: Bed, contestant: CostEngine, *, repeat: int = 0) -> CostRun:
         taken = plain_run(bed, contestant, repeat=repeat)
         if contestant.p_hit == 0:
             raise RuntimeError("broke")
         if contestant.p_hit == 1:
-            return Taken(taken.numbers, tuple((1, *text) for text in taken.texts))
+            return CostRun(taken.numbers, tuple((1, *text) for text in taken.texts))
         return taken
 
     monkeypatch.setattr(Bed, "run", run)

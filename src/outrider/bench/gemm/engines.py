@@ -30,7 +30,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class CostEngine:
     """An engine at one setting, as in `Cell`. Plain decoding has a `k` of 0 and an `alpha` of 0."""
 
     method: Method
@@ -81,7 +81,7 @@ class Text:
         return self.prompt_tokens + (k + 2) * self.max_tokens
 
 
-def rooms(contestants: Sequence[Contestant], text: Text) -> tuple[Room, Room]:
+def rooms(contestants: Sequence[CostEngine], text: Text) -> tuple[Room, Room]:
     """Of the target and of the draft model: room for any one of the contestants."""
     each = [bare_rooms(one.config(), text.most_tokens(one.k)) for one in contestants]
 
@@ -97,7 +97,7 @@ def rooms(contestants: Sequence[Contestant], text: Text) -> tuple[Room, Room]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class CostNumbers:
     """What one contestant did in one visit. Seconds of drafting, verifying and accepting are sums
     over passes. `num_refused` rounds refused a token; of `num_looks` verdicts that were looked up
     `num_hits` counted as foreseen. `ahead_over_verify` is the mean over rounds, `num_ahead` the
@@ -121,10 +121,10 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CostRun:
     """The numbers, and what each sequence wrote, the first tokens included."""
 
-    numbers: Numbers
+    numbers: CostNumbers
     texts: tuple[tuple[int, ...], ...]
 
 
@@ -144,7 +144,7 @@ class Bed:
     rates: tuple[float, ...] = ()
     scripted: bool = True
 
-    def run(self, contestant: Contestant, *, repeat: int = 0) -> Taken:
+    def run(self, contestant: CostEngine, *, repeat: int = 0) -> CostRun:
         """One visit's turn. Raises what the engine raises, and CapacityError if a text ends before
         it is measured."""
         turn = _Turn(self.clock)
@@ -158,11 +158,11 @@ class Bed:
             limit = self.text.most_tokens(contestant.k) - self.text.prompt_tokens
             params = SamplingParams(max_tokens=limit, seed=self.seed)
             numbers = turn.measure(engine, prompts, params, self.text.max_tokens)
-            return Taken(numbers, tuple(engine.texts.values()))
+            return CostRun(numbers, tuple(engine.texts.values()))
         finally:
             engine.close()
 
-    def _models(self, one: Contestant) -> BareModels:
+    def _models(self, one: CostEngine) -> BareModels:
         pair = self.pair
         target: CausalLM = pair.target
         draft: CausalLM | None = pair.draft if one.k else None
@@ -214,7 +214,7 @@ class _Turn:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         max_tokens: int,
-    ) -> Numbers:
+    ) -> CostNumbers:
         for prompt in prompts:
             self._counts[engine.submit(prompt, params)] = 0
         while min(self._counts.values()) == 0:
@@ -239,12 +239,12 @@ class _Turn:
             self._counts[number] += num_tokens
             self._arrivals.setdefault(number, []).extend([now] * num_tokens)
 
-    def _numbers(self, seconds: float, num_tokens: int, num_ahead: float | None) -> Numbers:
+    def _numbers(self, seconds: float, num_tokens: int, num_ahead: float | None) -> CostNumbers:
         rounds = [trace for trace in self.rounds if trace.num_emitted]
         passes = list({trace.pass_index: trace for trace in rounds}.values())
         window = window_use(self.jobs)
         gaps = [gap for times in self._arrivals.values() for gap in token_latencies(times)]
-        return Numbers(
+        return CostNumbers(
             seconds=seconds,
             num_tokens=num_tokens,
             num_rounds=len(rounds),

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider.bench.frame import paired_ratio, ratio_of_medians
-from outrider.bench.gemm.engines import Contestant
+from outrider.bench.gemm.engines import CostEngine
 from outrider.bench.gemm.pair import facts
 from outrider.bench.gemm.record import (
     SCHEMA,
@@ -236,7 +236,7 @@ def _window(pair: str, k: int, branches: int, seconds: Seconds) -> dict[str, Any
 
 
 def cells(
-    pair: str, measured: Mapping[Contestant, Repeats], num_failures: Mapping[Contestant, int]
+    pair: str, measured: Mapping[CostEngine, Repeats], num_failures: Mapping[CostEngine, int]
 ) -> list[Cell]:
     """Of all contestants that have samples, and whose visits have some of plain decoding."""
     found: list[Cell] = []
@@ -284,7 +284,7 @@ def cells(
     return found
 
 
-def _like(measured: Mapping[Contestant, Repeats], one: Contestant, method: str) -> Repeats:
+def _like(measured: Mapping[CostEngine, Repeats], one: CostEngine, method: str) -> Repeats:
     """Samples of `method` in the visits that `one` was in: those of its own study first."""
     for study in (one.study, "alpha"):
         for other, repeats in measured.items():
@@ -311,7 +311,7 @@ def _round_ms(repeats: Sequence[Values]) -> dict[str, float]:
 
 
 def _theory(
-    one: Contestant, plain: Sequence[Values], in_turns: Sequence[Values], p_hit: float | None
+    one: CostEngine, plain: Sequence[Values], in_turns: Sequence[Values], p_hit: float | None
 ) -> Theory | None:
     """None for plain decoding, and where drafting in turns was not measured."""
     if not one.k or not in_turns:

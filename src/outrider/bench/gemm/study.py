@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from outrider.bench.frame import grouped
-from outrider.bench.gemm.engines import Bed, Contestant, Text, rooms
+from outrider.bench.gemm.engines import Bed, CostEngine, Text, rooms
 from outrider.bench.gemm.pair import Make, PairShape, check_fits
 from outrider.bench.gemm.record import Study
 from outrider.bench.gemm.units import (
@@ -54,12 +54,12 @@ class Grid:
     fan_out: int = 8
     p_hit: float = 0.8
 
-    def contestants(self) -> list[Contestant]:
-        ar = partial(Contestant, method="ar")
-        sd = partial(Contestant, method="sd", k=self.k, alpha=self.alpha)
+    def contestants(self) -> list[CostEngine]:
+        ar = partial(CostEngine, method="ar")
+        sd = partial(CostEngine, method="sd", k=self.k, alpha=self.alpha)
         ssd = partial(sd, method="ssd", fan_out=self.fan_out)
         rates = [(alpha, k) for alpha in self.alphas for k in self.ks]
-        found: dict[Study, list[Contestant]] = {
+        found: dict[Study, list[CostEngine]] = {
             "alpha": [ar(), *(each(k=k, alpha=a) for a, k in rates for each in (sd, ssd))],
             "hits": [ar(), sd(), *(ssd(p_hit=p_hit) for p_hit in self.hits)],
             "fan_out": [ar(), sd(), *(ssd(fan_out=fan_out) for fan_out in self.fan_outs)],

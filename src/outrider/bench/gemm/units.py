@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outrider.bench.gemm.engines import Bed, Contestant
+from outrider.bench.gemm.engines import Bed, CostEngine
 from outrider.bench.gemm.pair import Make, PairShape
 from outrider.bench.gemm.record import SAMPLES, SCHEMA
 from outrider.bench.gemm.timers import PassTimer, ProductTimer, pass_names, pass_room
@@ -38,7 +38,7 @@ Turn = tuple[Values, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class CostSample:
     """A measurement: its `part` (ceilings, products, passes, engines), its `name` within that, its
     repetition, and the `values` found or the `reason` why there are none. `foreign_cpu_share` is of
     the whole machine while it was taken, None if unknown."""
@@ -73,7 +73,7 @@ class Unit:
     def keys(self) -> list[Key]:
         return [(self.part, name, self.repeat) for name in self.turns]
 
-    def take(self, held: Held) -> list[Sample]:
+    def take(self, held: Held) -> list[CostSample]:
         with Neighbours() as neighbours:
             rig = attempt(lambda: held.get(*self.rig))
             found: dict[str, Attempt[Turn]] = {
@@ -81,7 +81,7 @@ class Unit:
                 for name, turn in self.turns.items()
             }
         return [
-            Sample(
+            CostSample(
                 part=self.part,
                 name=name,
                 repeat=self.repeat,
@@ -166,8 +166,8 @@ def passes_unit(make: Make, pair: PairShape, ks: tuple[int, ...], repeat: int) -
     )
 
 
-def engines_unit(pair: str, contestants: Sequence[Contestant], repeat: int, rig: Rig) -> Unit:
-    def turn(one: Contestant, bed: Bed) -> Turn:
+def engines_unit(pair: str, contestants: Sequence[CostEngine], repeat: int, rig: Rig) -> Unit:
+    def turn(one: CostEngine, bed: Bed) -> Turn:
         taken = bed.run(one, repeat=repeat)
         return asdict(taken.numbers), taken.texts
 
@@ -185,7 +185,7 @@ def product_name(shape: GemmShape, num_rows: int) -> str:
     return f"{shape.name} rows={num_rows}"
 
 
-def engine_name(pair: str, one: Contestant) -> str:
+def engine_name(pair: str, one: CostEngine) -> str:
     return f"{pair} {one.name}"
 
 
@@ -196,7 +196,7 @@ class SamplesFile:
 
     folder: Path
     store: Store = field(init=False)
-    samples: dict[Key, Sample] = field(default_factory=dict[Key, Sample])
+    samples: dict[Key, CostSample] = field(default_factory=dict[Key, CostSample])
 
     def __post_init__(self) -> None:
         self.store = Store(self.folder / SAMPLES, SCHEMA, "study", self._take)
@@ -226,7 +226,7 @@ class SamplesFile:
         own = [one for one in self.samples.values() if (one.part, one.name) == (part, name)]
         return sum(one.reason is not None for one in own)
 
-    def add(self, samples: Sequence[Sample], circumstances: Mapping[str, object]) -> None:
+    def add(self, samples: Sequence[CostSample], circumstances: Mapping[str, object]) -> None:
         """Append samples that were measured in turns, all or none."""
         if not self.store.heads:
             self.store.begin({"circumstances": circumstances})
@@ -238,7 +238,7 @@ class SamplesFile:
             if not isinstance(record.get("circumstances"), dict):
                 raise RecordError("circumstances are missing")
         elif kind == "sample":
-            sample = made(Sample, {k: v for k, v in record.items() if k != "record"})
+            sample = made(CostSample, {k: v for k, v in record.items() if k != "record"})
             if (sample.values is None) == (sample.reason is None):
                 raise RecordError("neither values nor a reason, or both")
             self.samples[sample.key] = sample

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.bench.frame import Ratio, failures, grouped, mean, median, paired_ratio, share
-from outrider.bench.load import Numbers, Served
+from outrider.bench.load import LoadNumbers, Served
 from outrider.bench.sample import Sample, good_numbers
 from outrider.bench.studies.engines_plan import AUTO, FIXED, OFF
 from outrider.core.budget import JobTrace
@@ -24,7 +24,7 @@ _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSample(Sample[Numbers]):
+class EngineSample(Sample[LoadNumbers]):
     """One engine at one level and repeat. `usage` sums up what the process used (bench/machine.py).
     `digest` is of the token ids, None if a request has none."""
 
@@ -284,7 +284,7 @@ def lane_bounds(
     return found
 
 
-def _eta(numbers: Numbers, reads: BareReads) -> float:
+def _eta(numbers: LoadNumbers, reads: BareReads) -> float:
     least = numbers.num_passes * reads.target_seconds
     return (least + numbers.num_draft_steps * reads.draft_seconds) / numbers.seconds
 

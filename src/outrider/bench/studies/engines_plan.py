@@ -134,7 +134,7 @@ def scenario(level: int, name: str, num_requests: int) -> Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EnginePlan:
     """`warm_ups` are served untimed before the first visit; `record` is the plan as results have
     it."""
 
@@ -164,11 +164,11 @@ class Levels:
     gap_seconds: float
     num_warmup: int = 1
 
-    def plan(self, prompts: Prompts, params: SamplingParams, repeats: int) -> Plan:
+    def plan(self, prompts: Prompts, params: SamplingParams, repeats: int) -> EnginePlan:
         """Warm-ups have no rests, and prompts that come after all others: engines that learn what a
         batch costs have met each of them."""
         num = self.num_requests
-        return Plan(
+        return EnginePlan(
             cases=[
                 closed_case(
                     level,
@@ -202,10 +202,10 @@ class Levels:
 
 def load_plan(
     cases: Sequence[Case], prompts: Prompts, params: SamplingParams, repeats: int
-) -> Plan:
+) -> EnginePlan:
     """Any cases, after two untimed requests."""
     widest = ClosedLoop(num_in_flight=max(most_in_flight(case.loop) for case in cases))
-    return Plan(
+    return EnginePlan(
         cases=cases,
         repeats=repeats,
         prompts=prompts,

@@ -23,7 +23,7 @@ from outrider.bench.studies.engines_cells import (
     cells,
     comparisons,
 )
-from outrider.bench.studies.engines_plan import Plan
+from outrider.bench.studies.engines_plan import EnginePlan
 from outrider.metrics.summary import inter_token_latencies, percentile
 
 SCHEMA = "outrider-bench-engines/1"
@@ -155,7 +155,7 @@ def evidence_record(found: Evidence) -> dict[str, object]:
     }
 
 
-def load_record(plan: Plan, samples: Sequence[EngineSample]) -> dict[str, object]:
+def load_record(plan: EnginePlan, samples: Sequence[EngineSample]) -> dict[str, object]:
     """Cases with their cells, and wins; ready for JSON."""
     return {
         **plan.record,

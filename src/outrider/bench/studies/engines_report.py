@@ -15,7 +15,7 @@ from outrider.bench.studies.engines_cells import (
     Evidence,
     cells,
 )
-from outrider.bench.studies.engines_plan import Plan
+from outrider.bench.studies.engines_plan import EnginePlan
 from outrider.bench.studies.engines_record import failed, findings, head_to_head, meets_bar
 
 
@@ -179,7 +179,7 @@ def _reference(found: Sequence[Cell]) -> Section:
     )
 
 
-def load_sections(plan: Plan, samples: Sequence[EngineSample]) -> Iterator[Section]:
+def load_sections(plan: EnginePlan, samples: Sequence[EngineSample]) -> Iterator[Section]:
     """Of `bench load`."""
     found, names = cells(samples), [case.name for case in plan.cases]
     yield Section(

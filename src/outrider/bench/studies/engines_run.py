@@ -27,7 +27,7 @@ from outrider.bench.studies.engines_cells import (
     comparisons,
     lane_bounds,
 )
-from outrider.bench.studies.engines_plan import Case, Contestant, Plan, line_up
+from outrider.bench.studies.engines_plan import Case, Contestant, EnginePlan, line_up
 from outrider.bench.turns import visit
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
@@ -45,7 +45,7 @@ _READ_TURNS = 7
 
 
 def run(
-    plan: Plan, contestants: Sequence[Contestant], *, time: Time | None = None
+    plan: EnginePlan, contestants: Sequence[Contestant], *, time: Time | None = None
 ) -> Iterator[list[Taken]]:
     """Warm up, then yield what every visit found, in the order of `contestants`."""
     time = time or Time()
@@ -65,7 +65,7 @@ def run(
         yield _judged(taken, {c.name for c in contestants if c.exact and plan.params.greedy})
 
 
-def _serve(plan: Plan, contestant: Contestant, case: Case, repeat: int, time: Time) -> Taken:
+def _serve(plan: EnginePlan, contestant: Contestant, case: Case, repeat: int, time: Time) -> Taken:
     sample = EngineSample(
         level=case.level, engine=contestant.name, repeat=repeat, reason=contestant.reason
     )
