@@ -130,9 +130,9 @@ def head_to_head(samples: Sequence[EngineSample]) -> list[HeadToHead]:
         }
         for first, second in combinations(engines, 2):
             pairs = [
-                (value, found[second, *place])
-                for (engine, *place), value in found.items()
-                if engine == first and (second, *place) in found
+                (value, found[second, level, repeat])
+                for (engine, level, repeat), value in found.items()
+                if engine == first and (second, level, repeat) in found
             ]
             wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
             ties = len(pairs) - wins - losses

@@ -160,7 +160,7 @@ class Sample(AnySample[Numbers]):
     config: BenchmarkConfig
     piece: str
     prompt_ids: Sequence[str]
-    numbers: Numbers | None
+    numbers: Numbers | None = None
 
     @property
     def key(self) -> Key:
