@@ -15,6 +15,7 @@ from doubles.command_line import Command
 from outrider.bench import figure_style
 from outrider.bench.studies import engines_run
 from outrider.bench.studies.engines_plan import ENGINES
+from outrider.bench.turns import visit
 from outrider.cli import engine_setup as engine_subjects
 from outrider.pairs.catalog import PAIRS
 
@@ -94,12 +95,12 @@ def test_several_pairs_have_a_folder_each(
 def test_an_interrupt_keeps_whole_visits(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, turns = engines_run.visit, count()
+    turns = count()
 
     def interrupted(contestants: Any, turn: int, serve: Any) -> Any:
         if next(turns) == 1:
             raise KeyboardInterrupt
-        return plain(contestants, turn, serve)
+        return visit(contestants, turn, serve)
 
     monkeypatch.setattr(engines_run, "visit", interrupted)
     shown = outrider(*TINY, "--no-plots", "--json")

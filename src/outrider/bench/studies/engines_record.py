@@ -123,17 +123,13 @@ def head_to_head(samples: Sequence[EngineSample]) -> list[HeadToHead]:
     engines = list(dict.fromkeys(sample.engine for sample in samples))
     rows: list[HeadToHead] = []
     for metric, (name, sign) in _METRICS.items():
-        found = {
-            (sample.engine, sample.level, sample.repeat): sign * value
-            for sample in samples
-            if sample.good and (value := getattr(sample.good, name)) is not None
-        }
+        visits: dict[tuple[int, int], dict[str, float]] = {}
+        for sample in samples:
+            if sample.good and (value := getattr(sample.good, name)) is not None:
+                place = sample.level, sample.repeat
+                visits.setdefault(place, {})[sample.engine] = sign * value
         for first, second in combinations(engines, 2):
-            pairs = [
-                (value, found[second, level, repeat])
-                for (engine, level, repeat), value in found.items()
-                if engine == first and (second, level, repeat) in found
-            ]
+            pairs = [(v[first], v[second]) for v in visits.values() if {first, second} <= v.keys()]
             wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
             ties = len(pairs) - wins - losses
             rows.append(HeadToHead(metric, first, second, wins, losses, ties))
