@@ -17,4 +17,5 @@ check:
 bench:
 	@scripts/bench
 clean:
-	@scripts/clean
+	@rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,7 @@
-"""What the benchmarks of this folder share: options, models of two tiers, turns, the last line.
+"""What the studies of this folder share: words, models of two tiers, turns, the report.
+
+A study is a function with @study: its docstring is the question, its name that of the result files,
+and run.py starts it.
 
 Tier A is the embedded target, which fits into a cache. Tier B is the same target inflated to 0.4
 billion weights, which come from memory: `--model FOLDER`, or made in a temporary folder (0.8 GB,
@@ -11,21 +14,24 @@ Shapes:  M = logits rows, V = vocabulary.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import sys
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from outrider import LLM
 from outrider.bench.machine import Neighbours, provenance
 from outrider.bench.store import write_json
+from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
 from outrider.lab.inflate import Shape, shape_called
@@ -34,6 +40,9 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+Report = dict[str, Any]
+Run = Callable[[argparse.Namespace, Report], bool | None]
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 SHAPE_B = "0.4b"
@@ -43,7 +52,7 @@ CHUNK = 128
 
 
 def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has; with `tiers`, `--model` too."""
+    """A parser with the options that every study has; with `tiers`, `--model` too."""
     shown = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=shown)
     parser.add_argument("--output", type=Path, default=None, help="also write the result here")
@@ -54,17 +63,51 @@ def options_of(doc: str | None, *, tiers: bool = False) -> argparse.ArgumentPars
     return parser
 
 
-@contextmanager
-def reported(benchmark: str, options: argparse.Namespace) -> Generator[dict[str, Any]]:
-    """A report to fill. When its block ends, it is written and printed as the last line."""
-    origin = provenance() | {"command": told_command(options)}
-    report: dict[str, Any] = {"benchmark": benchmark, "provenance": origin, "quick": options.quick}
-    with Neighbours() as neighbours:
-        yield report
-    report["foreign_cpu_share"] = neighbours.share
-    if options.output:
-        write_json(options.output, report)
-    print(json.dumps(report))
+@dataclass(frozen=True, slots=True)
+class Study:
+    """`run` fills a report from options, and returns False if what must hold does not."""
+
+    run: Run
+    tiers: bool
+    flags: Mapping[str, Any]
+
+    def main(self, words: Sequence[str]) -> int:
+        """The report is written to `--output` and printed as the last line."""
+        name = self.run.__name__
+        parser = options_of(inspect.getdoc(self.run), tiers=self.tiers)
+        parser.prog = f"run.py {name}"
+        for flag, default in self.flags.items():
+            _add_flag(parser, flag, default)
+        options = parser.parse_args(words)
+        origin = provenance() | {"command": told_command(options)}
+        report: Report = {"benchmark": name, "provenance": origin, "quick": options.quick}
+        with Neighbours() as neighbours:
+            holds = self.run(options, report)
+        report["foreign_cpu_share"] = neighbours.share
+        if options.output:
+            write_json(options.output, report)
+        print(json.dumps(report))
+        return int(holds is False)
+
+
+def study(*, tiers: bool = False, **flags: Any) -> Callable[[Run], Study]:
+    """A study with these flags: by name a default, or choices of which the first is the default;
+    with `tiers`, of a folder of tier B too."""
+    return lambda run: Study(run, tiers, flags)
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_true")
+    elif isinstance(default, tuple):
+        choices = cast("tuple[str, ...]", default)
+        parser.add_argument(flag, choices=choices, default=choices[0])
+    elif isinstance(default, list):
+        parser.add_argument(flag, nargs="+", default=cast("list[str]", default))
+    else:
+        kind = str if default is None else type(default)
+        parser.add_argument(flag, type=kind, default=default)
 
 
 def told_command(options: argparse.Namespace) -> str:
@@ -155,18 +198,40 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
     return run
 
 
-def take_turns(contestants: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, list[float]]:
-    """Seconds of every turn but the first, which warms up; the order rotates."""
+def in_turns(
+    contestants: Mapping[K, Callable[[], T]], repeats: int, *, warm_ups: int = 1
+) -> dict[K, list[T]]:
+    """What each contestant returned in every turn after the warm-ups; the order rotates."""
     names = list(contestants)
-    seconds: dict[K, list[float]] = {name: [] for name in names}
-    for repeat in range(repeats + 1):
+    found: dict[K, list[T]] = {name: [] for name in names}
+    for repeat in range(repeats + warm_ups):
         for turn in range(len(names)):
             name = names[(repeat + turn) % len(names)]
-            started = perf_counter()
-            contestants[name]()
-            if repeat:
-                seconds[name].append(perf_counter() - started)
-    return seconds
+            answer = contestants[name]()
+            if repeat >= warm_ups:
+                found[name].append(answer)
+    return found
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """The seconds of a call."""
+
+    def run() -> float:
+        started = perf_counter()
+        call()
+        return perf_counter() - started
+
+    return run
+
+
+def take_turns(contestants: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, list[float]]:
+    """Seconds of every turn but the first, which warms up."""
+    return in_turns({name: timed(call) for name, call in contestants.items()}, repeats)
+
+
+def first_prompts(number: int | None) -> list[str]:
+    """The first prompts of each workload, or all of them."""
+    return [prompt for name in WORKLOADS for prompt in load_prompts(name)[:number]]
 
 
 def medians(seconds: Mapping[K, Sequence[float]]) -> dict[K, float]:

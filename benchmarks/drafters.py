@@ -1,19 +1,4 @@
-"""Drafters on both tiers: acceptance, tokens a round, share of time, speed-up over plain decoding.
-
-    python benchmarks/drafters.py [--model FOLDER] [--output FILE] [--quick]
-                                  [--tier a|b] [--drafters WORDS] [--domains WORDS] [--prompts N]
-
-The same run as `outrider bench drafters` (docs/drafters.md), for tier A and tier B: every drafter
-of this version on the same prompts in turns. Tier B computes what the embedded target does, so that
-target's draft model drafts for it too; its EAGLE heads and MTP block are inflated to the width of
-the states there, if none lie in the folder of `--model` or beside it. Bars:
-
-- lookups on prompts that repeat nothing: at least 0.97 of plain decoding;
-- trained heads (EAGLE or MTP): more tokens a round than the separate draft model;
-- trees: more tokens a round than chains of as many rows (model:8+16 beside model:16).
-
-The last line is one JSON object.
-"""
+"""`outrider bench drafters` on both tiers, with bars."""
 
 from __future__ import annotations
 
@@ -26,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import DRAFT, TARGET, options_of, reported, tier_folders
+from common import DRAFT, TARGET, Report, study, tier_folders
 
 from outrider import EngineConfig, SamplingParams
 from outrider.bench.studies.drafters import Plan, Race, pieces_of
@@ -50,21 +35,33 @@ from outrider.models.loading import resolve
 FLOOR = 0.97
 LOOKUPS = ("ngram", "suffix", "lookup")
 HEADS = ("eagle", "eagle+16", "mtp", "mtp:2")
-WORDS = "all,model:8+16,model:16"
 
 
-def main() -> None:
-    parser = options_of(__doc__, tiers=True)
-    parser.add_argument("--tier", choices=("a", "b"), default=None, help="only this one")
-    parser.add_argument("--drafters", default=WORDS, help="as `outrider bench drafters` has them")
-    parser.add_argument("--domains", default="code,maths,echo,adversarial")
-    parser.add_argument("--prompts", type=int, default=8, help="of each domain")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    options = parser.parse_args()
-    with reported("drafters", options) as report, tier_folders(options) as folders:
-        tiers = [tier for tier in folders if options.tier in (None, tier)]
+@study(
+    tiers=True,
+    tier=("both", "a", "b"),
+    drafters="all,model:8+16,model:16",
+    domains="code,maths,echo,adversarial",
+    prompts=8,
+    max_tokens=64,
+)
+def drafters(options: Namespace, report: Report) -> None:
+    """Drafters on both tiers: acceptance, tokens a round, share of time, speed-up over plain.
+
+    The same run as `outrider bench drafters` (docs/drafters.md), for tier A and tier B: every
+    drafter of this version on the same prompts in turns, so many of each domain. Tier B computes
+    what the embedded target does, so that target's draft model drafts for it too; its EAGLE heads
+    and MTP block are inflated to the width of the states there, if none lie in the folder of
+    `--model` or beside it. Bars:
+
+    - lookups on prompts that repeat nothing: at least 0.97 of plain decoding;
+    - trained heads (EAGLE or MTP): more tokens a round than the separate draft model;
+    - trees: more tokens a round than chains of as many rows (model:8+16 beside model:16).
+    """
+    with tier_folders(options) as folders:
+        tiers = [tier for tier in folders if options.tier in ("both", tier)]
         report["tiers"] = [measured(tier, folders[tier], options) for tier in tiers]
-        report["bars"] = {"lookups_on_adversarial": FLOOR}
+    report["bars"] = {"lookups_on_adversarial": FLOOR}
 
 
 def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
@@ -77,12 +74,12 @@ def measured(tier: str, folder: Path, options: Namespace) -> dict[str, Any]:
     ):
         samples = [sample for visit in Race(plan, lineup.present).run() for sample in visit]
         evidence = evidence_of(plan, lineup, samples)
-        drafters = [runner_record(runner) for runner in lineup.runners]
+        runners = [runner_record(runner) for runner in lineup.runners]
     print(f"tier {tier}:", *findings(evidence), sep="\n")
     return {
         "tier": tier,
         "plan": plan_record(plan),
-        "drafters": drafters,
+        "drafters": runners,
         "met": met(evidence.cells),
         **evidence_record(evidence),
     }
@@ -140,7 +137,3 @@ def met(cells: Sequence[Cell]) -> dict[str, bool | None]:
         "heads_over_model": max(heads) > model if heads and model else None,
         "trees_over_chains": tree > chain if tree and chain else None,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,4 @@
-"""Engines by requests in flight: do lanes, drafting ahead and `auto` pay, and what bounds them?
-
-    python benchmarks/engines.py [--model FOLDER] [--output FILE] [--quick]
-                                 [--tier a|b] [--levels 1,4,8] [--max-tokens N] [--repeats N]
-
-The same run as `outrider bench engines` (docs/engines.md), for tier A and tier B: closed loops of 0
-(one at a time, with rests) to 10 requests in flight, all engines in turns, five repeats. Bars:
-
-- plain decoding with 8 in flight: 4 times the throughput of 1, over 32 requests, so that the few
-  that end alone count for little;
-- `auto` against the best fixed engine and against speculation off, at every level: a median of 0.97
-  and a lower 95 % bound of 0.95.
-
-The other ratios have no bar: `pdv` over `pd` stands beside the bound of bare reads, `ssd` over
-`single` beside Theorem 7 with the run's own times. The last line is one JSON object.
-"""
+"""`outrider bench engines` on both tiers, with bars."""
 
 from __future__ import annotations
 
@@ -25,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import DRAFT, options_of, reported, tier_folders
+from common import DRAFT, Report, study, tier_folders
 
 from outrider import EngineConfig, SamplingParams
 from outrider.bench.requests import texts_of
@@ -53,26 +38,31 @@ NUM_TO_GROW = 32
 MAX_TOKENS = {"a": 64, "b": 32}
 
 
-def main() -> None:
-    parser = options_of(__doc__, tiers=True)
-    parser.add_argument("--tier", choices=("a", "b"), default=None, help="only this one")
-    parser.add_argument("--levels", default=None, help="requests in flight, between commas")
-    parser.add_argument("--max-tokens", type=int, default=None, help="64 for tier A, 32 for B")
-    parser.add_argument("--repeats", type=int, default=5, help="visits of each level")
-    options = parser.parse_args()
-    with reported("engines", options) as report, tier_folders(options) as folders:
-        tiers = [tier for tier in folders if options.tier in (None, tier)]
+@study(tiers=True, tier=("both", "a", "b"), levels="", max_tokens=0, repeats=5)
+def engines(options: Namespace, report: Report) -> None:
+    """Engines by requests in flight: do lanes, drafting ahead and `auto` pay, and what bounds them?
+
+    The same run as `outrider bench engines` (docs/engines.md), for tier A and tier B: closed loops
+    of 0 (one at a time, with rests) to 10 requests in flight, all engines in turns, five repeats.
+    Tier A writes 64 tokens a request and tier B 32, if --max-tokens does not say. Bars:
+
+    - plain decoding with 8 in flight: 4 times the throughput of 1, over 32 requests, so that the
+      few that end alone count for little;
+    - `auto` against the best fixed engine and against speculation off, at every level: a median of
+      0.97 and a lower 95 % bound of 0.95.
+
+    The other ratios have no bar: `pdv` over `pd` stands beside the bound of bare reads, `ssd` over
+    `single` beside Theorem 7 with the run's own times.
+    """
+    with tier_folders(options) as folders:
+        tiers = [tier for tier in folders if options.tier in ("both", tier)]
         report["tiers"] = [measured(tier, folders[tier], options) for tier in tiers]
-        report["bars"] = {
-            "growth_at_8": GROWTH_BAR,
-            "auto_median": MEDIAN_BAR,
-            "auto_low": LOW_BAR,
-        }
+    report["bars"] = {"growth_at_8": GROWTH_BAR, "auto_median": MEDIAN_BAR, "auto_low": LOW_BAR}
 
 
 def plan_of(tier: str, options: Namespace) -> EnginePlan:
     levels: Sequence[int] = (FEW, 2) if options.quick else sorted({*LEVELS, MANY})
-    if options.levels is not None:
+    if options.levels:
         levels = levels_named("--levels", options.levels)
     num_requests = 2 if options.quick else 10
     return plan_over(levels, tier, options, num_requests, 1 if options.quick else options.repeats)
@@ -126,7 +116,3 @@ def grown(samples: Sequence[EngineSample]) -> float | None:
     if FEW not in rates or MANY not in rates:
         return None
     return round(statistics.median(rates[MANY]) / statistics.median(rates[FEW]), 3)
-
-
-if __name__ == "__main__":
-    main()

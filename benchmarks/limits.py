@@ -1,16 +1,4 @@
-"""How near plain decoding comes to what this machine can do.
-
-    python benchmarks/limits.py [--model FOLDER] [--output FILE] [--quick]
-
-- Ceilings: read bandwidth of each cache and of memory, by one thread and by all.
-- Share: a decoding pass against a bare read of the same weights, for tier A and tier B, in
-  bfloat16, int8 and int4. A pass is one row at context 256; `round` is a whole round of the engine
-  with drafting off. Bare reads (by every number of threads, of which the faster counts), passes and
-  the precisions of a tier take turns in one run. Bar: 0.78 of the ceiling for tier B in bfloat16.
-- Overhead: microseconds a layer of a native forward over many layers too narrow to take time
-  themselves, against the same layers in eager PyTorch. Bar: 10 microseconds.
-
-The last line is one JSON object.
+"""How near plain decoding comes to what this machine can do: one sequence, and many.
 
 Shapes:  N = rows, D = hidden size, E = fused q, k and v, F = FFN size, S = keys, H = heads.
 """
@@ -19,30 +7,36 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
 from common import (
+    Report,
     bare_pass,
     fill,
+    first_prompts,
+    in_turns,
     kernel_names,
     medians,
-    options_of,
     repeated,
-    reported,
-    take_turns,
+    study,
     target_of,
     tier_folders,
+    timed,
 )
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.nn import functional
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.result import GenerationResult
 from outrider.kernels.bandwidth import Reader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.models.decoder import Room
@@ -59,12 +53,26 @@ SHALLOW, DEEP, QUICK_DEEP = 8, 40, 16
 NARROW = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 256}
 QKV_SIZE, HEAD_DIM = 64, NARROW["head_dim"]
 SHARE_BAR, LAYER_BAR_US = 0.78, 10.0
+COUNTS = (1, 2, 4, 8, 16)
+PROMPT_TOKENS, BATCH_TOKENS = 64, 24
+BATCH_BAR = 8.0
 
 
-def main() -> None:
-    options = options_of(__doc__, tiers=True).parse_args()
+@study(tiers=True)
+def limits(options: Namespace, report: Report) -> None:
+    """How near plain decoding comes to what this machine can do.
+
+    - Ceilings: read bandwidth of each cache and of memory, by one thread and by all.
+    - Share: a decoding pass against a bare read of the same weights, for tier A and tier B, in
+      bfloat16, int8 and int4. A pass is one row at context 256; `round` is a whole round of the
+      engine with drafting off. Bare reads (by every number of threads, of which the faster counts),
+      passes and the precisions of a tier take turns in one run. Bar: 0.78 of the ceiling for tier B
+      in bfloat16.
+    - Overhead: microseconds a layer of a native forward over many layers too narrow to take time
+      themselves, against the same layers in eager PyTorch. Bar: 10 microseconds.
+    """
     repeats = 2 if options.quick else 11
-    with reported("limits", options) as report, tier_folders(options) as folders:
+    with tier_folders(options) as folders:
         threads = sorted({1, len(hardware_threads())})
         report["ceilings"] = [asdict(ceiling) for ceiling in ceilings(threads)]
         for found in report["ceilings"]:
@@ -80,26 +88,22 @@ def main() -> None:
 
 def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[dict[str, Any]]:
     """A cell a precision; all of them take turns, of so many passes each."""
-    contestants: dict[tuple[str, str], Callable[[], object]] = {}
+    contestants: dict[tuple[str, str], Callable[[], float]] = {}
     llms = {scheme: plain_llm(folder, scheme) for scheme in SCHEMES}
-    rounds: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
     for scheme, llm in llms.items():
         model = target_of(llm)
         fill(model, -1, CONTEXT)
-        contestants[scheme, "pass"] = repeated(bare_pass(model, -1, 1), times)
-        contestants[scheme, "round"] = rounds_turn(llm, times * NUM_TOKENS, rounds[scheme])
-        for number in threads:
-            reader, weights = Reader(number), model.streamed
-            contestants[scheme, f"read {number}"] = repeated(
-                lambda reader=reader, weights=weights: reader.read(weights), times
-            )
-    found = medians(take_turns(contestants, repeats))
-    seconds = {key: value / (times + 1) for key, value in found.items()}
+        calls = {"pass": bare_pass(model, -1, 1)}
+        calls |= {f"read {n}": partial(Reader(n).read, model.streamed) for n in threads}
+        for name, call in calls.items():
+            contestants[scheme, name] = mean_seconds(call, times)
+        contestants[scheme, "round"] = partial(round_seconds, llm, times * NUM_TOKENS)
+    seconds = medians(in_turns(contestants, repeats))
     cells: list[dict[str, Any]] = []
     for scheme, llm in llms.items():
         num_bytes = sum(tensor.nbytes for tensor in target_of(llm).streamed)
         read = min(seconds[scheme, f"read {number}"] for number in threads)
-        spent, spent_a_round = seconds[scheme, "pass"], statistics.median(rounds[scheme][1:])
+        spent, spent_a_round = seconds[scheme, "pass"], seconds[scheme, "round"]
         cell: dict[str, Any] = {
             "quantise": scheme,
             "kernels": kernel_names(llm.kernels),
@@ -128,16 +132,18 @@ def plain_llm(folder: Path, scheme: str) -> LLM:
     return LLM(folder, config=config)
 
 
-def rounds_turn(llm: LLM, num_tokens: int, found: list[float]) -> Callable[[], object]:
-    """Writes so many tokens; appends the seconds of a round after the first."""
+def mean_seconds(call: Callable[[], object], times: int) -> Callable[[], float]:
+    """Of so many warm calls."""
+    turn = timed(repeated(call, times))
+    return lambda: turn() / (times + 1)
+
+
+def round_seconds(llm: LLM, num_tokens: int) -> float:
+    """Of a round after the first, of a run that writes so many tokens."""
     prompt = [(7 * i) % llm.spec.vocab_size for i in range(CONTEXT)]
     params = SamplingParams(max_tokens=min(num_tokens, CONTEXT), ignore_eos=True)
-
-    def run() -> None:
-        times = llm.generate([prompt], params)[0].token_seconds
-        found.append((times[-1] - times[0]) / (len(times) - 1))
-
-    return run
+    times = llm.generate([prompt], params)[0].token_seconds
+    return (times[-1] - times[0]) / (len(times) - 1)
 
 
 def layer_cost(deep: int, repeats: int) -> dict[str, Any]:
@@ -147,17 +153,16 @@ def layer_cost(deep: int, repeats: int) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     with TemporaryDirectory(prefix="outrider-narrow-") as folder:
-        calls: dict[tuple[str, int], Callable[[], object]] = {}
+        calls: dict[tuple[str, int], Callable[[], float]] = {}
         for depth in (SHALLOW, deep):
             model = narrow_model(Path(folder) / str(depth), depth)
             fill(model, 0, 32)
-            calls["native", depth] = repeated(bare_pass(model, 0, 1), 10)
-            calls["eager", depth] = repeated(EagerLayers(depth), 2)
-        found = medians(take_turns(calls, repeats))
-    times = {"native": 11, "eager": 3}
+            calls["native", depth] = mean_seconds(bare_pass(model, 0, 1), 10)
+            calls["eager", depth] = mean_seconds(EagerLayers(depth), 2)
+        found = medians(in_turns(calls, repeats))
     a_layer = {
-        side: (found[side, deep] - found[side, SHALLOW]) / times[side] / (deep - SHALLOW)
-        for side in times
+        side: (found[side, deep] - found[side, SHALLOW]) / (deep - SHALLOW)
+        for side in ("native", "eager")
     }
     result: dict[str, Any] = {f"{side}_us": round(1e6 * s, 2) for side, s in a_layer.items()}
     result |= {"depths": [SHALLOW, deep], "sizes": NARROW}
@@ -252,5 +257,66 @@ class EagerLayers:
         return heads * self._cos_D + swapped * self._sin_D
 
 
-if __name__ == "__main__":
-    main()
+@study(tiers=True, quantise=SCHEMES)
+def batch(options: Namespace, report: Report) -> None:
+    """Throughput of plain decoding by the number of sequences that run at once, on tier B.
+
+    One engine decodes 1, 2, 4, 8 and 16 prompts of one length at once, greedily, each to the same
+    number of tokens. `decode` counts from when the last sequence has its first token, so that
+    prefill is left out; `whole` counts everything. Numbers of sequences take turns, and figures are
+    medians. Bar: 16 sequences decode at 8 times the rate of one.
+    """
+    repeats, num_tokens = (1, 6) if options.quick else (4, BATCH_TOKENS)
+    with tier_folders(options) as folders:
+        config = EngineConfig(
+            drafter="none",
+            batch_size=max(COUNTS),
+            quantise=options.quantise,
+            device="cpu",
+            arena_tokens=max(COUNTS) * 4 * (PROMPT_TOKENS + BATCH_TOKENS),
+        )
+        llm = LLM(folders["b"], config=config)
+        report |= {"kernels": kernel_names(llm.kernels), "quantise": options.quantise}
+        report |= {"prompt_tokens": PROMPT_TOKENS, "max_tokens": num_tokens}
+        report["cells"] = batch_cells(llm, num_tokens, repeats)
+        report |= {"ratio_at_16": report["cells"][-1]["decode_ratio"], "bar": BATCH_BAR}
+
+
+def batch_cells(llm: LLM, num_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    # Of one length; no two share a beginning.
+    ids = [llm.tokenizer.encode(text)[-PROMPT_TOKENS:] for text in first_prompts(None)]
+    prompts = [found for found in ids if len(found) == PROMPT_TOKENS][: max(COUNTS)]
+
+    def turn(count: int) -> tuple[float, float]:
+        started = perf_counter()
+        results = llm.generate(prompts[:count], params)
+        seconds = perf_counter() - started
+        return decode_rate(results), count * num_tokens / seconds
+
+    found = in_turns({count: partial(turn, count) for count in COUNTS}, repeats)
+    decode = {count: statistics.median(rate for rate, _ in turns) for count, turns in found.items()}
+    whole = {count: statistics.median(rate for _, rate in turns) for count, turns in found.items()}
+    result: list[dict[str, Any]] = []
+    for count in COUNTS:
+        cell = {
+            "sequences": count,
+            "decode_tokens_per_second": round(decode[count], 2),
+            "whole_tokens_per_second": round(whole[count], 2),
+            "decode_ratio": round(decode[count] / decode[1], 3),
+            "whole_ratio": round(whole[count] / whole[1], 3),
+        }
+        result.append(cell)
+        print(
+            f"{count:2} sequences: {decode[count]:8.1f} tok/s, {cell['decode_ratio']:.2f} of one; "
+            f"with prefill {whole[count]:8.1f}, {cell['whole_ratio']:.2f}"
+        )
+    return result
+
+
+def decode_rate(results: Sequence[GenerationResult]) -> float:
+    """Tokens a second once every sequence has its first."""
+    started = max(result.token_seconds[0] for result in results)
+    ended = max(result.token_seconds[-1] for result in results)
+    later = sum(second > started for result in results for second in result.token_seconds)
+    return later / (ended - started)

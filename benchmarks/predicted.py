@@ -1,62 +1,65 @@
-"""Speculation as it runs against what its parts, timed before, say that it should take.
-
-    python benchmarks/predicted.py [--model FOLDER] [--output FILE] [--quick]
-
-A round that drafts K tokens and emits E of them takes T_draft(K) + T_verify(K + 1) + overhead, so a
-run should emit E over that in a second. T_verify and T_draft are bare native passes (common.py,
-drafter_cost.py; the n-gram drafter's is its own proposal), timed in this process before the run, at
-a context as long as the run's. The overhead is that of plain decoding: a round of the engine with
-drafting off, less a bare pass over one row. E and the lengths of drafts are the run's own. Prompts
-are of HumanEval and GSM8K, greedy; prefill is left out on both sides.
-
-`ratio` is achieved over predicted; the bar is 0.92. `drift` is a bare pass after the run over one
-before: where it is far from 1, the machine changed and the ratio says little. The last line is one
-JSON object.
-"""
+"""Do rounds take what their parts say, and do random weights stand for a real model?"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from common import (
     DRAFT,
+    QUICK_SHAPE,
+    SHAPE_B,
+    Report,
     bare_pass,
     draft_of,
     fill,
+    first_prompts,
     kernel_names,
     medians,
-    options_of,
-    reported,
+    study,
     take_turns,
     target_of,
     tier_folders,
 )
-from drafter_cost import KS, Growing, bare_calls
+from round_cost import KS, Growing, bare_drafts
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.bench.workload import WORKLOADS, load_prompts
+from outrider.api.tokenizer import Tokenizer
+from outrider.bench.frame import ratio_of_medians
+from outrider.bench.gemm.engines import Bed, Contestant, Numbers, Text, rooms
+from outrider.bench.gemm.pair import CostPair
+from outrider.bench.workload import load_prompts
 from outrider.drafters.ngram import NgramDrafter
+from outrider.estimate.theory import expected_tokens
+from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.inflate import shape_called
+from outrider.lab.synthetic import write_random
+from outrider.models.decoder import Decoder, Room
+from outrider.models.loading import LoadOptions, load_model, resolve
 
-DRAFTERS = ("model", "ngram")
-BAR = 0.92
-TIMED_SEQ = -2
+BAR, TIMED_SEQ = 0.92, -2
+TIERS_BAR, WINDOW = 0.03, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     num_prompts: int
     num_tokens: int
-    repeats: int
     ks: tuple[int, ...]
+    repeats: int = 0
 
 
-FULL = {"a": Size(8, 96, 60, KS), "b": Size(2, 64, 9, KS)}
-QUICK = Size(1, 12, 3, (2,))
+FULL = {"a": Size(8, 96, KS, 60), "b": Size(2, 64, KS, 9)}
+QUICK = Size(1, 12, (2,), 3)
+TIERS_FULL, TIERS_QUICK = Size(24, 32, (2, 4, 8)), Size(2, 6, (2,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +71,36 @@ class Run:
     drafted: tuple[int, ...]
 
 
-def main() -> None:
-    options = options_of(__doc__, tiers=True).parse_args()
-    with reported("predicted", options) as report, tier_folders(options) as folders:
-        found: list[dict[str, Any]] = []
+@study(tiers=True)
+def predicted(options: Namespace, report: Report) -> None:
+    """Speculation as it runs against what its parts, timed before, say that it should take.
+
+    A round that drafts K tokens and emits E of them takes T_draft(K) + T_verify(K + 1) + overhead,
+    so a run should emit E over that in a second. T_verify and T_draft are bare native passes (the
+    n-gram drafter's is its own proposal), timed in this process before the run, at a context as
+    long as the run's. The overhead is that of plain decoding: a round of the engine with drafting
+    off, less a bare pass over one row. E and the lengths of drafts are the run's own. Prompts are
+    of HumanEval and GSM8K, greedy; prefill is left out on both sides.
+
+    `ratio` is achieved over predicted; the bar is 0.92. `drift` is a bare pass after the run over
+    one before: where it is far from 1, the machine changed and the ratio says little.
+    """
+    report |= {"cells": [], "bar": BAR}
+    with tier_folders(options) as folders:
         for tier, folder in folders.items():
             for cell in tier_cells(folder, QUICK if options.quick else FULL[tier]):
-                found.append({"tier": tier} | cell)
-                print(describe(found[-1]))
-        report |= {"cells": found, "bar": BAR}
+                report["cells"].append({"tier": tier} | cell)
+                print(f"tier {tier} {described(cell)}")
 
 
 def tier_cells(folder: Path, size: Size) -> list[dict[str, Any]]:
-    prompts = [p for name in WORKLOADS for p in load_prompts(name)[: size.num_prompts]]
+    prompts = first_prompts(size.num_prompts)
     plain = loaded(folder, "none", 0)
     context = common_context(plain, prompts, size.num_tokens)
     overhead = overhead_seconds(plain, prompts, size, context)
     del plain
     cells: list[dict[str, Any]] = []
-    for drafter in DRAFTERS:
+    for drafter in ("model", "ngram"):
         for k in size.ks:
             llm = loaded(folder, drafter, k)
             cells.append(cell_of(llm, prompts, size, context, overhead))
@@ -152,8 +166,7 @@ def draft_seconds(llm: LLM, context: int, repeats: int) -> float:
     k = llm.config.k
     if llm.drafter == "model":
         draft = draft_of(llm)
-        calls: dict[int, Callable[[], object]] = {k: bare_calls(draft, context)[k]}
-        seconds = take_turns(calls, repeats)[k]
+        seconds = take_turns({k: bare_drafts(draft, context)[k]}, repeats)[k]
         draft.state.close(-1)
         return statistics.median(seconds)
     text = llm.tokenizer.encode(" ".join(load_prompts("humaneval")[:8]))[:context]
@@ -187,9 +200,9 @@ def after_first_round(result: GenerationResult) -> Run:
     )
 
 
-def describe(cell: dict[str, Any]) -> str:
+def described(cell: dict[str, Any]) -> str:
     return (
-        f"tier {cell['tier']} {cell['drafter']:5} K={cell['k']}: "
+        f"{cell['drafter']:5} K={cell['k']}: "
         f"E={cell['tokens_per_round']:.2f}, "
         f"{cell['achieved_tokens_per_second']:8.1f} tok/s of "
         f"{cell['predicted_tokens_per_second']:8.1f} predicted: {cell['ratio']:.3f} "
@@ -197,5 +210,130 @@ def describe(cell: dict[str, Any]) -> str:
     )
 
 
-if __name__ == "__main__":
-    main()
+@study(tiers=True)
+def tiers(options: Namespace, report: Report) -> None:
+    """Do random weights and acceptance by script stand for a real model? Rounds of tiers B and C.
+
+    Tier B is the embedded target inflated to 0.4 billion weights, with its draft model: real text,
+    real acceptance. Tier C is a Llama of the same sizes whose weights are all random, and the same
+    draft model; a script says the words (lab/synthetic.py), and drafts are kept at the rate that
+    brings as many tokens a round as tier B's. Both run rounds by stages: the one call that runs a
+    whole round knows no scripts. Prompts are of HumanEval, greedy. For plain decoding and each K
+    the tiers take turns.
+
+    `round_ratio` is tier C's median time of a round over tier B's, with its interval; the bar is
+    0.03 from 1. Below stand its parts and tokens a round.
+    """
+    size = TIERS_QUICK if options.quick else TIERS_FULL
+    with (
+        tier_folders(options) as folders,
+        TemporaryDirectory(prefix="outrider-tier-c-") as place,
+    ):
+        tokenizer = Tokenizer.load(folders["b"])
+        texts = load_prompts("humaneval")[: size.num_prompts]
+        prompts = [tokenizer.encode(text)[:64] for text in texts]
+        contestants = [Contestant(study="alpha", method="ar")]
+        contestants += [Contestant(study="alpha", method="sd", k=k, alpha=1.0) for k in size.ks]
+        text = Text(prompt_tokens=max(map(len, prompts)), max_tokens=size.num_tokens)
+        room, draft_room = rooms(contestants, text)
+        draft = decoder(resolve(DRAFT), draft_room)
+        target = decoder(folders["b"], room)
+        shape, folder = shape_of(options.quick, target), Path(place) / "c"
+        write_random(folder, shape, torch.bfloat16, max_tokens=WINDOW)
+        other = decoder(folder, room)
+        device = torch.device("cpu")
+        real = Bed(
+            pair=CostPair(target=target, draft=draft, device=device),
+            text=text,
+            prompts=prompts,
+            scripted=False,
+        )
+        scripted_bed = replace(
+            real, pair=CostPair(target=other, draft=draft, device=device), scripted=True
+        )
+        cells = [compared(real, scripted_bed, one, size.num_prompts) for one in contestants]
+        report |= {"kernels": kernel_names(target.kernels), "bar": TIERS_BAR, "cells": cells}
+        report["met"] = all(abs(cell["round_ratio"] - 1) <= TIERS_BAR for cell in cells)
+        for cell in cells:
+            print(tiers_line(cell))
+
+
+def decoder(folder: Path, room: Room) -> Decoder:
+    return load_model(folder, LoadOptions(room=room, dtype="bfloat16", device="cpu"))
+
+
+def shape_of(quick: bool, target: Decoder) -> GemmShape:
+    """Tier B's sizes."""
+    shape = QUICK_SHAPE if quick else shape_called(SHAPE_B)
+    return GemmShape(
+        name="tier c",
+        hidden_size=shape.hidden_size,
+        ffn_size=shape.ffn_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=target.spec.head_dim,
+        vocab_size=target.spec.vocab_size,
+        whole_layers=shape.num_layers,
+    )
+
+
+def compared(real: Bed, scripted_bed: Bed, one: Contestant, num_prompts: int) -> dict[str, Any]:
+    """Both tiers on every prompt in turns, after one that warms up and tells acceptance."""
+    scripted_bed = replace(scripted_bed, rates=rates_of(real, one, num_prompts))
+    scripted_bed.run(one)
+    found: dict[str, list[Numbers]] = {"b": [], "c": []}
+    beds: Mapping[str, Bed] = {"b": real, "c": scripted_bed}
+    for repeat in range(num_prompts):
+        for tier in ("b", "c") if repeat % 2 else ("c", "b"):
+            found[tier].append(beds[tier].run(one, repeat=repeat).numbers)
+    ratio = ratio_of_medians(*(seconds(found[tier], "seconds") for tier in ("c", "b")))
+    return {
+        "k": one.k,
+        "round_ratio": round(ratio.value, 4),
+        "low": ratio.low,
+        "high": ratio.high,
+        "rates": [round(rate, 3) for rate in scripted_bed.rates],
+        **{
+            f"{tier}_{name}": value
+            for tier in found
+            for name, value in round_parts(found[tier]).items()
+        },
+    }
+
+
+def rates_of(real: Bed, one: Contestant, num_prompts: int) -> tuple[float, ...]:
+    """The rate at which scripted drafts bring as many tokens a round as tier B's, from runs before.
+
+    It is not the share of judged tokens that tier B keeps: real drafts fail in runs."""
+    if not one.k:
+        return (1.0,)
+    runs = [real.run(one, repeat=repeat).numbers for repeat in range(num_prompts)]
+    tokens = sum(run.num_tokens for run in runs) / sum(run.num_rounds for run in runs)
+    steps = range(1001)
+    place = bisect_left(steps, tokens, key=lambda step: expected_tokens(step / 1000, one.k))
+    return (min(place, 1000) / 1000,)
+
+
+def seconds(runs: Sequence[Numbers], name: str) -> list[float]:
+    """Of a round, by prompt."""
+    return [getattr(run, name) / run.num_rounds for run in runs]
+
+
+def round_parts(runs: Sequence[Numbers]) -> dict[str, float]:
+    return {
+        "round_ms": round(1e3 * statistics.median(seconds(runs, "seconds")), 4),
+        "draft_ms": round(1e3 * statistics.median(seconds(runs, "draft_seconds")), 4),
+        "verify_ms": round(1e3 * statistics.median(seconds(runs, "verify_seconds")), 4),
+        "tokens_per_round": round(
+            sum(run.num_tokens for run in runs) / sum(run.num_rounds for run in runs), 3
+        ),
+    }
+
+
+def tiers_line(cell: dict[str, Any]) -> str:
+    return (
+        f"K={cell['k']}: a round takes {cell['c_round_ms']:.2f} ms by script and "
+        f"{cell['b_round_ms']:.2f} ms for real, ratio {cell['round_ratio']:.3f}; "
+        f"{cell['c_tokens_per_round']:.2f} and {cell['b_tokens_per_round']:.2f} tokens a round"
+    )

@@ -1,51 +1,38 @@
-"""Outrider beside Hugging Face `generate`: same weights, prompts, precision choice and counter.
-
-    python benchmarks/vs_transformers.py [--prompts 12] [--max-tokens 128] [--output FILE]
-
-Both sides run in float32 and in bfloat16 and each is judged by its faster one. The last line is one
-JSON object.
-"""
+"""Outrider beside Hugging Face `generate`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from argparse import Namespace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import DRAFT, TARGET, Report, first_prompts, study
 from hf_peer import HfPeer
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.machine import Neighbours, provenance
-from outrider.bench.store import write_json
+from outrider.bench.machine import Neighbours
 from outrider.bench.turns import Score, best, race
-from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.models.loading import resolve
 
 DTYPES = ("float32", "bfloat16")
-KS = (2, 4, 8)
-LOOKUP_KS = (4, 8)
-Ids = list[list[int]]
+OUR_CELLS = (("none", 0), ("model", 2), ("model", 4), ("model", 8), ("ngram", 4), ("ngram", 8))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args()
-    prompts = [p for name in WORKLOADS for p in load_prompts(name)[: options.prompts]]
-    report: dict[str, Any] = {"benchmark": "vs_transformers", "provenance": provenance()}
-    report["max_tokens"] = options.max_tokens
-    report["prompts"] = len(prompts)
+@study(prompts=12, max_tokens=128)
+def vs_transformers(options: Namespace, report: Report) -> None:
+    """Outrider beside Hugging Face `generate`: same weights, prompts, precision choice and counter.
+
+    Both sides run in float32 and in bfloat16 and each is judged by its faster one. Prompts are so
+    many of each workload.
+    """
+    if options.quick:
+        options.prompts, options.max_tokens = 1, 8
+    prompts = first_prompts(options.prompts)
+    report |= {"max_tokens": options.max_tokens, "prompts": len(prompts)}
     for batch_size in (1, 8):
         report[f"batch_{batch_size}"] = compare(prompts, batch_size, options.max_tokens)
-    if options.output:
-        write_json(options.output, report)
-    print(json.dumps(report))
 
 
 def compare(prompts: list[str], batch_size: int, max_tokens: int) -> dict[str, Any]:
@@ -68,9 +55,7 @@ def compare(prompts: list[str], batch_size: int, max_tokens: int) -> dict[str, A
 
 
 def theirs(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
-    peer = HfPeer(
-        resolve("outrider/embedded"), resolve("outrider/embedded-draft"), getattr(torch, dtype)
-    )
+    peer = HfPeer(resolve(TARGET), resolve(DRAFT), getattr(torch, dtype))
     run = partial(peer.generate, max_tokens=max_tokens)
     found: dict[str, Any] = {f"hf plain {dtype}": run}
     if batch_size == 1:  # assisted and lookup decoding refuse larger batches
@@ -82,10 +67,8 @@ def theirs(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
 
 def ours(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
     params = SamplingParams(max_tokens=max_tokens)
-    cells = [("none", 0)]
-    cells += [("model", k) for k in KS] + [("ngram", k) for k in LOOKUP_KS]
     found: dict[str, Any] = {}
-    for drafter, k in cells:
+    for drafter, k in OUR_CELLS:
         config = EngineConfig(drafter=drafter, k=k, dtype=dtype, batch_size=batch_size)
         found[f"outrider {drafter}{k or ''} {dtype}"] = partial(
             run_ours, LLM(config=config), params
@@ -93,7 +76,7 @@ def ours(dtype: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
     return found
 
 
-def run_ours(llm: LLM, params: SamplingParams, ids: Ids) -> list[tuple[int, ...]]:
+def run_ours(llm: LLM, params: SamplingParams, ids: list[list[int]]) -> list[tuple[int, ...]]:
     return [result.token_ids for result in llm.generate(ids, params)]
 
 
@@ -116,7 +99,3 @@ def verdict(scores: dict[str, Score], batch_size: int) -> dict[str, Any]:
         print(f"  {name:32} {score.tokens_per_second:8.1f} tok/s")
     print(f"  plain {result['plain_ratio']}x, speculation {result['speculation_ratio']}x")
     return result
-
-
-if __name__ == "__main__":
-    main()

@@ -14,11 +14,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_check.clock import race
-from gpu_check.models import PAGE, let_go
+from gpu_check.models import (
+    PAGE,
+    QUICK_HYBRID,
+    RANDOM_HYBRID,
+    config_of,
+    let_go,
+    random_hybrid,
+)
 from gpu_check.rounds import run_all
-from gpu_check.setting import Setting, SkippedError, check
-from hybrids import QUICK, SIZE, config_of, random_hybrid
+from gpu_check.setting import Setting, SkippedError, check, race
 
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
@@ -46,7 +51,7 @@ DRAFTERS = {"none": 0, "ngram": 0, "recycling": 8}
 PROMPTS = ((5, 9, 5, 9, 5, 9), (60, 7, 7, 7), (7, 1, 2, 3, 7, 1, 2, 3, 7, 1))
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
+def hybrid(setting: Setting, record: dict[str, Any]) -> None:
     record["cells"] = []
     _kernels(setting, record)
     _texts(setting, record)
@@ -61,7 +66,7 @@ def _kernels(setting: Setting, record: dict[str, Any]) -> None:
         if setting.on_cuda:
             raise SkippedError(f"Triton cannot be imported: {error}") from error
         return
-    shape = SMALL if setting.quick else config_of(SIZE).delta
+    shape = SMALL if setting.quick else config_of(RANDOM_HYBRID).delta
     delta, rows = TritonDelta(Scratch(setting.device)), 2 if setting.quick else 37
     error = _error(setting, delta, shape, rows)
     name = "the delta rule is near its definition"
@@ -156,7 +161,7 @@ def _model(setting: Setting, rollback: str) -> QwenHybridModel:
     )
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
     room = Room(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
-    return random_hybrid(QUICK if setting.quick else SIZE, kernels, place, room)[0]
+    return random_hybrid(QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels, place, room)[0]
 
 
 def _run(

@@ -18,34 +18,92 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from gpu_check import report
-from gpu_check.report import Section
 from gpu_check.setting import ROOT, Setting, SkippedError
 
-# In the order in which they matter, should the machine be taken away. Seconds add up to 510.
-BUDGETS = {
-    "environment": 20,
-    "operators": 50,
-    "hybrid": 35,
-    "exactness": 65,
-    "heads": 30,
-    "bandwidth": 10,
-    "plain": 55,
-    "verify_cost": 55,
-    "accept": 20,
-    "syncs": 20,
-    "memory": 20,
-    "speculation": 60,
-    "peer": 40,
-    "overlap": 20,
-    "partition": 10,
+from outrider.bench.store import write_json
+
+State = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(slots=True)
+class Section:
+    """What became of one section. `error` is a traceback, or why it was skipped."""
+
+    name: str
+    state: State
+    seconds: float
+    record: dict[str, Any] = field(default_factory=dict[str, Any])
+    error: str = ""
+
+
+def failed_checks(section: Section) -> list[dict[str, Any]]:
+    return [one for one in section.record.get("checks", []) if not one["passed"]]
+
+
+def write(path: Path, sections: list[Section], *, device: str, quick: bool) -> None:
+    write_json(
+        path,
+        {
+            "benchmark": "gpu_check",
+            "device": device,
+            "quick": quick,
+            "passed": all(section.state != "failed" for section in sections),
+            "sections": [asdict(section) for section in sections],
+        },
+    )
+
+
+def lines(sections: list[Section]) -> Iterator[str]:
+    """A line a section, its failed checks and its most telling numbers."""
+    for section in sections:
+        yield f"{section.name:12} {section.state:8} {section.seconds:6.1f} s  {_gist(section)}"
+        for one in failed_checks(section):
+            yield f"{'':12} FAILED   {one['name']} ({one['detail']})"
+        if section.error:
+            yield f"{'':12} {section.error.strip().splitlines()[-1]}"
+        for cell in section.record.get("cells", [])[:40]:
+            yield f"{'':14}{_told(cell)}"
+
+
+def _gist(section: Section) -> str:
+    plain = {k: v for k, v in section.record.items() if isinstance(v, int | float)}
+    return _told(plain)
+
+
+def _told(cell: dict[str, Any]) -> str:
+    return "  ".join(f"{name}={_shown(value)}" for name, value in cell.items())
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# Modules and budgets, in the order in which the sections matter, should the machine be taken away.
+# Seconds add up to 510.
+SECTIONS = {
+    "environment": ("device", 20),
+    "operators": ("operators", 50),
+    "hybrid": ("hybrid", 35),
+    "exactness": ("texts", 65),
+    "heads": ("texts", 30),
+    "bandwidth": ("device", 10),
+    "plain": ("passes", 55),
+    "verify_cost": ("passes", 55),
+    "accept": ("passes", 20),
+    "syncs": ("passes", 20),
+    "memory": ("passes", 20),
+    "speculation": ("speculation", 60),
+    "peer": ("peer", 40),
+    "overlap": ("passes", 20),
+    "partition": ("device", 10),
 }
 
 
@@ -61,16 +119,16 @@ def main() -> int:
     output: Path = options.output or ROOT / "benchmarks" / "results" / f"gpu_check-{name}.json"
     sections = _earlier(output) if options.resume else []
     done = {section.name for section in sections}
-    for section_name in options.only or BUDGETS:
+    for section_name in options.only or SECTIONS:
         if section_name in done:
             continue
         print(f"gpu_check: {section_name}", file=sys.stderr, flush=True)
-        section = run_section(section_name, setting, BUDGETS[section_name])
+        section = run_section(section_name, setting, *SECTIONS[section_name])
         sections.append(section)
-        report.write(output, sections, device=name, quick=setting.quick)
+        write(output, sections, device=name, quick=setting.quick)
         if section.state == "failed" and not _answers(setting):
             _start_again()
-    for line in report.lines(sections):
+    for line in lines(sections):
         print(line)
     passed = all(section.state != "failed" for section in sections)
     print(json.dumps({"benchmark": "gpu_check", "passed": passed, "output": str(output)}))
@@ -84,7 +142,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the sections")
     parser.add_argument("--output", type=Path, help="benchmarks/results/gpu_check-<device>.json")
-    parser.add_argument("--only", nargs="+", choices=tuple(BUDGETS), help="these sections alone")
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections alone")
     parser.add_argument("--resume", action="store_true", help="keep sections that the file has")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -94,14 +152,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def run_section(name: str, setting: Setting, budget: float) -> Section:
+def run_section(name: str, setting: Setting, module: str, budget: float) -> Section:
     """Never raises but for an interrupt; what was recorded before an error is kept."""
     section = Section(name, "passed", 0.0)
     started = perf_counter()
     previous = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, budget)
     try:
-        importlib.import_module(f"gpu_check.{name}").run(setting, section.record)
+        getattr(importlib.import_module(f"gpu_check.{module}"), name)(setting, section.record)
     except SkippedError as reason:
         section.state, section.error = "skipped", str(reason)
     except (Exception, OverBudgetError):
@@ -110,7 +168,7 @@ def run_section(name: str, setting: Setting, budget: float) -> Section:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    if section.state == "passed" and report.failed_checks(section):
+    if section.state == "passed" and failed_checks(section):
         section.state = "failed"
     if setting.on_cuda:
         torch.cuda.empty_cache()

@@ -18,7 +18,9 @@ import torch
 from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
+from outrider.engine.cuda_graph.build import torch_laws, triton_laws
 from outrider.engine.cuda_graph.memory import PageTables, chains_plan
+from outrider.engine.cuda_graph.sampling import Judged, Keys, RoundLaws, Rows
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
@@ -30,14 +32,13 @@ EPS = 1e-5
 Case = tuple[str, Callable[[], Tensor], Callable[[], Tensor], bool]
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
-    from gpu_check import laws_cases
-
+def operators(setting: Setting, record: dict[str, Any]) -> None:
+    """Operators, and what samples and accepts, each in a case of its own."""
     ops = _ops(setting)
     record["cells"] = []
     for case in _cases(setting, ops):
         _guarded(record, case[0], partial(_compare, setting, record, case))
-    for name, compare in laws_cases.cases(setting):
+    for name, compare in _sampling_cases(setting):
         _guarded(record, name, partial(_verdict, record, name, compare))
 
 
@@ -247,3 +248,44 @@ def _attended_alone(
 def _plan(positions_BX: Tensor, pages_BP: Tensor, page: int) -> PackedPlan:
     tables = PageTables.of(pages_BP, page)
     return chains_plan(torch.zeros_like(positions_BX), positions_BX, tables, page, {})
+
+
+K = 3
+
+
+def _sampling_cases(setting: Setting) -> Iterator[tuple[str, Callable[[], bool]]]:
+    for sampler in ("token", "block"):
+        for temperature in (0.0, 0.8):
+            name = f"drafts and verdicts of the {sampler} rule at temperature {temperature}"
+            yield name, lambda s=sampler, t=temperature: _same_verdicts(setting, s, t)
+
+
+def _same_verdicts(setting: Setting, sampler: str, temperature: float) -> bool:
+    """All rows, or all but one in a hundred where laws are sums in another order."""
+    batch, size = (3, 32) if setting.quick else (256, 4096)
+    generator = torch.Generator(setting.device).manual_seed(3)
+    logits_BWV = 2 * torch.randn(batch, K + 1, size, device=setting.device, generator=generator)
+    noise_BKV = torch.randn(batch, K, size, device=setting.device, generator=generator)
+    q_BKV = logits_BWV[:, :K] + 0.5 * noise_BKV
+    numbers_B = torch.arange(batch, device=setting.device)
+    rows = Rows(
+        torch.full((batch,), temperature, device=setting.device),
+        numbers_B % (K + 1),
+        Keys(numbers_B * 7 + 1, numbers_B % 2, numbers_B + 40),
+    )
+    room_BKV = torch.zeros_like(q_BKV) if temperature else None
+    other_BKV = torch.zeros_like(q_BKV) if temperature else None
+    ours = _judged(triton_laws(setting.device, sampler)(other_BKV), logits_BWV, q_BKV, rows)
+    wanted = _judged(torch_laws(sampler, K, room_BKV), logits_BWV, q_BKV, rows)
+    same_B = (ours[0] == wanted[0]).all(-1)
+    same_B &= (ours[1].kept_B == wanted[1].kept_B) & (ours[1].next_B == wanted[1].next_B)
+    return float(same_B.double().mean()) >= (0.99 if temperature else 1.0)
+
+
+def _judged(
+    laws: RoundLaws, logits_BWV: Tensor, q_BKV: Tensor, rows: Rows
+) -> tuple[Tensor, Judged]:
+    laws.begin(rows)
+    tokens = [laws.draft(q_BKV[:, node].contiguous(), rows, node)[0] for node in range(K)]
+    tokens_BK = torch.stack(tokens, dim=1)
+    return tokens_BK, laws.judge(logits_BWV, tokens_BK, rows)

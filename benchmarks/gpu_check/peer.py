@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from gpu_check import models
-from gpu_check.clock import seconds_of
-from gpu_check.setting import Setting
+from gpu_check.setting import Setting, seconds_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,7 +37,7 @@ class Layer:
     cache_2GTH: Tensor
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
+def peer(setting: Setting, record: dict[str, Any]) -> None:
     record["cells"] = []
     kinds: list[tuple[str, LayerStep]] = [("library kernels", layer_step)]
     if setting.on_cuda:

@@ -1,13 +1,16 @@
-"""What the sections measure on: a device, and shapes that fit it."""
+"""What the sections measure on and with: a device, shapes that fit it, medians of its time."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider.api.profile import DeviceTimer, synced_seconds
 from outrider.lab.inflate import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,3 +70,34 @@ class Setting:
 def check(record: dict[str, Any], name: str, *, passed: bool, detail: str = "") -> None:
     """Note a check: a section that has one that fails has failed, and goes on."""
     record.setdefault("checks", []).append({"name": name, "passed": passed, "detail": detail})
+
+
+def seconds_of(work: Callable[[], object], setting: Setting, *, calls: int = 1) -> float:
+    """Median seconds of one call of `work`, timed over `calls` at a time, after a warm-up."""
+    work()
+    found: list[float] = []
+    for _ in range(setting.repeats):
+        synced_seconds(setting.device)
+        with DeviceTimer(setting.device) as timer:
+            for _ in range(calls):
+                work()
+        found.append(timer.elapsed_ms / 1e3 / calls)
+    return statistics.median(found)
+
+
+def race(
+    contestants: Mapping[str, Callable[[], object]], setting: Setting, *, calls: int = 1
+) -> dict[str, float]:
+    """Median seconds of each; they take turns, in an order that rotates."""
+    names = list(contestants)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for work in contestants.values():
+        work()
+    for repeat in range(setting.repeats):
+        for turn in range(len(names)):
+            name = names[(repeat + turn) % len(names)]
+            with DeviceTimer(setting.device) as timer:
+                for _ in range(calls):
+                    contestants[name]()
+            found[name].append(timer.elapsed_ms / 1e3 / calls)
+    return {name: statistics.median(times) for name, times in found.items()}

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from gpu_check import models
-from gpu_check.clock import seconds_of
-from gpu_check.exactness import PROMPTS
 from gpu_check.rounds import Bench, captured_pass, read, text
-from gpu_check.setting import Setting, check
+from gpu_check.setting import Setting, check, seconds_of
+from gpu_check.texts import PROMPTS
 from torch import Tensor
 
 from outrider.api.profile import synced_seconds
@@ -30,7 +29,7 @@ from outrider.verify.batched import kept_prefix
 ALPHA, LEAST = 0.8, 0.95
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
+def speculation(setting: Setting, record: dict[str, Any]) -> None:
     tokenizer = Tokenizer.load(resolve(models.TARGET))
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS[: 1 if setting.quick else 4]]
     most = 6 if setting.quick else 128

@@ -28,6 +28,8 @@ SAYS = {
     "overhead": ("cells",),
     "accept_cost": ("cells",),
     "quantise_error": ("formats",),
+    "linear_cost": ("cells", "size"),
+    "soak": ("cells",),
 }
 
 
@@ -49,16 +51,12 @@ def test_a_taste_of_it_ends_with_one_json_object(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output, script = tmp_path / "result.json", str(FOLDER / f"{name}.py")
-    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
-    monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output)])
-    runpy.run_path(script, run_name="__main__")
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report == json.loads(output.read_text())
+    report = taste(name, ["--quick"], tmp_path, monkeypatch)
+    assert report == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["benchmark"] == name
     assert report["quick"] is True
     assert report["provenance"]["packages"]["outrider"]
-    assert report["provenance"]["command"] == f"{name}.py --quick --output FILE"
+    assert report["provenance"]["command"] == f"run.py {name} --quick --output FILE"
     assert set(SAYS[name]) <= set(report)
     # A layer's cost is a difference of two times, which a busy machine may turn round.
     layers = numbers(report.pop("layers", {}))
@@ -71,15 +69,51 @@ def test_a_taste_of_it_ends_with_one_json_object(
 def test_a_hybrid_has_a_verify_cost_of_each_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, script = tmp_path / "result.json", str(FOLDER / "verify_cost.py")
-    words = ["--hybrid", "--quick", "--repeats", "1", "--output", str(output)]
-    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
-    monkeypatch.setattr(sys, "argv", [script, *words])
-    runpy.run_path(script, run_name="__main__")
-    cells = json.loads(output.read_text())["cells"]
+    words = ["--hybrid", "--quick", "--repeats", "1"]
+    cells = taste("verify_cost", words, tmp_path, monkeypatch)["cells"]
     assert {cell["rollback"] for cell in cells} == {"ring", "replay"}
     assert {1, 16} <= {cell["rows"] for cell in cells}
     assert all(cell["recurrent_ms"] > 0 and cell["ms"] > 0 for cell in cells)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_taste_of_all_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = taste("engines", ["--quick", "--tier", "a"], tmp_path, monkeypatch)
+    assert report["bars"] == {"growth_at_8": 4.0, "auto_median": 0.97, "auto_low": 0.95}
+    (tier,) = report["tiers"]
+    assert tier["tier"] == "a"
+    assert {(cell["level"], cell["engine"]) for cell in tier["cells"]} == {
+        (level, engine)
+        for level in (1, 2)
+        for engine in ("off", "single", "pd", "pdv", "ssd", "auto")
+    }
+    assert [cell["status"] for cell in tier["cells"]] == ["success"] * 12
+    assert tier["agreement"] == {"visits": 2, "same_tokens": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_taste_of_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = taste("drafters", ["--quick", "--tier", "a"], tmp_path, monkeypatch)
+    assert report["bars"] == {"lookups_on_adversarial": 0.97}
+    (tier,) = report["tiers"]
+    assert {"off", "ngram", "model"} <= {cell["contestant"] for cell in tier["cells"]}
+    assert {cell["status"] for cell in tier["cells"]} == {"success"}
+    assert set(tier["met"]) == {"lookups_on_adversarial", "heads_over_model", "trees_over_chains"}
+
+
+def taste(
+    name: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What a study writes that is run with these words."""
+    output = folder / "result.json"
+    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
+    monkeypatch.setattr(sys, "argv", ["run.py", name, *words, "--output", str(output)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "run.py"), run_name="__main__")
+    assert not ended.value.code
+    return json.loads(output.read_text())
 
 
 def numbers(value: Any) -> list[float]:

@@ -104,10 +104,10 @@ def section(
         work(record)
 
     module = ModuleType("gpu_check.planted")
-    vars(module)["run"] = run_planted
+    vars(module)["planted"] = run_planted
     monkeypatch.setitem(sys.modules, "gpu_check.planted", module)
     setting = main.Setting(torch.device("cpu"), True)
-    return main.run_section("planted", setting, 0.3)
+    return main.run_section("planted", setting, "planted", 0.3)
 
 
 def test_a_section_fails_alone_and_keeps_what_it_found(
@@ -141,8 +141,8 @@ def test_a_failed_check_fails_its_section(main: Any, monkeypatch: pytest.MonkeyP
 
     failed = section(main, monkeypatch, work)
     assert failed.state == "failed"
-    assert any("planted (2)" in line for line in main.report.lines([failed]))
+    assert any("planted (2)" in line for line in main.lines([failed]))
 
 
 def test_all_budgets_fit_into_nine_minutes(main: Any) -> None:
-    assert sum(main.BUDGETS.values()) <= 510
+    assert sum(budget for _, budget in main.SECTIONS.values()) <= 510

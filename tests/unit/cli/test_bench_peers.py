@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,23 +229,3 @@ def test_a_file_without_trials(outrider: Command) -> None:
     shown = outrider(*RUN, "--trials", "earlier.json")
     assert shown.code == 2
     assert "no trials of ours" in shown.err
-
-
-def test_the_benchmark_of_that_name_is_this_verb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
-
-    def run(words: list[str]) -> int:
-        called.append(words)
-        Path(words[words.index("--output-dir") + 1], "results.json").write_text("{}")
-        return 0
-
-    script = Path(__file__).parents[3] / "benchmarks" / "vs_peers.py"
-    monkeypatch.setattr("outrider.cli.main.run", run)
-    monkeypatch.setattr(sys, "argv", [str(script), "--tier", "b", "--output", str(tmp_path / "r")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    assert ended.value.code == 0
-    assert (tmp_path / "r").read_text() == "{}"
-    assert called[0][:5] == ["bench", "peers", "--json", "--tier", "b"]

@@ -1,6 +1,6 @@
 """Parts of what passes and memory cost: verifying K drafts, and taking rejected ones back.
 
-From `benchmarks/verify_cost.py` and `benchmarks/memory_cost.py`.
+From the studies `verify_cost` and `memory_cost` of `benchmarks/pass_cost.py`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def part(source: Source) -> list[Part]:
 
 
 def transformers(source: Source) -> list[Part]:
-    """Of benchmarks/vs_transformers.py, whose ratios have no interval. Raises RecordError."""
+    """Of the study `vs_transformers`, whose ratios have no interval. Raises RecordError."""
     record = source.record
     batches = {n: object_of(record, n) for n in record if n.startswith("batch_")}
     if not batches:

@@ -38,7 +38,7 @@ _KINDS: Mapping[str, Callable[[Result], str]] = {
 
 
 def rounds(source: Source) -> list[Part]:
-    """Of benchmarks/predicted.py: rounds against the parts they are made of. Raises RecordError."""
+    """Of the study `predicted`: rounds against the parts they are made of. Raises RecordError."""
     record = source.record
     cells = objects_of(record, "cells")
     if not cells:

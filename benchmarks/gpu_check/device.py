@@ -1,11 +1,4 @@
-"""How many multiprocessors decoding needs: the rest could read prompts.
-
-Decoding reads weights, so the question is how few multiprocessors still read at full speed. Green
-contexts give work a share of the device, where this PyTorch and driver have them: then products of
-a matrix with one vector, which is what decoding is made of, run on each share alone, and beside a
-product of large matrices, which is what reading a prompt is made of, on the rest. A reading kernel
-with a fixed number of programs is the other way, which always works.
-"""
+"""The device itself: what it is, how fast it reads, how few of its parts read as fast."""
 
 from __future__ import annotations
 
@@ -15,15 +8,85 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from gpu_check.clock import seconds_of
-from gpu_check.setting import Setting
+from gpu_check.setting import Setting, seconds_of
+
+from outrider.bench.machine import provenance
+from outrider.kernels.registry import choose
+
+
+def environment(setting: Setting, record: dict[str, Any]) -> None:
+    """Where this ran: device, versions, kernels and what refused."""
+    record |= provenance()
+    record["torch_cuda"] = torch.version.cuda
+    record["triton"] = _triton_version()
+    kernels = choose(
+        device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
+    )
+    record["kernels"] = {choice.op: choice.name for choice in kernels.choices}
+    record["exact"] = kernels.exact
+    record["refusals"] = sorted({r for choice in kernels.choices for r in choice.refusals})
+    if setting.on_cuda:
+        found = torch.cuda.get_device_properties(setting.device)
+        free, total = torch.cuda.mem_get_info(setting.device)
+        record["device"] = {
+            "name": found.name,
+            "capability": f"{found.major}.{found.minor}",
+            "multiprocessors": found.multi_processor_count,
+            "l2_bytes": found.L2_cache_size,
+            "memory_bytes": total,
+            "free_bytes": free,
+        }
+
+
+def _triton_version() -> str | None:
+    try:
+        # Imported here: Triton comes with PyTorch for CUDA alone.
+        import triton
+    except ImportError:
+        return None
+    return triton.__version__
+
+
+def bandwidth(setting: Setting, record: dict[str, Any]) -> None:
+    """The ceiling: how fast memory is copied and read when nothing else is done.
+
+    A pass reads its weights and writes next to nothing, so its ceiling is the read rate; the copy
+    rate, which counts bytes read and written, is what others publish.
+    """
+    record |= bandwidths(setting)
+
+
+def bandwidths(setting: Setting) -> dict[str, float]:
+    """Bytes a second, by kind; on buffers far beyond any cache."""
+    size = 1 << 22 if setting.quick else 1 << 31
+    source = torch.ones(size // 4, dtype=torch.int32, device=setting.device)
+    target = torch.empty_like(source)
+    halves = source.view(torch.bfloat16).view(-1, 4096)
+    row = torch.ones(4096, dtype=torch.bfloat16, device=setting.device)
+    copy = seconds_of(lambda: target.copy_(source), setting)
+    read = seconds_of(source.sum, setting)
+    product = seconds_of(lambda: torch.mv(halves, row), setting)
+    return {
+        "copy_bytes_per_second": 2 * size / copy,
+        "read_bytes_per_second": size / read,
+        "matrix_vector_bytes_per_second": size / product,
+    }
+
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
 # Green contexts take multiprocessors in groups of so many.
 GROUP = 8
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
+def partition(setting: Setting, record: dict[str, Any]) -> None:
+    """How many multiprocessors decoding needs: the rest could read prompts.
+
+    Decoding reads weights, so the question is how few multiprocessors still read at full speed.
+    Green contexts give work a share of the device, where this PyTorch and driver have them: then
+    products of a matrix with one vector, which is what decoding is made of, run on each share
+    alone, and beside a product of large matrices, which is what reading a prompt is made of, on the
+    rest. A reading kernel with a fixed number of programs is the other way, which always works.
+    """
     setting.need_cuda("multiprocessors, to be divided,")
     count = torch.cuda.get_device_properties(setting.device).multi_processor_count
     record["multiprocessors"] = count

@@ -1,18 +1,17 @@
-"""Greedy text of the embedded pair: the same with speculation and without, captured and by stages.
-
-Where kernels are not row-invariant a difference is a near-tie that fell the other way; then it is
-counted and told, and no check fails.
-"""
+"""Greedy text of the embedded pair and of the embedded heads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpu_check import models
 from gpu_check.rounds import Bench
 from gpu_check.setting import Setting, check
 
+from outrider.api.llm import LLM
 from outrider.api.tokenizer import Tokenizer
+from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
 
@@ -28,7 +27,13 @@ PROMPTS = (
 )
 
 
-def run(setting: Setting, record: dict[str, Any]) -> None:
+def exactness(setting: Setting, record: dict[str, Any]) -> None:
+    """Greedy text of the embedded pair: the same with speculation and without, captured and by
+    stages.
+
+    Where kernels are not row-invariant a difference is a near-tie that fell the other way; then it
+    is counted and told, and no check fails.
+    """
     tokenizer = Tokenizer.load(resolve(models.TARGET))
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     most = 6 if setting.quick else 96
@@ -72,3 +77,36 @@ def _compare_seeds(
         same = sum(a == b for a, b in zip(captured, by_stages, strict=True))
         cell = {"k": 3, "batch": 2, "sampler": sampler, "same": same, "of": len(captured)}
         record["cells"].append(cell)
+
+
+# Nodes of their trees; 0 drafts chains.
+HEADS = (("mtp", 0), ("mtp", 8), ("eagle", 0), ("eagle", 8), ("medusa", 8))
+
+
+def heads(setting: Setting, record: dict[str, Any]) -> None:
+    """The embedded heads on this device: greedy text with each of them is that without a draft."""
+    common = EngineConfig(
+        device=setting.device.type,
+        force_reference=not setting.on_cuda,
+        batch_size=2,
+        context=160,
+        drafter="none",
+    )
+    prompts = PROMPTS[: 1 if setting.quick else 4]
+    params = SamplingParams(max_tokens=5 if setting.quick else 64)
+    plain = [result.token_ids for result in LLM(config=common).generate(prompts, params)]
+    record["cells"] = []
+    for drafter, nodes in HEADS[1:3] if setting.quick else HEADS:
+        llm = LLM(config=replace(common, drafter=drafter, tree_nodes=nodes, k=3))
+        results = llm.generate(prompts, params)
+        same = sum(a.token_ids == b for a, b in zip(results, plain, strict=True))
+        rounds = sum(result.stats.num_rounds for result in results)
+        cell = {"drafter": drafter, "nodes": nodes, "same": same, "of": len(plain)}
+        record["cells"].append(
+            cell | {"tokens_per_round": sum(len(r.token_ids) for r in results) / max(rounds, 1)}
+        )
+        if llm.kernels.exact:
+            name = f"{drafter} with {nodes} nodes changes no token"
+            check(record, name, passed=same == len(plain), detail=f"{same} of {len(plain)}")
+        del llm
+        models.let_go()

@@ -1,0 +1,41 @@
+"""Runs one study of this folder: `python benchmarks/run.py NAME [OPTION...]`.
+
+NAME is also that of its result files in benchmarks/results. `run.py NAME --help` has the question
+and the options. The last line of a run is one JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# The module of each study.
+STUDIES = {
+    "limits": "limits",
+    "batch": "limits",
+    "verify_cost": "pass_cost",
+    "linear_cost": "pass_cost",
+    "memory_cost": "pass_cost",
+    "accept_cost": "round_cost",
+    "drafter_cost": "round_cost",
+    "overhead": "round_cost",
+    "predicted": "predicted",
+    "tiers": "predicted",
+    "engines": "engines",
+    "drafters": "drafters",
+    "soak": "unchanged",
+    "quantise_error": "unchanged",
+    "vs_transformers": "vs_transformers",
+}
+
+
+def main(words: list[str]) -> int:
+    name = words[0] if words else ""
+    if name not in STUDIES:
+        print(f"{__doc__}\nNAME is one of {', '.join(STUDIES)}.", file=sys.stderr)
+        return 2
+    return getattr(importlib.import_module(STUDIES[name]), name).main(words[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
