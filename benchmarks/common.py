@@ -31,6 +31,7 @@ import torch
 from outrider import LLM
 from outrider.bench.machine import Neighbours, provenance
 from outrider.bench.store import write_json
+from outrider.bench.turns import rotated
 from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
@@ -202,11 +203,9 @@ def in_turns(
     contestants: Mapping[K, Callable[[], T]], repeats: int, *, warm_ups: int = 1
 ) -> dict[K, list[T]]:
     """What each contestant returned in every turn after the warm-ups; the order rotates."""
-    names = list(contestants)
-    found: dict[K, list[T]] = {name: [] for name in names}
+    found: dict[K, list[T]] = {name: [] for name in contestants}
     for repeat in range(repeats + warm_ups):
-        for turn in range(len(names)):
-            name = names[(repeat + turn) % len(names)]
+        for name in rotated(list(contestants), repeat):
             answer = contestants[name]()
             if repeat >= warm_ups:
                 found[name].append(answer)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
+from outrider.bench.turns import rotated
 from outrider.lab.inflate import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,13 +90,11 @@ def race(
     contestants: Mapping[str, Callable[[], object]], setting: Setting, *, calls: int = 1
 ) -> dict[str, float]:
     """Median seconds of each; they take turns, in an order that rotates."""
-    names = list(contestants)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in contestants}
     for work in contestants.values():
         work()
     for repeat in range(setting.repeats):
-        for turn in range(len(names)):
-            name = names[(repeat + turn) % len(names)]
+        for name in rotated(list(contestants), repeat):
             with DeviceTimer(setting.device) as timer:
                 for _ in range(calls):
                     contestants[name]()
