@@ -55,9 +55,7 @@ class KSweepOptions(JsonOption):
     pairs: str | None = setting(
         None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
     )
-    preset: str | None = setting(
-        None, "Fill in a published recipe: phase-3d or phase-4a.", choices=("phase-3d", "phase-4a")
-    )
+    preset: str | None = setting(None, "Fill in a published recipe: gpt2-k or llama3-batch.")
     experiment: str | None = setting(
         None, "Read these options and settings from a YAML file; flags go before it."
     )

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 from outrider.bench.studies.sweep_grid import PromptSource
 from outrider.bench.studies.sweep_plan import KSweep, Pair, Prompts, Work
-from outrider.bench.studies.sweep_recipes import PRESETS, Preset
+from outrider.bench.studies.sweep_recipes import Preset, preset
 from outrider.bench.workload import PromptDataset, fingerprint
 from outrider.cli.bench_options import SweepOptions
 from outrider.cli.call import Call
@@ -133,7 +133,7 @@ class Setup:
 def set_up(call: Call[KSweepOptions]) -> Setup:
     """Raises ConfigError for words that cannot be meant."""
     options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_SWEEPS)
-    recipe = PRESETS[options.preset] if options.preset else None
+    recipe = preset(options.preset) if options.preset else None
     engine = _engine(options, resolved, recipe)
     pairs = _pairs(options, resolved, recipe, engine)
     params = _params(options, resolved, recipe)

@@ -417,6 +417,7 @@ def test_every_recipe_can_be_planned_on_the_embedded_pair() -> None:
         for v in a.values
     }
     assert pairs <= set(PAIRS)
+    assert recipe("phase-3d") is RECIPES["gpt2-k"]
     with pytest.raises(ConfigError, match="phase-9"):
         recipe("phase-9")
 

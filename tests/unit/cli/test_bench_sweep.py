@@ -145,12 +145,12 @@ def test_without_any_models_nothing_is_left_behind(outrider: Command) -> None:
 
 def test_a_preset_has_its_shape_on_another_pair(outrider: Command) -> None:
     shown = outrider(
-        *("bench", "sweep", "--preset", "phase-4a", "--pair", "embedded", "--prompts", "4"),
+        *("bench", "sweep", "--preset", "llama3-batch", "--pair", "embedded", "--prompts", "4"),
         *("--no-plots", "--warmup", "0"),
     )
     assert shown.code == 0, shown.err
     (folder,) = Path("results").iterdir()
-    assert folder.name.endswith("-cpu-embedded-phase-4a")
+    assert folder.name.endswith("-cpu-embedded-llama3-batch")
     configs = [record["config"] for record in samples(str(folder))]
     assert {(c["batch_size"], c["max_tokens"]) for c in configs} == {(1, 64), (2, 64), (4, 32)}
     assert {c["dtype"] for c in configs} == {"auto"}

@@ -204,8 +204,21 @@ class Recipe:
     remark: str = ""
 
 
+# Older spellings of names.
+ALIASES = {"phase-3d": "gpt2-k", "phase-4a": "llama3-batch"}
+
+
+def preset(name: str) -> Preset:
+    """Of `bench k`. Raises ConfigError for an unknown name."""
+    name = ALIASES.get(name, name)
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {name!r}.", hint=did_you_mean(name, PRESETS))
+    return PRESETS[name]
+
+
 def recipe(name: str) -> Recipe:
     """Raises ConfigError for an unknown name."""
+    name = ALIASES.get(name, name)
     if name not in RECIPES:
         raise ConfigError(f"unknown preset {name!r}.", hint=did_you_mean(name, RECIPES))
     return RECIPES[name]

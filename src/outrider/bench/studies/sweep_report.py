@@ -11,7 +11,7 @@ from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number
 from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_axes import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
-from outrider.bench.studies.sweep_recipes import RECIPES, Recipe, Reference
+from outrider.bench.studies.sweep_recipes import ALIASES, RECIPES, Recipe, Reference
 from outrider.bench.studies.sweep_record import ResultsFolder
 from outrider.bench.studies.sweep_summary import (
     Marginal,
@@ -45,7 +45,8 @@ _AXIS_NOTE = "Over all cells that have the value; the mean is geometric."
 
 def preset_of(folder: ResultsFolder) -> Recipe | None:
     """The preset that was run last, if any."""
-    return RECIPES.get(str(folder.runs[-1].get("preset")))
+    name = str(folder.runs[-1].get("preset"))
+    return RECIPES.get(ALIASES.get(name, name))
 
 
 def tested_claims(folder: ResultsFolder) -> list[str]:
