@@ -34,7 +34,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.frame import ratio_of_medians
-from outrider.bench.gemm.engines import Bed, Contestant, Numbers, Text, rooms
+from outrider.bench.gemm.engines import Bed, CostEngine, CostNumbers, Text, rooms
 from outrider.bench.gemm.pair import CostPair
 from outrider.bench.workload import load_prompts
 from outrider.drafters.ngram import NgramDrafter
@@ -232,8 +232,8 @@ def tiers(options: Namespace, report: Report) -> None:
         tokenizer = Tokenizer.load(folders["b"])
         texts = load_prompts("humaneval")[: size.num_prompts]
         prompts = [tokenizer.encode(text)[:64] for text in texts]
-        contestants = [Contestant(study="alpha", method="ar")]
-        contestants += [Contestant(study="alpha", method="sd", k=k, alpha=1.0) for k in size.ks]
+        contestants = [CostEngine(study="alpha", method="ar")]
+        contestants += [CostEngine(study="alpha", method="sd", k=k, alpha=1.0) for k in size.ks]
         text = Text(prompt_tokens=max(map(len, prompts)), max_tokens=size.num_tokens)
         room, draft_room = rooms(contestants, text)
         draft = decoder(resolve(DRAFT), draft_room)
@@ -278,11 +278,11 @@ def shape_of(quick: bool, target: Decoder) -> GemmShape:
     )
 
 
-def compared(real: Bed, scripted_bed: Bed, one: Contestant, num_prompts: int) -> dict[str, Any]:
+def compared(real: Bed, scripted_bed: Bed, one: CostEngine, num_prompts: int) -> dict[str, Any]:
     """Both tiers on every prompt in turns, after one that warms up and tells acceptance."""
     scripted_bed = replace(scripted_bed, rates=rates_of(real, one, num_prompts))
     scripted_bed.run(one)
-    found: dict[str, list[Numbers]] = {"b": [], "c": []}
+    found: dict[str, list[CostNumbers]] = {"b": [], "c": []}
     beds: Mapping[str, Bed] = {"b": real, "c": scripted_bed}
     for repeat in range(num_prompts):
         for tier in ("b", "c") if repeat % 2 else ("c", "b"):
@@ -302,7 +302,7 @@ def compared(real: Bed, scripted_bed: Bed, one: Contestant, num_prompts: int) ->
     }
 
 
-def rates_of(real: Bed, one: Contestant, num_prompts: int) -> tuple[float, ...]:
+def rates_of(real: Bed, one: CostEngine, num_prompts: int) -> tuple[float, ...]:
     """The rate at which scripted drafts bring as many tokens a round as tier B's, from runs before.
 
     It is not the share of judged tokens that tier B keeps: real drafts fail in runs."""
@@ -315,12 +315,12 @@ def rates_of(real: Bed, one: Contestant, num_prompts: int) -> tuple[float, ...]:
     return (min(place, 1000) / 1000,)
 
 
-def seconds(runs: Sequence[Numbers], name: str) -> list[float]:
+def seconds(runs: Sequence[CostNumbers], name: str) -> list[float]:
     """Of a round, by prompt."""
     return [getattr(run, name) / run.num_rounds for run in runs]
 
 
-def round_parts(runs: Sequence[Numbers]) -> dict[str, float]:
+def round_parts(runs: Sequence[CostNumbers]) -> dict[str, float]:
     return {
         "round_ms": round(1e3 * statistics.median(seconds(runs, "seconds")), 4),
         "draft_ms": round(1e3 * statistics.median(seconds(runs, "draft_seconds")), 4),
