@@ -1,47 +1,68 @@
 """A page of results, said once and written as Markdown or as one HTML file without scripts.
 
-Tables have text in their cells. Pictures are named by their file without `-dark`; where a page can,
-it shows the dark one on dark screens.
+The templates are in templates/. What a page says is text: HTML escapes it where it is put in,
+whatever a results file held, and shows pictures for light and for dark screens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.bench.store import write_text
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #d0d7de; --muted: #6e7781; }
-@media (prefers-color-scheme: dark) { :root { --line: #30363d; --muted: #9198a1; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: right; }
-th { color: var(--muted); font-weight: 600; white-space: nowrap; }
-td:first-child, th:first-child { text-align: left; }
-td { font-variant-numeric: tabular-nums; }
-img { max-width: 100%; }
-"""
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_NUMBER = re.compile(r"[+-]?[\d.,]+×?( \([\d.]+ to [\d.]+\)| ± [\d.]+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """`light` and `dark` are addresses: files beside the page, or the data themselves. `words` say
+    what it shows, for those who cannot see it too."""
+
+    title: str
+    light: str
+    dark: str
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Paragraphs, then a table, then a list, then pictures (title and path); any may be empty."""
+    """In this order, and any may be empty: paragraphs, warnings, a table, a list, pictures,
+    sections one level down, and facts (a name and a value each) that are folded away. `place` is
+    where all of it comes from."""
 
     title: str
+    place: str = ""
     text: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     points: Sequence[str] = ()
-    pictures: Sequence[tuple[str, str]] = ()
+    pictures: Sequence[Picture] = ()
+    sections: Sequence[Section] = ()
+    facts: Sequence[Sequence[tuple[str, str]]] = ()
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers, with their intervals, and nothing else."""
+        return [_is_numeric([row[i] for row in self.rows]) for i in range(len(self.header))]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """One that is `whole` has its pictures in itself, so its policy lets nothing be fetched, and
+    lists its sections after the first, the summary."""
+
     title: str
     sections: Sequence[Section]
+    whole: bool = False
 
 
 def number(value: float | None, digits: int) -> str:
@@ -61,62 +82,29 @@ def write_page(folder: Path, page: Page) -> None:
 
 
 def markdown(page: Page) -> str:
-    blocks = [f"# {page.title}"]
-    for section in page.sections:
-        blocks += [f"## {section.title}", *section.text]
-        if section.rows:
-            blocks.append("\n".join(_markdown_table(section)))
-        if section.points:
-            blocks.append("\n".join(f"- {point}" for point in section.points))
-        blocks += [f"![{title}]({path})" for title, path in section.pictures]
-    return "\n\n".join(blocks) + "\n"
+    return _template("page.md.j2").render(page=page)
 
 
 def html(page: Page) -> str:
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(page.title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{escape(page.title)}</h1>",
-            *(line for section in page.sections for line in _html_section(section)),
-            "</body></html>",
-            "",
-        ]
+    return _template("page.html.j2").render(page=page)
+
+
+def _is_numeric(column: Sequence[str]) -> bool:
+    found = [text for text in column if text not in ("", "-")]
+    return bool(found) and all(_NUMBER.fullmatch(text) for text in found)
+
+
+@cache
+def _template(name: str) -> Template:
+    # Many read this module for its numbers alone.
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader("outrider.bench"),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _markdown_table(section: Section) -> Iterator[str]:
-    yield _markdown_row(section.header)
-    yield _markdown_row(["---", *["--:"] * (len(section.header) - 1)])
-    yield from map(_markdown_row, section.rows)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _html_section(section: Section) -> Iterator[str]:
-    yield f"<h2>{escape(section.title)}</h2>"
-    for paragraph in section.text:
-        yield f"<p>{escape(paragraph)}</p>"
-    if section.rows:
-        yield "<table><thead>" + _html_row(section.header, "th") + "</thead><tbody>"
-        yield from (_html_row(row, "td") for row in section.rows)
-        yield "</tbody></table>"
-    if section.points:
-        yield "<ul>"
-        yield from (f"<li>{escape(point)}</li>" for point in section.points)
-        yield "</ul>"
-    for title, path in section.pictures:
-        stem, dot, kind = path.rpartition(".")
-        dark = escape(f"{stem}-dark{dot}{kind}", quote=True)
-        yield (
-            f'<picture><source srcset="{dark}" media="(prefers-color-scheme: dark)">'
-            f'<img src="{escape(path, quote=True)}" alt="{escape(title, quote=True)}"></picture>'
-        )
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return environment.get_template(name)

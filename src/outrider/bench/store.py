@@ -76,20 +76,21 @@ def made(kind: type[T], given: Mapping[str, Any]) -> T:
     for name in sorted(names ^ given.keys()):
         raise RecordError(f"{name} is {'missing' if name in names else 'unknown'}")
     for name, hint in _hints(kind).items():
-        if not _fits(given[name], hint):
+        if not fits(given[name], hint):
             raise RecordError(f"{name} is {given[name]!r:.40}")
     return kind(**given)
 
 
-def _fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
+    """Whether a JSON value is of this type."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
+        return any(fits(value, part) for part in parts)
     if kind is Literal:
         return value in parts
     if kind is Sequence:
         items = cast("list[object]", value)
-        return isinstance(value, list) and all(_fits(item, parts[0]) for item in items)
+        return isinstance(value, list) and all(fits(item, parts[0]) for item in items)
     if hint in (int, float):
         right = type(value) in (int, hint)
         return right and 0 <= cast("float", value) < _MAX_NUMBER

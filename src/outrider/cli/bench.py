@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.frame import MIN_PAIRS
 from outrider.bench.machine import provenance, said_of
 from outrider.bench.published import PUBLISHED, published_texts, questions_of
@@ -215,7 +215,7 @@ def _show(setup: Setup, folder: ResultsFolder) -> int:
 def _draw(setup: Setup, folder: ResultsFolder) -> Sequence[str]:
     if not setup.plots:
         return []
-    reason = figure_style.why_not()
+    reason = drawing.why_not()
     if reason is not None:
         _say(f"note: {reason}")
         return []

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.frame import csv_text
 from outrider.bench.machine import machine, weights_digest
-from outrider.bench.pages import Page
+from outrider.bench.pages import Page, Picture
 from outrider.bench.store import RESULTS, write_text
 from outrider.bench.studies.engines_cells import Taken
 from outrider.bench.studies.engines_plan import Contestant, EnginePlan
@@ -169,21 +169,25 @@ def print_page(page: Page) -> None:
         print()
 
 
-def draw(wanted: bool, drawing: Callable[[], Sequence[Path]]) -> Sequence[Path]:
-    """What `drawing` writes, if figures are wanted and can be drawn."""
+def draw(wanted: bool, make: Callable[[], Sequence[Path]]) -> Sequence[Path]:
+    """What `make` writes, if figures are wanted and can be drawn."""
     if not wanted:
         return []
-    reason = figure_style.why_not()
+    reason = drawing.why_not()
     if reason is not None:
         say(f"note: {reason}")
         return []
-    return drawing()
+    return make()
 
 
-def pictures(folder: Path, drawn: Sequence[Path]) -> list[tuple[str, str]]:
-    """Titles and paths, from the page on, of those for light pages."""
+def pictures(folder: Path, drawn: Sequence[Path]) -> list[Picture]:
+    """Those in `drawn`, whose addresses are paths from the page on."""
     return [
-        (path.stem.replace("_", " "), path.relative_to(folder).as_posix())
+        Picture(
+            title=path.stem.replace("_", " "),
+            light=path.relative_to(folder).as_posix(),
+            dark=path.with_stem(f"{path.stem}-dark").relative_to(folder).as_posix(),
+        )
         for path in drawn
         if path.suffix == ".svg" and not path.stem.endswith("-dark")
     ]

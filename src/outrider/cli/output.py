@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.cli.gate import in_line
 from outrider.core.errors import ConfigError, MachineError
 
@@ -140,7 +140,7 @@ def figure_file(name: str | None) -> Path | None:
         raise ConfigError(
             f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
         )
-    reason = figure_style.why_not()
+    reason = drawing.why_not()
     if reason is not None:
         raise MachineError(reason, hint="leave --figure out")
     check_writable(path)

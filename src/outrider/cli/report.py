@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn
 
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.report.build import build
 from outrider.bench.report.page import num_figures, render, write_figures
+from outrider.bench.report.parts import Figure, Part, Report
 from outrider.bench.report.summary import summarise
-from outrider.bench.report.values import Figure, Part, Report
 from outrider.cli.bench_options import ReportOptions
 from outrider.cli.call import Call, needed
 from outrider.cli.output import check_writable, json_line, prose, write_whole
@@ -28,7 +28,7 @@ def report(call: Call[ReportOptions]) -> int:
     found = build([Path(word) for word in call.arguments])
     for item in found.skipped:
         _say(f"skipped: {item.place}: {item.why}")
-    reason = figure_style.why_not()
+    reason = drawing.why_not()
     if reason is not None:
         _say(f"note: {reason}")
     page = _rendered(found)
@@ -55,7 +55,7 @@ def _rendered(found: Report) -> str:
 
 
 def _figures(found: Report, folder: str | None) -> Sequence[Path]:
-    if folder is None or figure_style.why_not() is not None:
+    if folder is None or drawing.why_not() is not None:
         return []
     try:
         return write_figures(found, Path(folder))

@@ -12,7 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.figure_style import THEMES, Theme, caption, new_figure, save, spread_out, themed
+from outrider.bench import drawing
+from outrider.bench.charts import Axis, Chart, Color, Line, Lines, Panel
+from outrider.bench.lanes import LanePicture, lane_chart
 from outrider.cli.call import Call
 from outrider.cli.output import (
     check_writable,
@@ -193,43 +195,39 @@ def draw_sweep(
     sweep: Sweep, found: Sequence[Comparison], path: Path, *, small_print: str
 ) -> list[Path]:
     """For light and for dark pages, as SVG and PNG beside `path`."""
-    written: list[Path] = []
-    for theme in THEMES:
-        with themed(theme):
-            figure = _figure(sweep, found, theme, small_print)
-            written += save(figure, path.parent, path.stem, theme)
-    return written
+    chart = sweep_chart(sweep, found, small_print=small_print)
+    return drawing.write(chart, path.parent, path.stem)
 
 
-def _figure(sweep: Sweep, found: Sequence[Comparison], theme: Theme, small_print: str) -> Any:
-    figure = new_figure(3.8, f"Simulated engines by {sweep.name}")
-    ups, late = figure.subplots(1, 2)
+def sweep_chart(sweep: Sweep, found: Sequence[Comparison], *, small_print: str) -> Chart:
+    """Values stand at equal distances."""
     engines = found[0].study.engines
-    colors = dict(zip(engines, theme.hues, strict=False)) | {PLAIN: theme.muted}
-    _panel(ups, sweep, {e: [one.speedup(e) or 0.0 for one in found] for e in engines}, colors)
-    ups.axhline(1.0, color=theme.muted, linestyle=(0, (4, 3)), linewidth=1.2)
-    ups.set_title("speed-up over plain decoding", loc="left")
-    latencies = {e: [1e3 * one.numbers[e].latency.p95 for one in found] for e in (PLAIN, *engines)}
-    _panel(late, sweep, latencies, colors)
-    late.set_title("latency of a request, p95, ms", loc="left")
-    for axes in (ups, late):
-        axes.set_ylim(bottom=0)
-    caption(figure, small_print, theme)
-    return figure
+    ups = {e: [one.speedup(e) or 0.0 for one in found] for e in engines}
+    late = {e: [1e3 * one.numbers[e].latency.p95 for one in found] for e in (PLAIN, *engines)}
+    colors: dict[str, Color] = {engine: number for number, engine in enumerate(engines)}
 
+    def panel(title: str, values: Mapping[str, Sequence[float]], *, level: bool) -> Panel:
+        return Lines(
+            title=title,
+            lines=[
+                Line(
+                    name=engine,
+                    points=list(enumerate(heights)),
+                    color=colors.get(engine, "muted"),
+                    mark="o",
+                )
+                for engine, heights in values.items()
+            ],
+            levels=[("as plain decoding", 1.0)] if level else [],
+            x=Axis(label=sweep.name, ticks=sweep.words),
+        )
 
-def _panel(axes: Any, sweep: Sweep, lines: dict[str, list[float]], colors: dict[str, str]) -> None:
-    """Values stand at equal distances, and each line is named at its end."""
-    places = range(len(sweep.words))
-    for engine, values in lines.items():
-        axes.plot(places, values, color=colors[engine], marker="o")
-    highest = max(max(values) for values in lines.values())
-    ends = spread_out([values[-1] for values in lines.values()], 0.07 * highest)
-    for engine, height in zip(lines, ends, strict=True):
-        axes.text(len(places) - 0.85, height, engine, color=colors[engine], va="center")
-    axes.set_xticks(places, sweep.words)
-    axes.set_xlim(-0.3, len(places) - 0.2)
-    axes.set_xlabel(sweep.name)
+    panels = [
+        panel("speed-up over plain decoding", ups, level=True),
+        panel("latency of a request, p95, ms", late, level=False),
+    ]
+    title = f"Simulated engines by {sweep.name}"
+    return Chart(title=title, panels=[panels], foot=small_print)
 
 
 def simulate(call: Call[SimulateOptions]) -> int:
@@ -335,8 +333,6 @@ def _draw(sweep: Sweep | None, found: Sequence[Comparison], path: Path) -> list[
     small_print = about(found[0].study, varies=sweep.name if sweep else "")
     if sweep is not None:
         return draw_sweep(sweep, found, path, small_print=small_print)
-    from outrider.bench.figure_lanes import LanePicture, draw_lanes
-
     written: list[Path] = []
     for engine in found[0].study.engines:
         run = found[0].runs[engine]
@@ -346,5 +342,5 @@ def _draw(sweep: Sweep | None, found: Sequence[Comparison], path: Path) -> list[
             title=f"Simulated lanes of {engine}",
             small_print=small_print,
         )
-        written += draw_lanes(picture, path.parent, f"{path.stem}-{engine}")
+        written += drawing.write(lane_chart(picture), path.parent, f"{path.stem}-{engine}")
     return written

@@ -303,7 +303,8 @@ def _our_prompts() -> list[str]:
 
 
 def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Path]:
-    from outrider.bench.figure_lanes import LanePicture, draw_lanes
+    from outrider.bench.drawing import write
+    from outrider.bench.lanes import LanePicture, lane_chart
 
     engine, params = call.resolved.engine(), call.resolved.sampling()
     if recording.counters is None:
@@ -316,4 +317,4 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
         small_print=f"{call.resolved.program().target}, {how}, K={engine.k}",
         seconds=call.options.figure_seconds,
     )
-    return draw_lanes(picture, path.parent, path.stem)
+    return write(lane_chart(picture), path.parent, path.stem)

@@ -10,12 +10,12 @@ import pytest
 
 from doubles.clocks import FakeClock
 from doubles.fake_writer import FakeWriter
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.frame import csv_text
 from outrider.bench.pages import Page, markdown
 from outrider.bench.studies import drafters_lineup as lineup_of_bench
 from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
-from outrider.bench.studies.drafters_figures import FIGURES, draw_all
+from outrider.bench.studies.drafters_figures import charts, draw_all
 from outrider.bench.studies.drafters_lineup import (
     OFF,
     Drafts,
@@ -314,12 +314,13 @@ def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(figure_style.why_not() is not None, reason="matplotlib is not installed")
+@pytest.mark.skipif(drawing.why_not() is not None, reason="matplotlib is not installed")
 def test_figures_are_drawn_light_and_dark_and_the_same_every_time(
     samples: list[Sample], tmp_path: Path
 ) -> None:
     kinds = [f"{side}.{kind}" for side in ("", "-dark") for kind in ("svg", "png")]
     first, second = (draw_all(cells(samples), "x", tmp_path / name) for name in "ab")
-    assert {path.name for path in first} == {name + kind for name in FIGURES for kind in kinds}
+    names = ("speedup_by_drafter", "acceptance_by_position")
+    assert {path.name for path in first} == {name + kind for name in names for kind in kinds}
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
-    assert draw_all([c for c in cells(samples) if c.contestant == OFF], "x", tmp_path) == []
+    assert charts([c for c in cells(samples) if c.contestant == OFF], "x") == {}

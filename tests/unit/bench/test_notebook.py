@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.figure_style import why_not
+from outrider.bench.drawing import why_not
 
 pytestmark = pytest.mark.wide
 

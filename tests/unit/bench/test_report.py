@@ -11,14 +11,13 @@ import pytest
 from doubles import report_results
 from doubles.study_results import cell, study
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
-from outrider.bench.figure_style import LIGHT
+from outrider.bench.charts import Dots, Lines
 from outrider.bench.frame import Ratio
 from outrider.bench.report.build import build
-from outrider.bench.report.figure_scatter import Pair
-from outrider.bench.report.prediction_part import said
-from outrider.bench.report.study_speed import hits
+from outrider.bench.report.parts import Claim, Part, Report
+from outrider.bench.report.plots import MAX_ROWS, Pair, claims_chart, said
 from outrider.bench.report.summary import summarise
-from outrider.bench.report.values import Claim, Part, Report
+from outrider.bench.report.views.study_charts import OF_CELLS
 from outrider.bench.studies.sweep_record import SWEEP, ResultsFolder
 
 COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -151,14 +150,30 @@ def test_the_eight_figures_of_a_cost_study_are_there(report: Report) -> None:
 def test_the_level_of_drafting_in_turns_is_that_of_the_same_study() -> None:
     """Each study has plain decoding of its own visits; a ratio over another's is another ratio."""
     cells = [
-        cell("alpha", "sd", 4, speed_up=2.9),
-        cell("fan_out", "sd", 4, speed_up=2.4),
         cell("hits", "sd", 4, speed_up=1.1),
         *(cell("hits", "ssd", 4, p_hit=p, speed_up=1.2 + p) for p in (0.0, 1.0)),
     ]
-    (axes,) = hits(cells, "toy", LIGHT).axes
-    drawn = [(list(line.get_xdata()), {float(y) for y in line.get_ydata()}) for line in axes.lines]
-    assert [ys for xs, ys in drawn if xs == [0, 1] and len(ys) == 1] == [{1.1}, {1.0}]
+    study, _, draw = OF_CELLS["fig2_hits"]
+    ((panel,),) = draw(cells, "toy").panels
+    assert study == "hits"
+    assert isinstance(panel, Lines)
+    named = {line.name: list(line.points) for line in panel.lines if line.name}
+    assert named["SD, K=4, alpha=0.9"] == [(0.0, 1.1), (1.0, 1.1)]
+    assert named["SSD, K=4, alpha=0.9"] == [(0.0, 1.2), (1.0, 2.2)]
+    assert panel.levels == [("plain decoding", 1.0)]
+
+
+def test_a_figure_that_is_cut_shows_no_better_half() -> None:
+    claims = [
+        Claim(kind="peer", where=f"{i}", against="x", ratio=Ratio(1 + i / 10, None, None, 2))
+        for i in range(3 * MAX_ROWS)
+    ]
+    chart = claims_chart(claims, "title", "label", "foot")
+    ((dots,),) = chart.panels
+    assert isinstance(dots, Dots)
+    half = MAX_ROWS // 2
+    assert dots.names == [str(i) for i in (*range(half), *range(5 * half, 6 * half))]
+    assert f"{2 * MAX_ROWS} more are in the table" in chart.foot
 
 
 def test_a_window_that_scatter_alone_decides_says_so(tmp_path: Path) -> None:

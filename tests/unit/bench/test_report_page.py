@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,15 @@ import pytest
 
 from doubles import report_results
 from doubles.sweeps import small_sweep
-from outrider.bench import figure_style
-from outrider.bench.figure_style import DARK, LIGHT, Theme, new_figure
+from outrider.bench import drawing
+from outrider.bench.charts import Axis, Chart, Line, Lines
+from outrider.bench.drawing import LIGHT, Theme
 from outrider.bench.frame import Ratio
-from outrider.bench.report import embed, page
+from outrider.bench.pages import Section
 from outrider.bench.report.build import build
-from outrider.bench.report.embed import Canvas
 from outrider.bench.report.page import num_figures, render, write_figures
-from outrider.bench.report.values import (
-    Claim,
-    Figure,
-    Origin,
-    Part,
-    Picture,
-    Report,
-    Skipped,
-    Table,
-)
+from outrider.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped
+from outrider.bench.report.reading import picture
 
 HOSTILE = '<script>alert("1")</script>\'"&{{ 7 * 7 }}{% raw %}'
 VOID = {"meta", "input", "img", "br", "link"}
@@ -69,27 +61,6 @@ def read(text: str) -> Reading:
     return found
 
 
-def picture_of(theme: Theme, extra: str = "") -> str:
-    """As matplotlib writes one, with what an embedded one must not keep."""
-    return (
-        '<?xml version="1.0"?>\n<!DOCTYPE svg PUBLIC "x" "http://www.w3.org/svg11.dtd">\n'
-        '<svg xmlns:xlink="http://www.w3.org/1999/xlink" width="648pt" '
-        'viewBox="0 0 648 200" xmlns="http://www.w3.org/2000/svg">\n'
-        "<metadata><x>http://purl.org</x></metadata>\n"
-        '<defs><style type="text/css">*{stroke-linejoin: round}</style></defs>\n'
-        f'<g id="patch_1"><path d="M 1.23456 2.5" clip-path="url(#clip{theme.suffix})" '
-        f'style="fill: {theme.page}; stroke: #abcdef"/></g>\n'
-        '<!-- words --><g transform="scale(0.075 -0.075)"><defs>'
-        '<path id="DejaVuSans-41" d="M 1 1" transform="scale(0.015625)"/></defs>'
-        f'<use xlink:href="#DejaVuSans-41" style="fill: {theme.ink}"/></g>{extra}\n'
-        f'<defs><clipPath id="clip{theme.suffix}"><rect/></clipPath></defs></svg>\n'
-    )
-
-
-def known(_: Figure, theme: Theme) -> str:
-    return picture_of(theme)
-
-
 def no_module(_: str) -> None:
     """Stands for `find_spec` where nothing is installed."""
 
@@ -98,11 +69,14 @@ def no_module(_: str) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of the time; what it would give is known."""
 
-    monkeypatch.setattr(embed, "drawn", known)
+    def svg(_: Chart, theme: Theme) -> bytes:
+        return f"<svg>{theme.suffix}</svg>".encode()
+
+    monkeypatch.setattr(drawing, "svg", svg)
 
 
-def figure(name: str = "f", *, alt: str = "what it shows") -> Figure:
-    return Figure(name=name, title=f"Title of {name}", alt=alt, draw=lambda theme: theme)
+def figure(name: str = "f", *, words: str = "what it shows") -> Figure:
+    return Figure(name=name, chart=Chart(title=f"Title of {name}", panels=[]), words=words)
 
 
 def part(**changes: Any) -> Part:
@@ -111,11 +85,11 @@ def part(**changes: Any) -> Part:
 
 
 def hostile() -> Report:
-    table = Table(title=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], note=HOSTILE)
+    table = Section(title=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], text=[HOSTILE])
     ratio = Ratio(0.5, 0.4, 0.6, 9)
     origin = Origin(facts=[(HOSTILE, HOSTILE)], machine=HOSTILE, commit=HOSTILE, dirty=True)
     claim = Claim(kind="speculation", where=HOSTILE, against=HOSTILE, ratio=ratio)
-    picture = Picture(title=HOSTILE, alt=HOSTILE, light=HOSTILE.encode(), dark=None)
+    stored = picture(HOSTILE, HOSTILE.encode(), HOSTILE.encode(), HOSTILE)
     whole = part(
         kind=HOSTILE,
         title=HOSTILE,
@@ -123,8 +97,8 @@ def hostile() -> Report:
         about=[HOSTILE],
         findings=[HOSTILE],
         claims=[claim],
-        figures=[figure(HOSTILE, alt=HOSTILE)],
-        pictures=[picture],
+        figures=[figure(HOSTILE, words=HOSTILE)],
+        pictures=[stored],
         tables=[table],
         warnings=[HOSTILE],
         origins=[origin],
@@ -154,25 +128,28 @@ def test_a_page_needs_nothing_else() -> None:
     assert all(
         str(image["src"]).startswith("data:image/svg+xml;base64,") for image in found.all("img")
     )
-    assert all(str(use["href"])[0] == "#" for use in found.all("use"))
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_page_can_be_read_without_seeing_it() -> None:
-    report = Report(
-        [part(figures=[figure()], tables=[Table(title="t", header=["a"], rows=[["1"]])])], []
-    )
-    found = read(render(report))
-    (_, svg) = found.all("svg")
-    assert (svg["role"], svg["aria-label"]) == ("img", "Title of f")
+    table = Section(title="t", header=["a"], rows=[["1"]])
+    found = read(render(Report([part(figures=[figure()], tables=[table])], [])))
+    light, dark = found.all("img")
+    assert light["alt"] == dark["alt"] == "Title of f"
     assert "what it shows" in found.text
-    assert len(found.all("figcaption")) == 1
     assert {th["scope"] for th in found.all("th")} == {"col", "row"}
-    assert len(found.all("caption")) == 1
     assert found.all("html") == [{"lang": "en"}]
     names = {attributes["id"] for _, attributes in found.seen if "id" in attributes}
     assert all(str(a["href"])[1:] in names for a in found.all("a"))
     assert all(s["aria-labelledby"] in names for s in found.all("section"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_figure_is_there_for_light_and_for_dark_pages() -> None:
+    found = read(render(Report([part(figures=[figure()])], [])))
+    for image, name, suffix in zip(found.all("img"), ("light", "dark"), ("", "-dark"), strict=True):
+        assert image["class"] == name
+        assert b64decode(str(image["src"]).partition(",")[2]).decode() == f"<svg>{suffix}</svg>"
 
 
 @pytest.mark.usefixtures("quick")
@@ -185,56 +162,24 @@ def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.usefixtures("quick")
-def test_one_drawing_serves_both_themes() -> None:
-    canvas = Canvas()
-    text = canvas.embed(figure()) + canvas.embed(figure())
-    assert text.count("<svg") == 2
-    assert text.count("var(--c0)") == text.count("var(--c1)") == 2
-    assert canvas.styles(LIGHT) == f"--c0: {LIGHT.page}; --c1: {LIGHT.ink};"
-    assert canvas.styles(DARK) == f"--c0: {DARK.page}; --c1: {DARK.ink};"
-    assert "#abcdef" in text
-    assert canvas.letters().count("<path") == 1
-    assert "metadata" not in text
-    assert "words" not in text
-    assert "M 1.23 2.5" in text
-    assert "scale(0.075 -0.075)" in text
-
-
-def test_drawings_that_differ_in_more_than_colours_are_both_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def drawn(_: Figure, theme: Theme) -> str:
-        return picture_of(theme, f'<image width="{len(theme.suffix)}"/>')
-
-    monkeypatch.setattr(embed, "drawn", drawn)
-    text = Canvas().embed(figure())
-    assert text.count("<svg") == 2
-    assert 'class="on-light"' in text
-    assert 'class="on-dark"' in text
-    assert len(set(re.findall(r'id="([^"]+)"', text))) == 2
-
-
 def test_a_figure_that_cannot_be_drawn_is_a_warning() -> None:
-    def fails(_: Theme) -> Any:
-        raise ZeroDivisionError
-
-    broken = Figure(name="b", title="Broken", alt="b", draw=fails)
+    panel = Lines(lines=[Line(points=[(1, 1)], color="no such")], x=Axis())
+    broken = Figure(name="b", chart=Chart(title="Broken", panels=[[panel]]), words="b")
     text = render(Report([part(figures=[broken])], []))
-    assert "Broken cannot be drawn: ZeroDivisionError." in text
+    assert "Broken cannot be drawn: KeyError." in text
     assert "<figure>" not in text
 
 
 def test_without_matplotlib_a_page_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_style, "find_spec", no_module)
-    table = Table(title="t", header=["a"], rows=[["1"]])
+    monkeypatch.setattr(drawing, "find_spec", no_module)
+    table = Section(title="t", header=["a"], rows=[["1"]])
     text = render(Report([part(figures=[figure()], tables=[table])], []))
     assert "matplotlib is not installed" in text
     assert "<td" in text or 'scope="row"' in text
 
 
-def test_every_figure_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed, "drawn", known)
+@pytest.mark.usefixtures("quick")
+def test_every_figure_is_told_of() -> None:
     report = Report([part(figures=[figure("a"), figure("b")])], [])
     told: list[str] = []
     render(report, drawn=lambda one: told.append(one.name))
@@ -245,50 +190,20 @@ def test_every_figure_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_are_written_where_they_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(_: object, folder: Path, name: str, theme: Theme) -> list[Path]:
-        return [folder / f"{name}{theme.suffix}.svg"]
+    def write(_: object, folder: Path, name: str) -> list[Path]:
+        return [folder / f"{name}.svg"]
 
-    monkeypatch.setattr(page, "save", save)
-    found = write_figures(Report([part(figures=[figure("../../up")])], []), tmp_path)
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == [
-        "01-k/_.._up.svg",
-        "01-k/_.._up-dark.svg",
-    ]
-
-
-def every_figure(tmp_path: Path) -> Iterator[Figure]:
-    found = build([report_results.everything(tmp_path)])
-    for one in found.parts:
-        yield from one.figures
+    monkeypatch.setattr(drawing, "write", write)
+    (path,) = write_figures(Report([part(figures=[figure("../../up")])], []), tmp_path)
+    assert path.relative_to(tmp_path).as_posix() == "01-k/_.._up.svg"
 
 
 @pytest.mark.slow
 def test_every_figure_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
-    """Of the kinds that no other test draws, with no rendering, which takes most of the time."""
-    own = [
-        f for f in every_figure(tmp_path) if "report" in getattr(f.draw, "func", f.draw).__module__
-    ]
-    assert len(own) >= 14
-    for one in own:
-        one.draw(LIGHT)
-
-
-@pytest.mark.slow
-def test_a_real_figure_is_embedded_once_for_both_themes() -> None:
-    def draw(theme: Theme) -> Any:
-        drawing = new_figure(2.0, "A $title_{of")
-        axes = drawing.subplots()
-        axes.plot([0, 1], [0, 1], color=theme.hues[0], marker="o")
-        return drawing
-
-    canvas = Canvas()
-    one = Figure(name="a", title="a", alt="a", draw=draw)
-    text = canvas.embed(one)
-    assert text.count("<svg") == 1
-    assert "var(--c" in text
-    assert Canvas().embed(one) == text
-    assert len(text) < 30_000
-    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
-    made = set(re.findall(r'\bid="([^"]+)"', text + canvas.letters()))
-    assert used <= made
-    assert not re.search(r"https?://", text)
+    found = build([report_results.everything(tmp_path)])
+    figures = [figure for part in found.parts for figure in part.figures]
+    assert len(figures) >= 20
+    for one in figures:
+        assert one.chart.title
+        assert one.words
+        drawing.svg(one.chart, LIGHT)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from doubles import report_results
 from doubles.sweeps import folder_of, small_sweep
-from outrider.bench.report import sources
-from outrider.bench.report.build import build
-from outrider.bench.report.sources import find
+from outrider.bench.report import build as build_module
+from outrider.bench.report.build import build, find
 from outrider.bench.report.summary import summarise
 from outrider.core.errors import ConfigError
 
@@ -62,7 +61,7 @@ def test_a_folder_without_results_says_which_command_makes_some(tmp_path: Path) 
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_BYTES", 10)
+    monkeypatch.setattr(build_module, "MAX_BYTES", 10)
     (tmp_path / "big.json").write_text('{"benchmark": "limits"}')
     assert "are more than a results file has" in why(tmp_path)["big.json"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from doubles.command_line import Command, Finished
 from outrider.api.llm import LLM
-from outrider.bench import figure_style, figures
+from outrider.bench import drawing, figures
 from outrider.bench.studies.sweep import Lineup
 from outrider.bench.studies.sweep_recipes import ALIASES, PRESETS, REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME
@@ -287,7 +287,7 @@ def no_module(_: str) -> None:
 
 @pytest.mark.weights
 def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_style, "find_spec", no_module)
+    monkeypatch.setattr(drawing, "find_spec", no_module)
     shown = outrider(
         *("bench", "k", "--single-prompt", "a", "--ks", "0", "--max-tokens", "1"),
         *("--output-dir", "out"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.studies import drafters as samples
 
 pytestmark = pytest.mark.wide
@@ -131,7 +131,7 @@ def no_module(_: str) -> None:
 @pytest.mark.weights
 @pytest.mark.slow
 def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_style, "find_spec", no_module)
+    monkeypatch.setattr(drawing, "find_spec", no_module)
     shown = outrider(*SMALL, "--domains", "code", "--drafters", "ngram")
     assert shown.code == 0, shown.err
     assert "note: no figures: matplotlib" in shown.err

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.studies import engines_run
 from outrider.bench.studies.engines_plan import ENGINES
 from outrider.bench.turns import visit
@@ -171,7 +171,7 @@ def no_module(_: str) -> None:
 @pytest.mark.weights
 @pytest.mark.slow
 def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_style, "find_spec", no_module)
+    monkeypatch.setattr(drawing, "find_spec", no_module)
     shown = outrider(
         *("bench", "engines", "--engines", "off", "--levels", "1", "--requests", "1"),
         *("--repeats", "1", "--max-tokens", "2", "--output-dir", "out"),

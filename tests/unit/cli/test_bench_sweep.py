@@ -11,10 +11,9 @@ import pytest
 from doubles.command_line import Command, Finished
 from doubles.sweeping import QuickLLM
 from outrider.api.llm import LLM
-from outrider.bench.figure_style import THEMES
+from outrider.bench import drawing
 from outrider.bench.store import AppendLog
 from outrider.bench.studies import sweep as sweep_module
-from outrider.bench.studies import sweep_figures as figures
 from outrider.bench.studies.sweep_recipes import RECIPES
 from outrider.bench.studies.sweep_record import FILE_NAME
 from outrider.core.errors import ConfigError
@@ -183,7 +182,7 @@ def test_an_experiment_file_has_axes(outrider: Command) -> None:
 def test_a_figure_for_each_axis_of_several_values(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "THEMES", THEMES[:1])
+    monkeypatch.setattr(drawing, "THEMES", drawing.THEMES[:1])
     words = ("bench", "sweep", "--prompts", "1", "--warmup", "0", "--output-dir", "out")
     shown = outrider(*words, "--over", "k=1,2", "--over", "domain=code")
     assert shown.code == 0, shown.err

@@ -10,7 +10,7 @@ import pytest
 from doubles import report_results
 from doubles.command_line import Command
 from doubles.sweeps import small_sweep
-from outrider.bench import figure_style
+from outrider.bench import drawing
 
 
 def no_module(_: str) -> None:
@@ -20,7 +20,7 @@ def no_module(_: str) -> None:
 @pytest.fixture(autouse=True)
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures have tests of their own, and take most of the time."""
-    monkeypatch.setattr(figure_style, "find_spec", no_module)
+    monkeypatch.setattr(drawing, "find_spec", no_module)
 
 
 def test_a_page_is_written_and_summed_up(tmp_path: Path, outrider: Command) -> None:

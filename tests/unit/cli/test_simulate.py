@@ -14,9 +14,8 @@ import outrider.pairs as pairs
 from checks.chrome_trace import check_trace
 from doubles.command_line import Command
 from doubles.invented_costs import calibration
-from outrider.bench import figure_lanes, figure_style
-from outrider.bench.figure_lanes import LanePicture
-from outrider.cli import simulate as simulate_figure
+from outrider.bench import drawing
+from outrider.bench.charts import Chart, Timeline
 from outrider.cli.simulate_setup import MODEL_IDS, SIZES, spec_named
 from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
@@ -144,11 +143,11 @@ def test_lanes_are_told_in_a_trace_for_each_engine(outrider: Command, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(figure_style.why_not() is not None, reason="matplotlib is not installed")
+@pytest.mark.skipif(drawing.why_not() is not None, reason="matplotlib is not installed")
 def test_a_sweep_is_drawn(
     outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate_figure, "THEMES", (figure_style.LIGHT,))
+    monkeypatch.setattr(drawing, "THEMES", (drawing.LIGHT,))
     record = run_json(outrider, "--engines", "single", "--sweep", "k=1,4", "--figure", "by-k.svg")
     assert record["files"] == ["by-k.svg", "by-k.png"]
     assert (tmp_path / "by-k.svg").stat().st_size > 1000
@@ -157,17 +156,19 @@ def test_a_sweep_is_drawn(
 def test_lanes_are_drawn_for_each_engine(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pictures: dict[str, LanePicture] = {}
+    pictures: dict[str, Chart] = {}
 
-    def draw(picture: LanePicture, folder: Path, name: str) -> list[Path]:
-        pictures[name] = picture
+    def write(chart: Chart, folder: Path, name: str) -> list[Path]:
+        pictures[name] = chart
         return [folder / f"{name}.svg"]
 
-    monkeypatch.setattr(figure_lanes, "draw_lanes", draw)
+    monkeypatch.setattr(drawing, "write", write)
     record = run_json(outrider, "--engines", "pd,ssd", "--figure", "lanes.svg")
     assert record["files"] == ["lanes-pd.svg", "lanes-ssd.svg"]
-    assert {job.lane for job in pictures["lanes-ssd"].jobs} == {"decode", "verify", "prefill"}
-    assert "llama-8b" in pictures["lanes-pd"].small_print
+    lanes = pictures["lanes-ssd"].panels[0][0]
+    assert isinstance(lanes, Timeline)
+    assert {row.partition("\n")[0] for row in lanes.rows} == {"decode", "verify", "prefill"}
+    assert "llama-8b" in pictures["lanes-pd"].foot
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from checks.chrome_trace import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
-from outrider.bench import figure_style
+from outrider.bench import drawing
 from outrider.bench.machine import Reading, Usage
 from outrider.cli.trace import Recording, page, record
 from outrider.core.budget import JobTrace
@@ -221,7 +221,7 @@ def test_what_cannot_work_is_said_before_anything_runs(
 
 def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.cli.trace.open_llm", None)
-    monkeypatch.setattr(figure_style, "why_not", lambda: "no figures: matplotlib is missing")
+    monkeypatch.setattr(drawing, "why_not", lambda: "no figures: matplotlib is missing")
     shown = outrider("trace", "--figure", "lanes.svg")
     assert shown.code == 3
     assert "matplotlib is missing" in shown.err

@@ -6,83 +6,29 @@ made. A figure that cannot be drawn from the values it was given is left out, an
 
 from __future__ import annotations
 
-import re
-from base64 import b64encode
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 
-from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
-
-from outrider.bench import figure_style
-from outrider.bench.figure_style import DARK, LIGHT, THEMES, save, themed
-from outrider.bench.report.embed import Canvas, smaller
+from outrider.bench import drawing
+from outrider.bench.drawing import THEMES
+from outrider.bench.pages import Page, Picture, Section, html
+from outrider.bench.report.parts import Figure, Part, Report
+from outrider.bench.report.reading import picture
 from outrider.bench.report.summary import summarise
-from outrider.bench.report.template import MACROS, NIGHT, PAGE, STYLE
-from outrider.bench.report.values import Figure, Part, Picture, Report, Table
 
 TITLE = "Outrider: what was measured"
 # What values that nobody expected can make a drawing do.
 _UNDRAWABLE = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
-_NUMBER = re.compile(r"[+-]?[\d.,]+×?( \([\d.]+ to [\d.]+\)| ± [\d.]+)?")
 _UNSAFE = '/\\ :*?"<>|\0'
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A figure of a part: markup that has its title, and what it shows in words."""
-
-    markup: Markup
-    caption: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """A table, and which of its columns hold numbers."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-    numeric: Sequence[bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _PartPage:
-    """A part with its figures drawn."""
-
-    title: str
-    place: str
-    about: Sequence[str]
-    warnings: Sequence[str]
-    findings: Sequence[str]
-    shown: Sequence[Shown]
-    tables: Sequence[_Laid]
-    origins: Sequence[object]
 
 
 def render(report: Report, *, drawn: Callable[[Figure], None] = lambda _: None) -> str:
     """The page. `drawn` is told of every figure once it is there, for a progress bar."""
-    canvas, summary = Canvas(), summarise(report)
-    parts = [_drawn(part, canvas, drawn) for part in report.parts]
-    page = (
-        _environment()
-        .get_template("page")
-        .render(
-            title=TITLE,
-            summary=summary,
-            overview=_laid(summary.table) if summary.table else None,
-            parts=parts,
-            skipped=report.skipped,
-            style=_style(canvas),
-            # Letters of a font that comes with the package.
-            letters=Markup(canvas.letters()),  # nosec B704
-        )
-    )
-    # Empty lines are what the template's own lines leave behind.
-    return "".join(line + "\n" for line in page.split("\n") if line.strip())
+    sections = [_summary(report), *(_section(part, drawn) for part in report.parts)]
+    if report.skipped:
+        rows = [(item.place, item.why) for item in report.skipped]
+        sections.append(Section(title="Skipped", header=("file", "why"), rows=rows))
+    return html(Page(TITLE, sections, whole=True))
 
 
 def num_figures(report: Report) -> int:
@@ -97,84 +43,50 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
     for number, part in enumerate(report.parts, start=1):
         place = folder / f"{number:02d}-{part.kind.replace(' ', '-')}"
         for figure in part.figures:
-            for theme in THEMES:
-                try:
-                    with themed(theme):
-                        written += save(figure.draw(theme), place, _file_name(figure.name), theme)
-                except _UNDRAWABLE:
-                    break
+            try:
+                written += drawing.write(figure.chart, place, _file_name(figure.name))
+            except _UNDRAWABLE:
+                continue
     return written
 
 
-def _drawn(part: Part, canvas: Canvas, drawn: Callable[[Figure], None]) -> _PartPage:
-    shown: list[Shown] = []
+def _summary(report: Report) -> Section:
+    found = summarise(report)
+    inner = [
+        Section(title="Where speculation gains", points=found.gains),
+        Section(title="Where speculation loses", points=found.losses),
+    ]
+    return Section(
+        title="Summary",
+        text=[" ".join(found.sentences)],
+        warnings=found.warnings,
+        sections=[*(one for one in inner if one.points), *([found.table] if found.table else [])],
+    )
+
+
+def _section(part: Part, drawn: Callable[[Figure], None]) -> Section:
+    pictures: list[Picture] = []
     warnings = list(part.warnings)
-    reason = figure_style.why_not()
+    reason = drawing.why_not()
     if reason is not None and part.figures:
         warnings.append(f"This page has {reason}.")
     for figure in part.figures if reason is None else ():
         try:
-            # Drawn here; what records say in it is escaped by whoever draws.
-            shown.append(Shown(Markup(canvas.embed(figure)), figure.alt))  # nosec B704
+            light, dark = (drawing.svg(figure.chart, theme) for theme in THEMES)
+            pictures.append(picture(figure.chart.title, light, dark, figure.words))
         except _UNDRAWABLE as error:
-            warnings.append(f"{figure.title} cannot be drawn: {type(error).__name__}.")
+            warnings.append(f"{figure.chart.title} cannot be drawn: {type(error).__name__}.")
         drawn(figure)
-    shown += [_pictured(picture) for picture in part.pictures]
-    return _PartPage(
+    return Section(
         title=part.title,
         place=part.place,
-        about=part.about,
+        text=part.about,
         warnings=warnings,
-        findings=part.findings,
-        shown=shown,
-        tables=[_laid(table) for table in part.tables],
-        origins=[origin for origin in part.origins if origin.facts],
+        points=part.findings,
+        pictures=[*pictures, *part.pictures],
+        sections=part.tables,
+        facts=[origin.facts for origin in part.origins if origin.facts],
     )
-
-
-def _pictured(picture: Picture) -> Shown:
-    dark = picture.dark or picture.light
-    images = [
-        f'<img class="on-{name}" alt="{escape(picture.title, quote=True)}" '
-        f'src="data:image/svg+xml;base64,{b64encode(smaller(data)).decode("ascii")}">'
-        for name, data in (("light", picture.light), ("dark", dark))
-    ]
-    # Our tags around base64.
-    return Shown(Markup("".join(images)), picture.alt)  # nosec B704
-
-
-def _environment() -> Environment:
-    macros = '{% from "macros" import warned, tabled %}'
-    return Environment(
-        loader=DictLoader({"page": macros + PAGE, "macros": MACROS}),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _laid(table: Table) -> _Laid:
-    columns = [[row[i] for row in table.rows] for i in range(len(table.header))]
-    return _Laid(
-        title=table.title,
-        header=table.header,
-        rows=table.rows,
-        note=table.note,
-        numeric=[_is_numeric(column) for column in columns],
-    )
-
-
-def _is_numeric(column: Sequence[str]) -> bool:
-    """Whether it holds numbers, with their intervals, and nothing else."""
-    found = [text for text in column if text not in ("", "-")]
-    return bool(found) and all(_NUMBER.fullmatch(text) for text in found)
-
-
-def _style(canvas: Canvas) -> Markup:
-    night = NIGHT.replace("DARK", canvas.styles(DARK))
-    # Colours of this package.
-    return Markup(STYLE.replace("NIGHT", night).replace("LIGHT", canvas.styles(LIGHT)))  # nosec B704
 
 
 def _file_name(name: str) -> str:

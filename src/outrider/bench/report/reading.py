@@ -7,86 +7,76 @@ RecordError (bench/store.py), which says what is wrong in the file's own words.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from outrider.bench.frame import MIN_PAIRS, Ratio
 from outrider.bench.machine import is_busy, said_of
-from outrider.bench.report.values import Claim, Origin
-from outrider.bench.store import RecordError, entries, made
+from outrider.bench.pages import Picture, Section
+from outrider.bench.report.parts import Claim, Origin, Part, Record, Source
+from outrider.bench.store import RecordError, fits, made
+from outrider.core.files import Kind, read_bytes
 
 T = TypeVar("T")
-Record = Mapping[str, Any]
 
 _SHOWN_COMMIT = 12
 _ORIGIN_FACTS = ("command", "utc", "python", "cpu", "cores", "physical_cores", "torch_threads")
+_MAX_PICTURE_BYTES = 400_000
+_MAX_PICTURES = 8
+
+
+def part_of(source: Source, record: Record | None = None, **given: Any) -> Part:
+    """A part with the origin that `record`, by itself the whole of the source, names, and why its
+    numbers should be read with care; what is `given` goes before both."""
+    record = source.record if record is None else record
+    origins = given.setdefault("origins", [origin_of(record)])
+    doubted = doubts(record, given.get("claims", ()), origins)
+    given["warnings"] = [*given.get("warnings", ()), *doubted]
+    return Part(place=source.place, **given)
 
 
 def text_of(record: Record, name: str, default: str = "") -> str:
     """A string, or a number as it is written; `default` if there is none."""
-    value = record.get(name)
-    if value is None:
-        return default
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise RecordError(f"{name} is {value!r:.40}")
+    value = _read(record, name, str | int | float)
+    return default if value is None else str(value)
 
 
 def number_of(record: Record, name: str) -> float | None:
-    """A finite number, or None if there is none."""
-    value = record.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RecordError(f"{name} is {value!r:.40}")
-    return float(value)
+    return _read(record, name, float)
 
 
 def count_of(record: Record, name: str) -> int:
-    """A whole number that is there. Raises RecordError."""
-    value = number_of(record, name)
-    if value is None or value != int(value):
-        raise RecordError(f"{name} is {record.get(name)!r:.40}")
-    return int(value)
+    return _required(name, _read(record, name, int))
 
 
 def positive_of(record: Record, name: str) -> float:
-    """A number above 0 that is there. Raises RecordError."""
-    value = number_of(record, name)
-    if value is None or value <= 0:
-        raise RecordError(f"{name} is {record.get(name)!r:.40}")
-    return value
+    return _required(name, _read(record, name, float) or None)
 
 
 def object_of(record: Record, name: str) -> Record:
     """A JSON object; empty if there is none."""
-    value = record.get(name)
-    return {} if value is None else entries(name, value)
+    return _read(record, name, dict) or {}
 
 
 def objects_of(record: Record, name: str) -> list[Record]:
     """A list of JSON objects; empty if there is none."""
-    return [entries(name, item) for item in _list_of(record, name)]
+    return _read(record, name, Sequence[dict[str, Any]]) or []
 
 
 def texts_of(record: Record, name: str) -> list[str]:
     """A list of strings; empty if there is none."""
-    found = _list_of(record, name)
-    for item in found:
-        if not isinstance(item, str):
-            raise RecordError(f"{name} has {item!r:.40}")
-    return cast("list[str]", found)
+    return _read(record, name, Sequence[str]) or []
 
 
 def shares_of(record: Record, name: str) -> list[float | None]:
     """A list of numbers from 0 to 1, with None for what could not be told."""
-    found = _list_of(record, name)
-    for item in found:
-        if item is not None and not (isinstance(item, int | float) and 0 <= item <= 1):
-            raise RecordError(f"{name} has {item!r:.40}")
-    return cast("list[float | None]", found)
+    found: list[float | None] = _read(record, name, Sequence[float | None]) or []
+    if any(share is not None and share > 1 for share in found):
+        raise RecordError(f"{name} is {found!r:.40}")
+    return found
 
 
 def value_of(kind: type[T], record: Record, **changed: object) -> T:
@@ -95,10 +85,10 @@ def value_of(kind: type[T], record: Record, **changed: object) -> T:
     return made(kind, given | changed)
 
 
-def ratio_of(record: Record, name: str, *, value: str = "value") -> Ratio | None:
+def ratio_of(record: Record, name: str) -> Ratio | None:
     """A ratio with its interval, or None if there is none."""
-    found = record.get(name)
-    return None if found is None else flat_ratio(entries(name, found), value=value)
+    found = _read(record, name, dict)
+    return None if found is None else flat_ratio(found)
 
 
 def flat_ratio(record: Record, *, value: str = "value", pairs: str = "num_pairs") -> Ratio:
@@ -107,8 +97,7 @@ def flat_ratio(record: Record, *, value: str = "value", pairs: str = "num_pairs"
     low, high = number_of(record, "low"), number_of(record, "high")
     if (low is None) != (high is None):
         raise RecordError("an interval has one end only")
-    num = number_of(record, pairs)
-    return Ratio(positive_of(record, value), low, high, int(num or 0))
+    return Ratio(positive_of(record, value), low, high, int(number_of(record, pairs) or 0))
 
 
 def several(name: str, given: Sequence[Record], read: Callable[[Record], T]) -> list[T]:
@@ -122,27 +111,36 @@ def several(name: str, given: Sequence[Record], read: Callable[[Record], T]) -> 
     return found
 
 
+def by_tier(record: Record) -> list[tuple[Record, str]]:
+    """What a results file says of each tier of a committed benchmark, or of the pair that it is of,
+    each with its name."""
+    tiers = objects_of(record, "tiers")
+    if not tiers:
+        return [(record, text_of(record, "pair", "a pair"))]
+    head = {name: value for name, value in record.items() if name != "tiers"}
+    return [({**head, **tier}, f"tier {text_of(tier, 'tier', '?').upper()}") for tier in tiers]
+
+
 def origin_of(record: Record) -> Origin:
     """Of the object that bench/machine.py made; empty facts are left out."""
     given = object_of(record, "provenance")
     versions = [f"{k} {v}" for k, v in object_of(given, "packages").items()]
     commit, dirty = given.get("commit"), given.get("dirty") is True
     known = isinstance(commit, str)
-    code = f"{commit}{' with changes' if dirty else ''}" if known else ""
     facts = {
         **{name.replace("_", " "): text_of(given, name) for name in _ORIGIN_FACTS},
         "instructions": text_of(given, "isa"),
         "GPU": text_of(given, "cuda"),
         "packages": ", ".join(versions),
-        "commit": code,
+        "commit": f"{commit}{' with changes' if dirty else ''}" if known else "",
         "run": text_of(record, "run_id"),
         "pair": text_of(record, "pair"),
     }
     cores = text_of(given, "cores")
-    parts = [text_of(given, "cuda"), text_of(given, "cpu"), f"{cores} cores" if cores else ""]
+    machine = [text_of(given, "cuda"), text_of(given, "cpu"), f"{cores} cores" if cores else ""]
     return Origin(
         facts=[(name, value) for name, value in facts.items() if value],
-        machine=", ".join(part for part in parts if part),
+        machine=", ".join(part for part in machine if part),
         commit=commit[:_SHOWN_COMMIT] if isinstance(commit, str) else None,
         dirty=dirty,
     )
@@ -150,27 +148,74 @@ def origin_of(record: Record) -> Origin:
 
 def doubts(record: Record, claims: Sequence[Claim], origins: Sequence[Origin]) -> list[str]:
     """Why the numbers of a results file should be read with care."""
-    found: list[str] = []
-    if record.get("quick") is True:
-        found.append("A quick run, to see that it works: its numbers say little.")
-    if record.get("complete") is False:
-        found.append("The run was interrupted: this is what it had measured until then.")
     share = number_of(record, "foreign_cpu_share")
-    if is_busy(share) and (said := said_of(share)):
-        found.append(said)
-    if any(origin.dirty for origin in origins):
-        found.append(
-            "Files had been changed since the commit that is named, so it is not the code."
-        )
-    if not any(origin.commit for origin in origins):
-        found.append("No commit is named, so it cannot be said which code this was.")
     unjudged = sum(claim.ratio.low is None for claim in claims)
-    if unjudged:
-        found.append(
-            f"{unjudged} of {len(claims)} ratios have no interval: they are of fewer than "
-            f"{MIN_PAIRS} pieces of work, or it was not kept."
-        )
+    said = {
+        "A quick run, to see that it works: its numbers say little.": record.get("quick") is True,
+        "The run was interrupted: this is what it had measured until then.": (
+            record.get("complete") is False
+        ),
+        said_of(share) or "": is_busy(share),
+        "Files had been changed since the commit that is named, so it is not the code.": any(
+            origin.dirty for origin in origins
+        ),
+        "No commit is named, so it cannot be said which code this was.": not any(
+            origin.commit for origin in origins
+        ),
+        f"{unjudged} of {len(claims)} ratios have no interval: they are of fewer than {MIN_PAIRS} "
+        "pieces of work, or it was not kept.": unjudged > 0,
+    }
+    return [text for text, holds in said.items() if text and holds]
+
+
+def own_words(findings: Sequence[str]) -> list[str]:
+    """Without the sentence about a busy machine, which is among the warnings."""
+    return [text for text in findings if not text.startswith("Other programs used")]
+
+
+def tables_of(sections: Iterable[Section]) -> list[Section]:
+    """Those that have rows, without sentences, which are the findings of a part."""
+    return [
+        Section(title=one.title, text=one.text, header=one.header, rows=one.rows)
+        for one in sections
+        if one.rows
+    ]
+
+
+def plain_table(title: str, records: Sequence[Record], *, note: str = "") -> Section:
+    """A row an object, a column a field that holds one value in any of them."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    plain = [
+        name for name in names if not any(isinstance(r.get(name), dict | list) for r in records)
+    ]
+    return Section(
+        title=title,
+        text=[note] if note else [],
+        header=[name.replace("_", " ") for name in plain],
+        rows=[[shown(record.get(name)) for name in plain] for record in records],
+    )
+
+
+def stored(folder: Path, prefix: str, words: str) -> list[Picture]:
+    """Figures that a run drew itself, by the beginning of their name; `words` stand before the rest
+    of it. They may hold anything, so a page shows them as images, in which nothing runs."""
+    found: list[Picture] = []
+    paths = sorted((folder / "figures").glob(f"{prefix}*.svg"))
+    for path in [path for path in paths if not path.stem.endswith("-dark")][:_MAX_PICTURES]:
+        light, dark = _bytes(path), _bytes(path.with_stem(f"{path.stem}-dark"))
+        if light is not None:
+            title = f"{words} {path.stem.removeprefix(prefix)}"
+            said = f"{title}, as the run drew it."
+            found.append(picture(title, light, light if dark is None else dark, said))
     return found
+
+
+def picture(title: str, light: bytes, dark: bytes, words: str) -> Picture:
+    """SVG files inside a page."""
+    light_url, dark_url = (
+        f"data:image/svg+xml;base64,{b64encode(svg).decode('ascii')}" for svg in (light, dark)
+    )
+    return Picture(title=title, light=light_url, dark=dark_url, words=words)
 
 
 def shown(value: object) -> str:
@@ -186,15 +231,30 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def _read(record: Record, name: str, kind: Any) -> Any:
+    """None if there is none. Raises RecordError for one of another type."""
+    value = record.get(name)
+    if value is not None and not fits(value, kind):
+        raise RecordError(f"{name} is {value!r:.40}")
+    return value
+
+
+def _required(name: str, value: T | None) -> T:
+    if value is None:
+        raise RecordError(f"{name} is missing or 0")
+    return value
+
+
 def _default(item: Field[Any]) -> object:
     """What a field is in a file of before it was there."""
     return None if item.default is MISSING else item.default
 
 
-def _list_of(record: Record, name: str) -> list[object]:
-    value = record.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise RecordError(f"{name} is {value!r:.40}")
-    return cast("list[object]", value)
+def _bytes(path: Path) -> bytes | None:
+    """None for a file that is missing, a link, or larger than such a figure is."""
+    try:
+        if path.is_symlink() or path.stat().st_size > _MAX_PICTURE_BYTES:
+            return None
+        return read_bytes(path, Kind.PICTURE)
+    except OSError:
+        return None

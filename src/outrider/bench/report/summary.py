@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.bench.frame import spoken
-from outrider.bench.report.values import Claim, ClaimKind, Part, Report, Table
+from outrider.bench.pages import Section
+from outrider.bench.report.parts import Claim, ClaimKind, Part, Report
 
 MAX_NAMED = 3
 _KINDS: Mapping[ClaimKind, str] = {
@@ -28,23 +29,23 @@ class Summary:
     sentences: Sequence[str]
     gains: Sequence[str]
     losses: Sequence[str]
-    table: Table | None
+    table: Section | None
     warnings: Sequence[str]
 
 
 def summarise(report: Report) -> Summary:
     claims = [claim for part in report.parts for claim in _speculation(part)]
     rows = [row for part in report.parts for row in _rows(part)]
-    table = Table(
+    table = Section(
         title="Ratios by part",
+        text=["Gain and loss: the 95 % interval lies above or below 1. No difference: it holds 1."],
         header=("part", "what", "gain", "loss", "no difference", "not judged", "best", "worst"),
         rows=rows,
-        note="Gain and loss: the 95 % interval lies above or below 1. No difference: it holds 1.",
     )
     return Summary(
         sentences=[*_measured(report), *_balance(claims)],
-        gains=list(_gains(report.parts)),
-        losses=list(_losses(report.parts)),
+        gains=list(_by_part(report.parts, "gain", -1)),
+        losses=list(_by_part(report.parts, "loss", 1)),
         table=table if rows else None,
         warnings=list(_warnings(report)),
     )
@@ -95,20 +96,12 @@ def _balance(claims: Sequence[Claim]) -> Iterator[str]:
         yield f"{len(unjudged)} have no interval and are not judged."
 
 
-def _gains(parts: Sequence[Part]) -> Iterator[str]:
-    """A line a part, the largest first."""
+def _by_part(parts: Sequence[Part], verdict: str, order: int) -> Iterator[str]:
+    """A line a part, the largest first with an `order` of -1, else the worst."""
     for part in parts:
         own = _speculation(part)
-        found = sorted(own, key=lambda claim: -claim.ratio.value)
-        yield from _named(part, [c for c in found if c.verdict == "gain"], len(own))
-
-
-def _losses(parts: Sequence[Part]) -> Iterator[str]:
-    """A line a part, the worst first."""
-    for part in parts:
-        own = _speculation(part)
-        found = sorted(own, key=lambda claim: claim.ratio.value)
-        yield from _named(part, [c for c in found if c.verdict == "loss"], len(own))
+        found = sorted(own, key=lambda claim: order * claim.ratio.value)
+        yield from _named(part, [claim for claim in found if claim.verdict == verdict], len(own))
 
 
 def _named(part: Part, found: Sequence[Claim], num_of: int) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from outrider.bench.figure_lanes import LanePicture, draw_lanes
-from outrider.bench.figure_panels import caption, label_ends
-from outrider.bench.figure_style import THEMES, Theme, new_figure, save, themed
+from outrider.bench.charts import MARKS, Axis, Chart, Color, Line, Lines, ticks_of
+from outrider.bench.drawing import write_all
+from outrider.bench.lanes import LanePicture, lane_chart
 from outrider.bench.studies.engines_cells import Cell, Taken
 from outrider.bench.studies.engines_plan import OFF
 
@@ -36,17 +35,13 @@ FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {
         lambda cell: None if cell.acceptance is None else 100 * cell.acceptance,
     ),
 }
+LEVELS = "requests in flight (0 = one at a time, with gaps)"
 
 
 def draw_all(found: Sequence[Cell], words: str, folder: Path, *, prefix: str = "") -> list[Path]:
     """Write every figure, light and dark, as SVG and PNG; `words` stand at the foot."""
-    written: list[Path] = []
-    for name in FIGURES:
-        for theme in THEMES:
-            with themed(theme):
-                figure = draw(found, name, words, theme)
-                written += save(figure, folder, f"{prefix}{name}", theme)
-    return written
+    own = {f"{prefix}{name}": chart for name, chart in charts(found, words).items()}
+    return write_all(own, folder)
 
 
 def draw_pairs(
@@ -66,48 +61,51 @@ def draw_timelines(taken: Sequence[Taken], words: str, folder: Path) -> list[Pat
     """What the lanes of every engine did at the highest level, at the last repeat."""
     highest = max((one.sample.level for one in taken if one.jobs), default=0)
     last = {t.sample.engine: t for t in taken if t.jobs and t.sample.level == highest}
-    written: list[Path] = []
-    for engine, one in last.items():
-        picture = LanePicture(
+    pictures = {
+        f"lanes_{engine}": LanePicture(
             jobs=one.jobs,
             rounds=[r for served in one.served if served.result for r in served.result.rounds],
             title=f"What the lanes of {engine} did, {highest} requests in flight",
             small_print=words,
         )
-        written += draw_lanes(picture, folder, f"lanes_{engine}")
-    return written
+        for engine, one in last.items()
+    }
+    return write_all({name: lane_chart(one) for name, one in pictures.items()}, folder)
 
 
-def draw(found: Sequence[Cell], name: str, words: str, theme: Theme) -> Any:
-    """A line an engine over the levels, which stand at equal distances."""
-    title, label, value = FIGURES[name]
-    figure = new_figure(3.8, title)
-    axes = figure.subplots()
+def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
+    """By the name of their files: a line an engine over levels at equal distances."""
     levels = sorted({cell.level for cell in found})
-    ends: list[tuple[str, float, str]] = []
-    for engine, color, marker in _styles(found, theme):
-        points = [
-            (levels.index(cell.level), height)
-            for cell in found
-            if cell.engine == engine and (height := value(cell)) is not None
-        ]
-        if points:
-            places, heights = zip(*points, strict=True)
-            axes.plot(places, heights, color=color, marker=marker)
-            ends.append((engine, heights[-1], color))
-    axes.set_xticks(range(len(levels)), [str(level) for level in levels])
-    axes.set_xlim(-0.3, len(levels) - 0.2)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("requests in flight (0 = one at a time, with gaps)")
-    axes.set_ylabel(label)
-    label_ends(axes, len(levels) - 0.9, ends, gap=0.055 * axes.get_ylim()[1])
-    caption(figure, words, theme)
-    return figure
+    return {
+        name: Chart(
+            title=title,
+            panels=[
+                [
+                    Lines(
+                        lines=list(lines(found, value, levels.index)),
+                        x=Axis(label=LEVELS, ticks=ticks_of(levels)),
+                        y=Axis(label=label, low=0),
+                    )
+                ]
+            ],
+            foot=words,
+        )
+        for name, (title, label, value) in FIGURES.items()
+    }
 
 
-def _styles(found: Sequence[Cell], theme: Theme) -> list[tuple[str, str, str]]:
+def lines(
+    found: Sequence[Cell], value: Callable[[Cell], float | None], place: Callable[[int], float]
+) -> Iterator[Line]:
     """Plain decoding is grey, the others have a hue each."""
     engines = list(dict.fromkeys(cell.engine for cell in found))
-    hues = iter(theme.hues)
-    colors = {name: theme.muted if name == OFF else next(hues) for name in engines}
-    return [(name, colors[name], "os^Dvp"[i % 6]) for i, name in enumerate(engines)]
+    drafting = [engine for engine in engines if engine != OFF]
+    for number, engine in enumerate(engines):
+        color: Color = "muted" if engine == OFF else drafting.index(engine)
+        own = [(place(cell.level), value(cell)) for cell in found if cell.engine == engine]
+        yield Line(
+            name=engine,
+            points=[(x, height) for x, height in own if height is not None],
+            color=color,
+            mark=MARKS[number % len(MARKS)],
+        )

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+from outrider.bench.pages import Section
 from outrider.bench.quality.measure import FormatRow, RuleRow
 from outrider.bench.quality.report import Quality, sections
-from outrider.bench.report.pieces import plain_table, tables_of
+from outrider.bench.report.parts import Origin, Part, Record, Source
 from outrider.bench.report.reading import (
-    Record,
     count_of,
-    doubts,
     object_of,
     objects_of,
-    origin_of,
+    part_of,
+    plain_table,
     ratio_of,
     several,
+    tables_of,
     text_of,
     value_of,
 )
-from outrider.bench.report.sources import Source
-from outrider.bench.report.values import Origin, Part, Table
 from outrider.bench.store import RecordError
 
-_TITLES = {
+_PARITY: Mapping[str, str] = {
     "parity": "Tokens with speculation on and off",
     "engines_parity": "Tokens by way of arranging the work",
     "features": "Tokens by feature of a request",
@@ -50,6 +50,14 @@ def certificate(source: Source) -> list[Part]:
     }
     known = [(name, value) for name, value in facts.items() if value]
     failed = [text_of(check, "name", "?") for check in checks if check.get("holds") is not True]
+    rows = [
+        (
+            text_of(check, "name"),
+            "yes" if check.get("holds") is True else "NO",
+            text_of(check, "summary"),
+        )
+        for check in checks
+    ]
     return [
         Part(
             kind="certificate",
@@ -57,20 +65,7 @@ def certificate(source: Source) -> list[Part]:
             place=source.place,
             about=[f"{len(checks)} checks of {target} with {draft} on {machine or 'a machine'}."],
             findings=[text_of(record, "verdict")],
-            tables=[
-                Table(
-                    title="Checks",
-                    header=("check", "holds", "summary"),
-                    rows=[
-                        (
-                            text_of(check, "name"),
-                            "yes" if check.get("holds") is True else "NO",
-                            text_of(check, "summary"),
-                        )
-                        for check in checks
-                    ],
-                )
-            ],
+            tables=[Section(title="Checks", header=("check", "holds", "summary"), rows=rows)],
             warnings=[f"Checks that failed: {', '.join(failed)}."] if failed or not holds else [],
             # A certificate is of a pair and a version, whatever commit it was made with.
             origins=[Origin(facts=known, machine="", commit=None, dirty=False)],
@@ -87,23 +82,17 @@ def quality(source: Source) -> list[Part]:
     )
     if not found.formats and not found.rules:
         raise RecordError("it has neither a format nor a rule")
-    origins = [origin_of(record)]
     own = list(sections(found))
-    broken = [row.rule for row in found.rules if row.broken]
     name = text_of(record, "pair", "a pair")
     return [
-        Part(
+        part_of(
+            source,
             kind="quality",
             title=f"Quality: {name}",
-            place=source.place,
             about=[f"{len(found.formats)} number formats and {len(found.rules)} rules on {name}."],
             findings=[point for section in own for point in section.points],
             tables=tables_of(own),
-            warnings=[
-                *(f"{rule} broke its promise." for rule in broken),
-                *doubts(record, [], origins),
-            ],
-            origins=origins,
+            warnings=[f"{row.rule} broke its promise." for row in found.rules if row.broken],
         )
     ]
 
@@ -117,25 +106,20 @@ def parity(source: Source) -> list[Part]:
     record = source.record
     num, equal = count_of(record, "num_tokens"), count_of(record, "num_equal")
     cells = objects_of(record, "cells")
-    title = _TITLES[source.kind]
-    origins = [origin_of(record)]
     # A row of settings is an object of its own in two of them.
     flat: list[Record] = [{**object_of(cell, "row"), **cell} for cell in cells]
     verb = "is" if num == equal else "is NOT"
+    title = _PARITY[source.kind]
     return [
-        Part(
+        part_of(
+            source,
             kind="equal tokens",
             title=title,
-            place=source.place,
             about=[f"{len(cells)} settings, {text_of(record, 'num_prompts', '?')} prompts."],
             findings=[
                 f"{equal:,} of {num:,} tokens are equal: the text {verb} the same everywhere."
             ],
             tables=[plain_table(title, flat)],
-            warnings=[
-                *([f"{num - equal:,} tokens differ."] if num != equal else []),
-                *doubts(record, [], origins),
-            ],
-            origins=origins,
+            warnings=[f"{num - equal:,} tokens differ."] if num != equal else [],
         )
     ]

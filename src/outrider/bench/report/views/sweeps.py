@@ -1,4 +1,4 @@
-"""The parts of sweeps (bench/studies/sweep*.py), from their samples.
+"""The parts of sweeps, from their samples.
 
 A sweep over K has a table and figures for each pair; one over other axes has the tables of its own
 report, and the figures that it drew.
@@ -7,22 +7,18 @@ report, and the figures that it drew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from outrider.bench.figure_panels import PairData, gather
-from outrider.bench.figures import FIGURES
+from outrider.bench.figures import PairData, charts, gather
 from outrider.bench.frame import spoken
-from outrider.bench.report.pieces import own_words, stored, tables_of
-from outrider.bench.report.reading import doubts, origin_of
-from outrider.bench.report.sources import Source
-from outrider.bench.report.values import Claim, Figure, Part, Table
+from outrider.bench.pages import Section
+from outrider.bench.report.parts import Claim, Figure, Part, Source
+from outrider.bench.report.reading import origin_of, own_words, part_of, stored, tables_of
 from outrider.bench.store import RecordError
 from outrider.bench.studies.sweep_cells import Cell, cells
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, ResultsFolder, Schema
 from outrider.bench.studies.sweep_report import sections, spread_text
 from outrider.bench.studies.sweep_summary import axes_in, points, summary
-from outrider.core.errors import ContractError
 
 _HEADER = (
     "domain",
@@ -41,20 +37,16 @@ _NOTE = (
     "decoding over those of this K, over the same pieces, with its 95 % bootstrap interval."
 )
 # What each figure shows, for those who cannot see it; its numbers are in the table.
-_ALT: Mapping[str, tuple[str, str]] = {
-    "throughput_vs_k": ("Throughput by K", "Tokens a second by K, a panel a domain; plain dashed."),
-    "acceptance_vs_k": ("Acceptance by K", "Share of drafted tokens kept, by K, a line a domain."),
-    "speedup_map": ("Speed-up by domain and K", "A map of speed-ups with their intervals."),
-    "accepted_per_round": ("Drafts kept in a round", "Share of rounds that kept 0, 1, 2 drafts."),
-    "latency_cdf": ("Time of a token", "How many tokens took at most so long, a line a K."),
-    "time_breakdown": ("Where time goes", "Milliseconds a token of draft, target, accept, other."),
-    "verify_time_vs_k": (
-        "A verifying pass",
-        "Time of a verifying pass over that of a plain one, beside constant and linear cost.",
-    ),
+_WORDS: Mapping[str, str] = {
+    "throughput_vs_k": "Tokens a second by K, a panel a domain; plain dashed.",
+    "acceptance_vs_k": "Share of drafted tokens kept, by K, a line a domain.",
+    "speedup_map": "A map of speed-ups with their intervals, by domain and K.",
+    "accepted_per_round": "Share of rounds that kept 0, 1, 2 drafts.",
+    "latency_cdf": "How many tokens took at most so long, a line a K.",
+    "time_breakdown": "Milliseconds a token of draft, target, accept, other.",
+    "verify_time_vs_k": "Time of a verifying pass over that of a plain one, beside constant and "
+    "linear cost.",
 }
-# What says something of plain decoding alone.
-_OF_PLAIN = ("throughput_vs_k", "latency_cdf", "time_breakdown")
 
 
 def by_k(source: Source) -> list[Part]:
@@ -62,21 +54,20 @@ def by_k(source: Source) -> list[Part]:
     folder = _read(source, K_SWEEP)
     found = cells(folder)
     record = summary(folder)
-    claims = [claim for cell in found if (claim := _claim(cell)) is not None]
-    origins = [origin_of(run) for run in folder.runs]
     pairs = gather(folder)
     return [
-        Part(
+        part_of(
+            source,
+            record,
             kind="K sweep",
             title=f"K sweep: {', '.join(pair.name for pair in pairs)}",
-            place=source.place,
             about=[f"{pair.caption}: {len(folder.samples):,} samples" for pair in pairs],
             findings=list(_findings(found, record)),
-            claims=claims,
+            claims=[claim for cell in found if (claim := _claim(cell)) is not None],
             figures=[figure for pair in pairs for figure in _figures(pair, several=len(pairs) > 1)],
             tables=[_table(pair.name, found) for pair in pairs],
-            warnings=[*doubts(record, claims, origins), *_torn(folder)],
-            origins=origins,
+            warnings=_torn(folder),
+            origins=[origin_of(run) for run in folder.runs],
         )
     ]
 
@@ -91,21 +82,20 @@ def grid(source: Source) -> list[Part]:
         if point.ratio is not None and not point.is_plain
     ]
     own = list(sections(folder))
-    axes = axes_in(folder)
-    origins = [origin_of(run) for run in folder.runs]
     pairs = ", ".join(dict.fromkeys(str(run["pair"]) for run in folder.runs))
     return [
-        Part(
+        part_of(
+            source,
+            summary(folder),
             kind="sweep",
-            title=f"Sweep of {', '.join(axes)}: {pairs}",
-            place=source.place,
+            title=f"Sweep of {', '.join(axes_in(folder))}: {pairs}",
             about=[f"{len(found)} cells, {len(folder.samples):,} samples."],
             findings=own_words([point for section in own for point in section.points]),
             claims=claims,
             pictures=stored(source.path.parent, "by_", "By"),
             tables=tables_of(own),
-            warnings=[*doubts(summary(folder), claims, origins), *_torn(folder)],
-            origins=origins,
+            warnings=_torn(folder),
+            origins=[origin_of(run) for run in folder.runs],
         )
     ]
 
@@ -136,12 +126,14 @@ def _findings(found: Sequence[Cell], record: Mapping[str, Any]) -> Iterator[str]
         verb = "are" if same else "are NOT"
         yield f"Greedy tokens at every K {verb} those of plain decoding, in this same run."
     for pair, domain in dict.fromkeys((cell.pair, cell.domain) for cell in found):
-        own = [c for c in found if (c.pair, c.domain) == (pair, domain) and c.k and c.speedup]
-        if own:
-            best = max(own, key=lambda cell: cell.speedup.value if cell.speedup else 0.0)
-            if best.speedup is None:
-                raise ContractError("the cell has no speed-up")
-            yield f"{pair}, {domain}: K={best.k} is best, {spoken(best.speedup)} plain decoding."
+        ratios = {
+            cell.k: cell.speedup
+            for cell in found
+            if (cell.pair, cell.domain) == (pair, domain) and cell.k and cell.speedup
+        }
+        if ratios:
+            best = max(ratios, key=lambda k: ratios[k].value)
+            yield f"{pair}, {domain}: K={best} is best, {spoken(ratios[best])} plain decoding."
     yield from record["verdicts"]
     for cell in found:
         for reason, num in cell.failures.items():
@@ -149,20 +141,17 @@ def _findings(found: Sequence[Cell], record: Mapping[str, Any]) -> Iterator[str]
 
 
 def _figures(pair: PairData, *, several: bool) -> Iterator[Figure]:
-    for name, draw in FIGURES.items():
-        if any(pair.ks) or name in _OF_PLAIN:
-            title, alt = _ALT.get(name, (name.replace("_", " "), name.replace("_", " ")))
-            yield Figure(
-                name=f"{name}-{pair.name}" if several else name,
-                title=f"{title}, {pair.name}",
-                alt=f"{pair.name}: {alt} Numbers are in the table below.",
-                draw=partial(draw, pair),
-            )
+    for name, chart in charts(pair).items():
+        yield Figure(
+            name=f"{name}-{pair.name}" if several else name,
+            chart=chart,
+            words=f"{pair.name}: {_WORDS[name]} Numbers are in the table below.",
+        )
 
 
-def _table(pair: str, found: Sequence[Cell]) -> Table:
+def _table(pair: str, found: Sequence[Cell]) -> Section:
     rows = [_row(cell) for cell in found if cell.pair == pair]
-    return Table(title=f"{pair} by domain and K", header=_HEADER, rows=rows, note=_NOTE)
+    return Section(title=f"{pair} by domain and K", text=[_NOTE], header=_HEADER, rows=rows)
 
 
 def _row(cell: Cell) -> tuple[str, ...]:

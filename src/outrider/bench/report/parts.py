@@ -2,19 +2,32 @@
 
 A part is what one results file says. A claim is a ratio with its interval and what it is a ratio
 of; the summary at the top of the page is made from the claims of all parts and from nothing else.
-Text is plain text: whatever a results file holds, it is escaped where the page is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from outrider.bench.figure_style import Theme
+from outrider.bench.charts import Chart
 from outrider.bench.frame import Ratio
+from outrider.bench.pages import Picture, Section
 
+Record = Mapping[str, Any]
 ClaimKind = Literal["speculation", "arrangement", "peer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file that says it is of `kind`. `record` is the object of a JSON file and the first line of
+    a JSON-lines file; `place` is how a report names it."""
+
+    path: Path
+    place: str
+    kind: str
+    record: Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +47,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """`draw` makes a matplotlib figure in the colours of a theme; `alt` says what it shows, for
-    those who cannot see it too. `name` is that of its files."""
+    """`words` say what it shows, for those who cannot see it too; `name` is that of its files."""
 
     name: str
-    title: str
-    alt: str
-    draw: Callable[[Theme], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """An SVG file as somebody drew it, for light pages and for dark ones. It may hold anything, so
-    a page shows it as an image, in which nothing runs and nothing is fetched."""
-
-    title: str
-    alt: str
-    light: bytes
-    dark: bytes | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """`note` says how its numbers were made."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
+    chart: Chart
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +67,7 @@ class Origin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one results file or folder says. `place` is its path below what the user named, and
-    `about` what was measured, in a sentence each."""
+    `about` what was measured, in a sentence each. `pictures` are figures that the run drew."""
 
     kind: str
     title: str
@@ -87,7 +77,7 @@ class Part:
     claims: Sequence[Claim] = ()
     figures: Sequence[Figure] = ()
     pictures: Sequence[Picture] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[Section] = ()
     warnings: Sequence[str] = ()
     origins: Sequence[Origin] = ()
 

@@ -1,0 +1,162 @@
+"""The part of a cost study (`outrider bench ssd`): plain decoding, drafting in turns and ahead.
+
+Its rows are the dataclasses of bench/gemm/record.py, which says which figure takes which cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from outrider.bench.charts import Chart
+from outrider.bench.gemm.record import (
+    Ceilings,
+    Cell,
+    DraftShare,
+    ProductRow,
+    Theory,
+    WindowRow,
+)
+from outrider.bench.gemm.report import scatter_of
+from outrider.bench.pages import Section
+from outrider.bench.report.parts import Claim, Figure, Part, Record, Source
+from outrider.bench.report.reading import (
+    object_of,
+    objects_of,
+    part_of,
+    plain_table,
+    several,
+    text_of,
+    texts_of,
+    value_of,
+)
+from outrider.bench.report.views.study_charts import (
+    NAMES,
+    OF_CELLS,
+    ratio_of_cell,
+    roofline,
+    windows,
+)
+from outrider.bench.store import RecordError
+
+_TITLES = {
+    "models": "Models",
+    "draft_shares": "T_SD by K",
+    "windows": "Verification windows",
+    "products": "Matrix products",
+}
+_CELLS_NOTE = "theory: speed-up from this run's own times; over plain takes verifying as a pass."
+
+
+def part(source: Source) -> list[Part]:
+    """Raises RecordError."""
+    record = source.record
+    cells = several("cell", objects_of(record, "cells"), _cell)
+    fitting = several("window", objects_of(record, "windows"), partial(value_of, WindowRow))
+    products = several("product", objects_of(record, "products"), partial(value_of, ProductRow))
+    shares = several("share", objects_of(record, "draft_shares"), partial(value_of, DraftShare))
+    if not (cells or fitting or products or shares):
+        raise RecordError("nothing was measured yet")
+    roof = object_of(record, "ceilings")
+    run = text_of(record, "run_id", "unknown")
+    pairs = list(dict.fromkeys(item.pair for item in (*cells, *fitting, *shares)))
+    figures = list(_figures(pairs, cells, fitting, run))
+    if products and roof:
+        words = "Gigaflops a second of matrix products by operations a byte, below the roof."
+        chart = roofline(products, value_of(Ceilings, roof), f"run {run}")
+        figures.append(_figure("fig6_roofline", chart, words))
+    # The study's own warnings go before those that it, or an older version, does not have.
+    said = ("quick", "foreign_cpu_share")
+    found = part_of(
+        source,
+        {name: value for name, value in record.items() if name not in said},
+        kind="cost study",
+        title=f"Cost study: {', '.join(pairs)}",
+        about=list(_about(record)),
+        findings=texts_of(record, "findings"),
+        claims=[_claim(cell) for cell in cells if cell.method != "ar"],
+        figures=figures,
+        tables=list(_tables(record, cells)),
+        warnings=[*texts_of(record, "warnings"), *scatter_of(fitting)],
+    )
+    return [replace(found, warnings=list(dict.fromkeys(found.warnings)))]
+
+
+def _cell(record: Record) -> Cell:
+    theory = object_of(record, "theory")
+    found = value_of(Cell, record, theory=value_of(Theory, theory) if theory else None)
+    for name in ("tokens_per_second", "token_ms", "speed_up"):
+        if getattr(found, name) <= 0:
+            raise RecordError(f"{name} is {getattr(found, name)}")
+    return found
+
+
+def _claim(cell: Cell) -> Claim:
+    parts = [cell.pair, NAMES[cell.method], f"K={cell.k}", f"alpha={cell.alpha:g}"]
+    if cell.p_hit is not None:
+        parts.append(f"p_hit={cell.p_hit:g}")
+    if cell.batch > 1:
+        parts.append(f"batch {cell.batch}")
+    if cell.study == "fan_out":
+        parts.append(f"fan-out {cell.fan_out}")
+    where = ", ".join(parts)
+    return Claim(
+        kind="speculation", where=where, against="plain decoding", ratio=ratio_of_cell(cell)
+    )
+
+
+def _about(record: Record) -> Iterator[str]:
+    setting = object_of(record, "setting")
+    yield (
+        f"Models of matrix products with acceptance by rule, {text_of(setting, 'dtype', '?')}, "
+        f"{text_of(setting, 'max_tokens', '?')} tokens, {text_of(setting, 'repeats', '?')} repeats."
+    )
+    for model in objects_of(record, "models"):
+        sampled = text_of(model, "sampled")
+        if sampled:
+            name = f"{text_of(model, 'pair')}, {text_of(model, 'role')}"
+            yield f"{name} ({text_of(model, 'shape')}): {sampled}"
+
+
+def _tables(record: Record, cells: Sequence[Cell]) -> Iterator[Section]:
+    for name, title in _TITLES.items():
+        rows = objects_of(record, name)
+        if rows:
+            yield plain_table(title, rows)
+    if cells:
+        raw = zip(objects_of(record, "cells"), cells, strict=True)
+        rows = [{**given, **_theory(cell)} for given, cell in raw]
+        yield plain_table("Cells", rows, note=_CELLS_NOTE)
+
+
+def _theory(cell: Cell) -> Record:
+    if cell.theory is None:
+        return {"theory": None, "verdict": ""}
+    return {
+        "theory": cell.theory.over_verify,
+        "theory_over_plain": cell.theory.over_plain,
+        "verdict": ratio_of_cell(cell).verdict if cell.method != "ar" else "",
+    }
+
+
+def _figures(
+    pairs: Sequence[str], cells: Sequence[Cell], rows: Sequence[WindowRow], run: str
+) -> Iterator[Figure]:
+    """The eight of the study but the roofline, for each pair what it has."""
+    for pair in pairs:
+        own = [cell for cell in cells if cell.pair == pair]
+        foot = f"{pair}, run {run}"
+        suffix = f"-{pair}" if len(pairs) > 1 else ""
+        for name, (study, words, draw) in OF_CELLS.items():
+            here = [cell for cell in own if cell.study == study]
+            if any(cell.method != "ar" for cell in here):
+                yield _figure(name + suffix, draw(here, foot), words)
+        fitting = [row for row in rows if row.pair == pair]
+        if fitting:
+            words = "Draft passes that fit beside a verification, by K, a line for a width."
+            yield _figure("fig5_verification_window" + suffix, windows(fitting, foot), words)
+
+
+def _figure(name: str, chart: Chart, words: str) -> Figure:
+    return Figure(name=name, chart=chart, words=f"{words} Numbers are in the tables below.")

@@ -1,0 +1,117 @@
+"""Charts: every kind of panel can be drawn, light and dark, the same bytes from the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from doubles.sweeps import folder_of, numbers, sample, small_sweep
+from outrider.bench import drawing
+from outrider.bench.charts import (
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Job,
+    Line,
+    Lines,
+    Square,
+    Squares,
+    Timeline,
+    dot_of,
+    rows_of,
+    span_of,
+)
+from outrider.bench.drawing import DARK, LIGHT, readable_on, svg, why_not, write
+from outrider.bench.figures import FIGURES, charts, gather
+from outrider.bench.frame import Ratio
+
+needs_matplotlib = pytest.mark.skipif(why_not() is not None, reason="matplotlib is not installed")
+GAIN = Ratio(2.0, 1.5, 2.5, 9)
+KINDS = [
+    Lines(
+        title="A $title_{of",
+        lines=[
+            Line(
+                name="measured", points=[(1, 1), (8, 3)], spans=[(1, 2), (2, 4)], color=0, mark="o"
+            ),
+            Line(points=[(1, 1), (8, 2)], color="muted", dash="--", steps=True, texts=["a", "b"]),
+            Line(name="empty", points=[], color=1),
+        ],
+        levels=[("plain decoding", 1.0)],
+        band=[(1, 0.5, 1.5), (8, 6, 10)],
+        x=Axis(low=1, high=8, scale="ratio"),
+    ),
+    Bars(parts=[("a", 0, [1.0, 2.0]), ("b", "draft", [0.5, 0.0])], x=Axis(ticks=["x", "y"])),
+    Dots(names=["a", "b"], dots=[dot_of("a", GAIN, "2.00×"), None], x=Axis(label="times")),
+    Squares(
+        rows=["a"],
+        columns=["1", "2", "3"],
+        squares=[[Square(value=-1, text="0.5", small="0.4 to 0.6"), Square(value=None, text="-")]],
+        diverging=True,
+    ),
+    Timeline(rows=["lane"], jobs=[Job(row=0, span=(0, 2), color=0.5, name="draft", edged=True)]),
+]
+
+
+@needs_matplotlib
+@pytest.mark.slow
+def test_every_kind_of_panel_is_drawn_light_and_dark_with_its_letters_as_text() -> None:
+    chart = Chart(title="All kinds", panels=rows_of(KINDS, 3), foot="small print", height=6.0)
+    light, dark = svg(chart, LIGHT), svg(chart, DARK)
+    assert svg(chart, LIGHT) == light
+    words = "".join(ElementTree.fromstring(light).itertext())
+    for text in ("All kinds", "A $title_{of", "measured", "plain decoding", "2.00×", "0.4 to 0.6"):
+        assert text in words
+    assert "empty" not in words
+    for picture, own, other in ((light, LIGHT, DARK), (dark, DARK, LIGHT)):
+        assert own.named["page"].encode() in picture
+        assert other.named["ink"].encode() not in picture
+
+
+@needs_matplotlib
+@pytest.mark.slow
+def test_files_written_again_are_the_same_bytes(tmp_path: Path) -> None:
+    chart = Chart(title="One", panels=[KINDS[1:2]])
+    first = {path: path.read_bytes() for path in write(chart, tmp_path, "one")}
+    names = ["one.svg", "one.png", "one-dark.svg", "one-dark.png"]
+    assert [path.name for path in first] == names
+    assert {path: path.read_bytes() for path in write(chart, tmp_path, "one")} == first
+
+
+@needs_matplotlib
+@pytest.mark.slow
+def test_a_sweep_in_which_everything_failed_is_drawn_empty(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, sample(0, 0, None, reason="x"), sample(2, 0, None, reason="x"))
+    (pair,) = gather(folder)
+    for chart in charts(pair).values():
+        svg(chart, LIGHT)
+
+
+def test_a_sweep_by_k_has_all_its_figures_and_plain_decoding_alone_three(tmp_path: Path) -> None:
+    (pair,) = gather(small_sweep(tmp_path / "k"))
+    assert list(charts(pair)) == list(FIGURES)
+    (plain,) = gather(folder_of(tmp_path / "plain", sample(0, 0, numbers(0, 1.0))))
+    assert set(charts(plain)) == {"throughput_vs_k", "latency_cdf", "time_breakdown"}
+
+
+def test_an_interval_that_does_not_hold_its_ratio_is_stretched_to_it() -> None:
+    assert span_of(GAIN) == (1.5, 2.5)
+    assert span_of(Ratio(2.0, 2.1, 2.5, 9)) == (2.0, 2.5)
+    assert span_of(Ratio(2.0, None, None, 2)) == (2.0, 2.0)
+
+
+def no_module(_: str) -> None:
+    """Stands for `find_spec` where nothing is installed."""
+
+
+def test_missing_matplotlib_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "find_spec", no_module)
+    assert "outrider[bench]" in str(why_not())
+
+
+def test_ink_is_chosen_by_what_it_stands_on() -> None:
+    assert readable_on((1.0, 1.0, 1.0, 1.0)) == "#000000"
+    assert readable_on((0.0, 0.1, 0.4, 1.0)) == "#ffffff"
