@@ -49,7 +49,6 @@ class LiveSequence:
     num_preempted: int = 0
     no_drafts: str = ""
     rested: str = ""
-    draft_seconds: float = 0.0
     deadline: float = math.inf
     mask_seconds: float = 0.0
     finish: FinishReason | None = None

@@ -56,14 +56,14 @@ class Proposals:
     def give(self, batch: Sequence[LiveSequence]) -> None:
         for seq in batch:
             seq.draft = self.drafts.get(seq.seq_id, Draft.empty())
-            seq.draft_seconds = self.seconds
             seq.no_drafts = self.faults.get(seq.seq_id, seq.no_drafts)
 
 
-def drafting_seconds(batch: Iterable[LiveSequence]) -> float:
-    """What the drafts of `batch` took. Those that were drafted for together have the same seconds,
-    and a verification may be of several such batches."""
-    return sum({seq.draft_seconds for seq in batch})
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftingJob:
+    """One job that drafted for several sequences."""
+
+    seconds: float
 
 
 def guarded_drafts(
@@ -246,6 +246,7 @@ class DrafterHandle:
     _late: set[int] = field(default_factory=set[int])
     _window: FadingMean = field(default_factory=lambda: FadingMean(0.25))
     _rounds: dict[int, AheadRow] = field(default_factory=dict[int, AheadRow])
+    _jobs: dict[int, DraftingJob] = field(default_factory=dict[int, DraftingJob])
 
     def open(self, seq: LiveSequence) -> None:
         if self.hung:
@@ -271,6 +272,7 @@ class DrafterHandle:
     def close(self, seq_id: int, *, in_use: bool) -> None:
         """Now, or as soon as nothing is drafted ahead for it any more."""
         self._rounds.pop(seq_id, None)
+        self._jobs.pop(seq_id, None)
         if seq_id not in self._opened:
             return
         if in_use:
@@ -292,6 +294,17 @@ class DrafterHandle:
         if isinstance(self.drafter, Remembering) and not self.hung:
             with foreign():
                 self.drafter.forget()
+
+    def drafted(self, batch: Sequence[LiveSequence], proposals: Proposals) -> None:
+        """A drafting job ended: its drafts wait for their verification."""
+        proposals.give(batch)
+        self._jobs |= dict.fromkeys([seq.seq_id for seq in batch], DraftingJob(proposals.seconds))
+
+    def take_seconds(self, batch: Sequence[LiveSequence]) -> float:
+        """What the drafts of `batch` took, which is now verified. They may come from several jobs,
+        and each job counts once."""
+        jobs = {self._jobs.pop(seq.seq_id) for seq in batch if seq.seq_id in self._jobs}
+        return sum([job.seconds for job in jobs], 0.0)
 
     def released(self, seq_ids: Iterable[int]) -> None:
         """Nothing is drafted ahead for these any more."""

@@ -27,6 +27,9 @@ from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
 
+# Jobs whose drafts were made in other jobs.
+_VERIFYING = (JobKind.VERIFY, JobKind.PREFILL)
+
 
 @dataclass(slots=True)
 class Engine:
@@ -191,6 +194,7 @@ class Engine:
             num_live=len(live),
             queues=queues,
             num_free=num_free,
+            draft_seconds=drafting.take_seconds(batch) if job.kind in _VERIFYING else 0.0,
         )
 
     def _wait(self) -> None:
@@ -260,7 +264,7 @@ class Engine:
     def _settle(self, done: LaneResult) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch
         if job.kind is JobKind.DRAFT:
-            done.work.proposals.give(batch)
+            residents.drafting.drafted(batch, done.work.proposals)
         for seq_id, reason in done.work.faults.items():
             if seq_id in residents.live:
                 residents.live[seq_id].no_drafts = reason

@@ -30,7 +30,8 @@ _KINDS = {stage: stage.name.lower() for stage in Stage}
 class LaneTask:
     """A job and its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
     are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
-    waited for (prefill, draft, verify), and `num_free` the arena's room, when it began."""
+    waited for (prefill, draft, verify), and `num_free` the arena's room, when it began. Drafts that
+    were made in other jobs took `draft_seconds`."""
 
     job: Job
     batch: Sequence[LiveSequence]
@@ -41,6 +42,7 @@ class LaneTask:
     num_live: int
     queues: tuple[int, int, int]
     num_free: int
+    draft_seconds: float = 0.0
 
     @property
     def num_new_to_drafter(self) -> int:
@@ -133,8 +135,16 @@ class LaneRunner:
         if kind is JobKind.DRAFT:
             self.stages.allot(task.batch)
             return LaneWork(proposals=self.stages.propose(task.batch))
-        run = self.round.run if kind is JobKind.ROUND else self.round.verify
-        return LaneWork(outcomes=run(task.batch, task.chunks, num_waiting=task.num_waiting))
+        if kind is JobKind.ROUND:
+            outcomes = self.round.run(task.batch, task.chunks, num_waiting=task.num_waiting)
+        else:
+            outcomes = self.round.verify(
+                task.batch,
+                task.chunks,
+                num_waiting=task.num_waiting,
+                draft_seconds=task.draft_seconds,
+            )
+        return LaneWork(outcomes=outcomes)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.drafting import drafting_seconds
 from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
@@ -61,8 +60,8 @@ class NativeRound:
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.allot(batch)
         if self.draft is None:
-            self.stages.draft(batch)
-            return self.verify(batch, chunks, num_waiting=num_waiting)
+            seconds = self.stages.draft(batch)
+            return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
         started = perf_counter()
         rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
         if rows is not None:
@@ -71,22 +70,27 @@ class NativeRound:
             decided = self.call(rows) if self.call.fits(rows) else None
             if decided is not None:
                 return self._finish(batch, rows, decided, started, drafting, num_waiting)
-        self.stages.draft(batch)
-        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+        seconds = self.stages.draft(batch)
+        return self.stages.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
     def verify(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+        self,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        *,
+        num_waiting: int = 0,
+        draft_seconds: float = 0.0,
     ) -> list[Outcome]:
-        started = perf_counter()
-        drafting = drafting_seconds(batch)
+        began = perf_counter() - draft_seconds
         if self.draft is None and not chunks and self._takes(batch):
             rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
             if len(rows) == len(batch) and self.call.fits(rows):
                 decided = self.call(rows)
                 if decided is not None:
-                    began = started - drafting
-                    return self._finish(batch, rows, decided, began, drafting, num_waiting)
-        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+                    return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
+        return self.stages.verify(
+            batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
+        )
 
     def _takes(self, batch: Sequence[LiveSequence]) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
@@ -154,7 +158,7 @@ class NativeRound:
             for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
         ]
         timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
-        return self.stages.finish(settled, timing=timing, num_waiting=num_waiting)
+        return self.stages.finish_round(settled, timing=timing, num_waiting=num_waiting)
 
     def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> FinishedRow:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""

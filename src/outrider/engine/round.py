@@ -28,8 +28,9 @@ class Chunk:
 class Round(Protocol):
     """Runs a round of `batch`, with prompt `chunks` of other sequences in the same target pass.
 
-    Outcomes are clamped, committed and appended to their sequences' tokens. `num_waiting` is how
-    many requests were not yet admitted; traces tell controllers.
+    Outcomes are clamped, committed and appended to their sequences' tokens: every round ends in
+    `Stages.finish_round`. `num_waiting` is how many requests were not yet admitted; traces tell
+    controllers.
     """
 
     def run(
@@ -37,9 +38,14 @@ class Round(Protocol):
     ) -> list[Outcome]: ...
 
     def verify(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+        self,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        *,
+        num_waiting: int = 0,
+        draft_seconds: float = 0.0,
     ) -> list[Outcome]:
-        """The same, with the drafts that the sequences already have."""
+        """The same, with the drafts that the sequences already have, which took `draft_seconds`."""
         ...
 
 
@@ -100,11 +106,13 @@ class Gaps:
 
 
 class RoundTiming(NamedTuple):
-    """A round until its verdicts are found. `began` is when its drafting began."""
+    """A round until its verdicts are found. `began` is when its drafting began. One that `ended`
+    elsewhere says when; None ends with the host's share of it."""
 
     began: float
     draft_seconds: float
     verify_seconds: float
+    ended: float | None = None
 
     def accept_seconds(self, ended: float) -> float:
         """What was neither drafting nor the pass, if the round ended at `ended`."""

@@ -38,7 +38,7 @@ from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_pro
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
-from outrider.engine.drafting import Proposals, check_numbers, drafting_seconds, guarded_drafts
+from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.round import Chunk, FinishedRow, Gaps, PassTimes, RoundTiming, clamp, settle
 
 
@@ -146,10 +146,11 @@ class Stages:
     def run(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
     ) -> list[Outcome]:
+        seconds = 0.0
         if batch:
             self.allot(batch)
-            self.draft(batch)
-        return self.verify(batch, chunks, num_waiting=num_waiting)
+            seconds = self.draft(batch)
+        return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
     def allot(self, batch: Sequence[LiveSequence]) -> None:
         """Give each sequence the budget of its next draft."""
@@ -162,8 +163,8 @@ class Stages:
                 seq.budget = budget.cut(min(budget.depth, left))
             seq.rested = budget.why or seq.rested
 
-    def draft(self, batch: Sequence[LiveSequence]) -> None:
-        """Give each sequence its next draft.
+    def draft(self, batch: Sequence[LiveSequence]) -> float:
+        """Give each sequence its next draft; the seconds that they took.
 
         A drafter in the target's memory needs texts that are read to their pending tokens. They
         are read here, so that what is drafted depends on the text alone."""
@@ -172,7 +173,9 @@ class Stages:
             counts = [len(seq.tokens) - 1 - length(seq.seq_id) for seq in batch]
             unread = zip(batch, counts, strict=True)
             self.verify([], [Chunk(seq, count) for seq, count in unread if count])
-        self.propose(batch).give(batch)
+        proposals = self.propose(batch)
+        proposals.give(batch)
+        return proposals.seconds
 
     def propose(self, batch: Sequence[LiveSequence]) -> Proposals:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
@@ -183,7 +186,12 @@ class Stages:
         return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+        self,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        *,
+        num_waiting: int = 0,
+        draft_seconds: float = 0.0,
     ) -> list[Outcome]:
         """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
 
@@ -191,10 +199,15 @@ class Stages:
         if self.compaction is not None:
             read = partial(self._pass, [], num_waiting=num_waiting)
             chunks = self.compaction.before(self.target, batch, chunks, read)
-        return self._pass(batch, chunks, num_waiting=num_waiting)
+        return self._pass(batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds)
 
     def _pass(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int
+        self,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        *,
+        num_waiting: int,
+        draft_seconds: float = 0.0,
     ) -> list[Outcome]:
         if not batch and not chunks:
             return []
@@ -208,16 +221,15 @@ class Stages:
         )
         judged = perf_counter()
         settled = self._settled(batch, offers, readings, likely)
-        drafting = drafting_seconds(batch)
-        return self.finish(
+        return self.finish_round(
             settled,
             reads,
-            timing=RoundTiming(started - drafting, drafting, judged - started),
+            timing=RoundTiming(started - draft_seconds, draft_seconds, judged - started),
             num_waiting=num_waiting,
             num_target_passes=out.num_passes,
         )
 
-    def finish(
+    def finish_round(
         self,
         settled: Sequence[FinishedRow],
         reads: Sequence[StepRow] = (),
@@ -226,12 +238,12 @@ class Stages:
         num_waiting: int,
         num_target_passes: int = 1,
     ) -> list[Outcome]:
-        """The end of a round, with the prompt chunks `reads` in its pass: what was accepted is kept
-        in memory and text, and a trace of each sequence is reported."""
+        """The end of every round, with the prompt chunks `reads` in its pass: what was accepted is
+        kept in memory and text, and a trace of each sequence is reported."""
         chunk_paths = {row.seq_id: range(len(row.tokens)) for row in reads}
         num_copied = settle(self.target.state, settled, chunk_paths)
         gap = self.gaps.until(timing.began)
-        ended = self.gaps.ended = perf_counter()
+        ended = self.gaps.ended = perf_counter() if timing.ended is None else timing.ended
         shared = PassTimes(
             index=next(self.passes),
             drafter=self.drafter.name,

@@ -23,10 +23,9 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.sequence import FinishReason, LiveSequence
+from outrider.core.sequence import LiveSequence
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.round import FinishedRow, settle
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch, Stack
@@ -191,14 +190,16 @@ class RoundMemory:
         draft_pages = self._pages(self.drafting.model, seq)
         return Entry(seq, budget, len(unread) - 1, target_pages, draft_pages)
 
-    def keep(self, seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) -> None:
-        """Count what a round emitted as text that both models have read, all but its last token."""
-        start = len(seq.tokens)
+    def note(self, seq: LiveSequence, outcome: Outcome) -> None:
+        """What a round emitted is staged in the target's memory, all but its last token."""
         self.target.state.note_chain(seq.seq_id, (seq.tokens[-1], *outcome.tokens[:-1]))
-        settle(self.target.state, [FinishedRow(seq, 1, outcome, ending)])
+
+    def keep_draft(self, seq: LiveSequence, outcome: Outcome) -> None:
+        """Count what a round emitted as text that the draft model has read, if there is one."""
         if self.drafting is None:
             return
         state = self.drafting.model.state
+        start = len(seq.tokens) - len(outcome.tokens)
         # The last of K drafts was never fed.
         ready = start + min(outcome.num_accepted, self.k - 1)
         read = seq.tokens[state.length(seq.seq_id) : ready]

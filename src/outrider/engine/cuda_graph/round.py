@@ -22,7 +22,7 @@ from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
-from outrider.engine.round import Chunk, PassTimes, clamp
+from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 
 _log = logging.getLogger(__name__)
@@ -56,10 +56,17 @@ class GraphRound:
     _told: set[str] = field(default_factory=set[str])
 
     def verify(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
+        self,
+        batch: Sequence[LiveSequence],
+        chunks: Sequence[Chunk],
+        *,
+        num_waiting: int = 0,
+        draft_seconds: float = 0.0,
     ) -> list[Outcome]:
         """Drafts that are already there are the stages' affair."""
-        return self.stages.verify(batch, chunks, num_waiting=num_waiting)
+        return self.stages.verify(
+            batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
+        )
 
     def run(
         self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
@@ -153,24 +160,15 @@ class GraphRound:
             self._check(seq, report)
         if not live:
             return []
-        index, outcomes = next(self.stages.passes), [self._take(*pair) for pair in live]
+        rows = [self._row(*pair) for pair in live]
         # Rounds follow each other on the device: one begins where the one before ended.
         began = max(flight.launched, self._landed)
         self._landed = arrived
-        shared = PassTimes(
-            index=index,
-            drafter=self.stages.drafter.name,
-            batch_size=len(live),
-            num_target_passes=1,
-            num_rows_copied=0,
-            num_waiting=num_waiting,
-            draft_seconds=0.0,
-            verify_seconds=arrived - began,
-            # Acceptance is part of the round on the device; the host's share runs beside the next.
-            accept_seconds=0.0,
-        )
-        for outcome in outcomes:
-            self.stages.report(shared.trace(outcome.seq_id, 0, outcome))
+        # Acceptance is part of the round on the device; the host's share runs beside the next.
+        timing = RoundTiming(began, 0.0, arrived - began, ended=arrived)
+        outcomes = self.stages.finish_round(rows, timing=timing, num_waiting=num_waiting)
+        for row in rows:
+            self.memory.keep_draft(row.seq, row.outcome)
         return outcomes
 
     def _check(self, seq: LiveSequence, report: RowReport) -> None:
@@ -184,9 +182,9 @@ class GraphRound:
             raise error
         raise NumericsError("the draft model")
 
-    def _take(self, seq: LiveSequence, report: RowReport) -> Outcome:
-        """Clamp, commit and append, as stages do."""
+    def _row(self, seq: LiveSequence, report: RowReport) -> FinishedRow:
+        """Clamp the outcome, and tell the target's memory what was staged behind its back."""
         verdict = Verdict(tuple(range(report.num_kept)), report.next_token)
         outcome, ending = clamp(Outcome(seq.seq_id, Draft.chain(report.drafted), verdict), seq)
-        self.memory.keep(seq, outcome, ending)
-        return outcome
+        self.memory.note(seq, outcome)
+        return FinishedRow(seq, 1, outcome, ending)
