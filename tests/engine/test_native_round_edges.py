@@ -207,13 +207,13 @@ def test_what_the_draft_model_reads_of_a_prompt_is_drafting(
 ) -> None:
     """A prompt that is longer than one pass takes is read before the round."""
     llm, seconds = _llm(True, k=2, batch_size=1, prefill_chunk=4), [0.0]
-    feed = drafter_module.ModelDrafter._feed  # pyright: ignore[reportPrivateUsage]
+    feed = drafter_module.ModelDrafter._read  # pyright: ignore[reportPrivateUsage]
 
     def feed_a_second(*args: Any) -> None:
         seconds[0] += 1
         feed(*args)
 
-    monkeypatch.setattr(drafter_module.ModelDrafter, "_feed", feed_a_second)
+    monkeypatch.setattr(drafter_module.ModelDrafter, "_read", feed_a_second)
     for module in (round_module, stages_module):
         monkeypatch.setattr(module, "perf_counter", lambda: seconds[0])
     rounds = llm.generate(PROMPTS[1], SamplingParams(max_tokens=4))[0].rounds

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.json_server import Answer, serving
 from outrider.api.clients import DEFAULT_URL, Ollama, OllamaModel
-from outrider.cli.options import OllamaOptions
+from outrider.cli.model_options import OllamaOptions
 from outrider.core.errors import ConfigError, MachineError
 
 TAGS = Answer.of(

@@ -70,7 +70,7 @@ def test_a_later_run_goes_on_where_one_was_stopped(tmp_path: Path, options: dict
         ([{"record": "sample", "n": 1}], "(no line of kind 'run' before it)"),
         ([{"record": "run", "schema": "toy/1", "version": "0"}], "outrider 0 (toy/1)"),
         ([{"record": "run", "schema": "toy/2", "version": __version__}], "(toy/2)"),
-        ([{}], "record is None"),
+        ([dict[str, str]()], "record is None"),
     ],
 )
 def test_what_is_not_ours_is_refused_and_left_alone(
