@@ -179,9 +179,10 @@ def _run(
     )
     drafted: list[int] = []
     kernels = model.kernels
+    models = LoadedModels(model, None, kernels.argmax, sampling=kernels.sampling)
     engine = build_engine(
-        config,
-        LoadedModels(model, None, kernels.argmax, sampling=kernels.sampling),
+        models.resolve(config),
+        models,
         num_slots=model.state.num_free_tokens,
         sink=lambda trace: drafted.append(trace.num_drafted),
     )

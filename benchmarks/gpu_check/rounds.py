@@ -56,7 +56,9 @@ class Bench:
         kernels = self.target.kernels
         parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
         slots = self.target.state.num_free_tokens
-        engine = build_engine(config, parts, num_slots=slots, sink=self.traces.append)
+        engine = build_engine(
+            parts.resolve(config), parts, num_slots=slots, sink=self.traces.append
+        )
         if not captured:
             return engine
         assert isinstance(engine.executor, InlineLanes)

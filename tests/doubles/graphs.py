@@ -60,7 +60,9 @@ class GraphRig:
         config = replace(self.config, page_size=PAGE, fused_round=False)
         kernels = self.target.kernels
         parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
-        engine = build_engine(config, parts, num_slots=SLOTS, sink=self.traces.append)
+        engine = build_engine(
+            parts.resolve(config), parts, num_slots=SLOTS, sink=self.traces.append
+        )
         if captured:
             stages = round_of(engine)
             assert isinstance(stages, Stages)

@@ -218,7 +218,7 @@ def test_an_engine_on_a_cpu_captures_nothing() -> None:
     model = tiny("llama2", 3)
     parts = LoadedModels(model, None, model.kernels.argmax)
     config = EngineConfig(page_size=PAGE, drafter="none")
-    engine = build_engine(config, parts, num_slots=64, sink=lambda _: None)
+    engine = build_engine(parts.resolve(config), parts, num_slots=64, sink=lambda _: None)
     assert not isinstance(round_of(engine), GraphRound)
 
 

@@ -51,7 +51,7 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
     target, draft = model(family, 3), model(family, 4)
     config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
     parts = LoadedModels(target, draft, target.kernels.argmax)
-    engine = build_engine(config, parts, num_slots=SLOTS, sink=lambda _: None)
+    engine = build_engine(parts.resolve(config), parts, num_slots=SLOTS, sink=lambda _: None)
     stages = round_of(engine)
     assert isinstance(stages, Stages)
     made = captured_round(

@@ -11,6 +11,7 @@ from doubles.rig import round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workload import WORKLOADS, load_prompts
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.drafters.self_draft import SelfDraftSpec, skipped_layers
 from outrider.engine.drafter_builders import own_copy
@@ -155,7 +156,7 @@ def test_whole_rounds_stop_where_keys_were_dropped_and_only_there(
 def test_a_copy_shares_all_but_its_matrices() -> None:
     llm = LLM(config=EngineConfig(drafter="quantised-self", self_quantise="int4"))
     target = llm._pair.target  # pyright: ignore[reportPrivateUsage]
-    own = llm._pair.models.own  # pyright: ignore[reportPrivateUsage]
+    own = llm._pair.own  # pyright: ignore[reportPrivateUsage]
     assert isinstance(target, LlamaModel)
     assert own is not None
     copy = own.of(target)
@@ -190,14 +191,14 @@ def test_what_names_no_layers_is_refused(text: str) -> None:
 def test_who_cannot_draft_for_itself_is_told_before_weights_are_read(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, variant("gpt2"))
     with pytest.raises(ConfigError, match="gpt2 cannot draft for itself"):
-        own_copy(EngineConfig(), "layer-skip", folder, read_config(folder))
+        own_copy(EngineConfig(), KINDS["layer-skip"], folder, read_config(folder))
     llama = read_config(write_checkpoint(tmp_path / "llama", variant("llama2")))
     with pytest.raises(ConfigError, match="processes share"):
-        own_copy(EngineConfig(tensor_parallel=2), "layer-skip", folder, llama)
+        own_copy(EngineConfig(tensor_parallel=2), KINDS["layer-skip"], folder, llama)
     with pytest.raises(ConfigError, match="skip_layers"):
-        own_copy(EngineConfig(skip_layers="2"), "quantised-self", folder, llama)
-    assert own_copy(EngineConfig(), "ngram", folder, llama) is None
-    assert own_copy(EngineConfig(), "quantised-self", folder, llama) == SelfDraftSpec(
+        own_copy(EngineConfig(skip_layers="2"), KINDS["quantised-self"], folder, llama)
+    assert own_copy(EngineConfig(), KINDS["ngram"], folder, llama) is None
+    assert own_copy(EngineConfig(), KINDS["quantised-self"], folder, llama) == SelfDraftSpec(
         folder, "int8"
     )
     with pytest.raises(ConfigError, match="kv_window"):

@@ -121,9 +121,9 @@ class LLM:
         self._memory.end_load()
         self._router = RequestRouter(self._memory)
         self._engine = build_engine(
-            self.config,
-            self._pair.models,
-            num_slots=self._pair.num_slots,
+            self._pair.plan.resolved,
+            self._pair,
+            num_slots=self._pair.plan.num_slots,
             sink=self._router.record,
             jobs=on_job,
             controller=controller,
@@ -371,7 +371,7 @@ class LLM:
     def _result(self, reader: OutputStream) -> GenerationResult:
         self._last = reader.result(
             drafter=self.drafter,
-            k=self._pair.k,
+            k=self._pair.plan.resolved.k,
             profile=self.config.profile,
             exact=self.exact,
             memory=self._memory,

@@ -10,16 +10,15 @@ import torch
 
 from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
-from outrider.api.plan import PairPlan, idle_settings, plan_pair
+from outrider.api.plan import LoadPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.files import open_regular
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
-from outrider.engine.drafters import ahead_choices
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import Heads
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
@@ -77,28 +76,23 @@ def _read(file: Path, num_bytes: int) -> str:
         return data[: error.start].decode("utf-8") if error.start >= len(data) - 3 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPair:
-    """Models in memory and the limits found while loading them.
-
-    `window` is the most tokens a sequence may hold, for the reason given; `k` is 0 when nothing is
-    drafted; `num_slots` is the arena's size in tokens. `models` has target and draft too, as the
-    engine takes them. `end` is there when other processes have a share of the target: it ends them,
-    for good. `memory` is what was planned before.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPair(LoadedModels):
+    """A pair in memory: the models as the engine takes them, and the `plan` that they were loaded
+    by. `end` is there when other processes have a share of the target: it ends them, for good.
+    `memory` is what was planned before."""
 
     target: Decoder
     draft: Decoder | None
-    models: LoadedModels
-    tokenizer: Tokenizer
+    plan: LoadPlan
     stop_ids: frozenset[int]
-    window: int
-    window_reason: str
-    k: int
-    num_slots: int
     notes: tuple[str, ...]
     end: Callable[[], object] | None = None
     memory: tuple[Part, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.plan.tokenizer
 
 
 def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
@@ -107,63 +101,56 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
-    plan, parts = fitted(plan_pair(model, draft, config), config)
-    heads = plan.source.sized(config, plan.target, plan.num_slots, plan.window)
+    plan, parts = fitted(plan_pair(model, draft, config))
+    heads = plan.heads(plan.num_slots)
     with within_memory("loading", parts=table_of(parts)):
-        target, end = _load_target(plan, heads, config, name=model)
-        draft_model, child = _load_draft(plan, config)
-    models = LoadedModels(
-        target,
-        draft_model,
-        target.kernels.argmax,
+        target, end = _load_target(plan, heads, name=model)
+        draft_model, child = _load_draft(plan)
+    return LoadedPair(
+        target=target,
+        draft=draft_model,
+        argmax=target.kernels.argmax,
         translator=plan.translator,
         sampling=target.kernels.sampling,
         machine=_machine_of(target, pick_device(config.device)),
         child=child,
         heads=heads,
         own=plan.own,
-        corpus=_corpus(plan, config),
+        corpus=_corpus(plan),
         exact=target.kernels.exact,
-    )
-    return LoadedPair(
-        target=target,
-        draft=draft_model,
-        models=models,
-        tokenizer=plan.tokenizer,
+        plan=plan,
         stop_ids=_stop_ids(plan, target),
-        window=plan.window,
-        window_reason=plan.window_reason,
-        k=plan.k,
-        num_slots=plan.num_slots,
-        notes=_notes(plan, target, heads, config),
+        notes=_notes(plan, target, heads),
         end=end,
         memory=parts,
     )
 
 
-def _stop_ids(plan: PairPlan, target: Decoder) -> frozenset[int]:
+def _stop_ids(plan: LoadPlan, target: Decoder) -> frozenset[int]:
     """Those that the target can emit."""
     ids = (*target.spec.stop_ids, *plan.tokenizer.stop_ids)
     return frozenset(token_id for token_id in ids if token_id < plan.target.vocab_size)
 
 
-def _corpus(plan: PairPlan, config: EngineConfig) -> Texts:
+def _corpus(plan: LoadPlan) -> Texts:
     """The texts that the drafter reads before the first request, if it reads a corpus."""
-    if "corpus" not in KINDS[plan.source.drafter].reads:
+    if "corpus" not in plan.resolved.drafter.reads:
         return ()
 
     def encode(text: str) -> list[int]:
         ids = plan.tokenizer.encode(text, add_special=False)
         return [token for token in ids if token < plan.target.vocab_size]
 
-    return read_corpus(config.suffix_corpus, encode, num_tokens=config.suffix_tokens)
+    settings = plan.settings
+    return read_corpus(settings.suffix_corpus, encode, num_tokens=settings.suffix_tokens)
 
 
 def _load_target(
-    plan: PairPlan, heads: Heads | None, config: EngineConfig, *, name: str
+    plan: LoadPlan, heads: Heads | None, *, name: str
 ) -> tuple[Decoder, Callable[[], object] | None]:
     """The target, and what ends the other processes that it is shared with, if there are any."""
-    options = _target_options(plan, heads, config)
+    config = plan.settings
+    options = replace(_options(config, target_room(plan, heads)), quantise=config.quantise)
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.
@@ -173,32 +160,21 @@ def _load_target(
     return target, target.close
 
 
-def _target_options(plan: PairPlan, heads: Heads | None, config: EngineConfig) -> LoadOptions:
-    room = target_room(plan, config, heads)
-    return replace(_options(config, room), quantise=config.quantise)
-
-
-def _load_draft(plan: PairPlan, config: EngineConfig) -> tuple[Decoder | None, ChildOptions | None]:
+def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
     """The draft model, or what a process of its own needs to load it; neither if there is none."""
-    folder = plan.source.model
+    config, folder = plan.settings, plan.model_folder
     if folder is None:
         return None, None
-    options = _draft_options(plan, config)
+    options = _options(config, draft_room(plan))
+    if config.drafter_device != "auto":
+        options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":
-        return None, _child(plan, folder, config, options)
+        return None, _child(plan, folder, options)
     return load_model(folder, options, name=plan.draft_name), None
 
 
-def _draft_options(plan: PairPlan, config: EngineConfig) -> LoadOptions:
-    room = draft_room(plan, config)
-    options = _options(config, room)
-    home = config.drafter_device
-    return options if home == "auto" else replace(options, device=home)
-
-
-def _child(
-    plan: PairPlan, folder: Path, config: EngineConfig, options: LoadOptions
-) -> ChildOptions:
+def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
+    config = plan.settings
     return ChildOptions(
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
@@ -217,7 +193,7 @@ def _child(
         force_reference=config.force_reference,
         deterministic=config.deterministic,
         threads=config.lane_threads or 1,
-        ahead=ahead_choices(config) if plan.schedule == "ssd" else None,
+        ahead=AheadChoices.of(config) if plan.resolved.ahead else None,
     )
 
 
@@ -231,18 +207,16 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
     )
 
 
-def _notes(
-    plan: PairPlan, target: Decoder, heads: Heads | None, config: EngineConfig
-) -> tuple[str, ...]:
+def _notes(plan: LoadPlan, target: Decoder, heads: Heads | None) -> tuple[str, ...]:
     """What checkpoint and settings limit, and fallbacks that were not asked for."""
-    drafter = plan.source.drafter
+    config = plan.settings
     # What a recurrent memory does not hold of the drafts that were asked for.
-    cut = history_note(config, target) if KINDS[drafter].drafts else None
+    cut = history_note(config, target) if plan.resolved.drafter.drafts else None
     return (
         *target.config.notes,
         *plan.notes,
         *_fallbacks(target, config),
-        *idle_settings(config, drafter),
+        *idle_settings(plan.resolved),
         *(() if cut is None else (cut,)),
         *(heads.notes(plan.window) if heads else ()),
     )

@@ -11,11 +11,10 @@ from typing import Literal
 
 import torch
 
-from outrider.api.plan import PairPlan, hidden_layers, room_of, whole_pages
+from outrider.api.plan import LoadPlan, room_of, whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.spec import ModelSpec
-from outrider.engine.build import draft_size
-from outrider.engine.drafters import ahead_room
+from outrider.engine.drafter_builders import draft_capacity
 from outrider.models.decoder import Room
 from outrider.models.heads import Heads
 from outrider.models.hf_config import DecoderConfig, read_config
@@ -70,29 +69,27 @@ class _Model:
     num_lanes: int
 
 
-def files_of(plan: PairPlan, config: EngineConfig) -> Files:
+def files_of(plan: LoadPlan) -> Files:
     """Raises CheckpointError for weights that are not there."""
-    source = plan.source
     target = stored_in(plan.folder)
-    if source.model is not None:
-        return Files(target, stored_in(source.model), read_config(source.model))
-    if source.heads is None:
+    if plan.model_folder is not None:
+        return Files(target, stored_in(plan.model_folder), read_config(plan.model_folder))
+    if plan.heads_folder is None:
         return Files(target)
-    read = source.sized(config, plan.target, 0, plan.window)
-    return Files(target, heads=stored_in(source.heads), heads_read=read)
+    return Files(target, heads=stored_in(plan.heads_folder), heads_read=plan.heads(0))
 
 
-def target_room(plan: PairPlan, config: EngineConfig, heads: Heads | None) -> Room:
-    drafter = plan.source.drafter
-    rows = config.batch_size * (draft_size(config, drafter) + 1)
+def target_room(plan: LoadPlan, heads: Heads | None) -> Room:
+    config = plan.settings
+    rows = config.batch_size * (plan.resolved.draft_size + 1)
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
     room = room_of(config, plan.num_slots, max_rows=most, max_logits=rows, window=plan.window)
-    return replace(room, hidden_layers=hidden_layers(heads, drafter, plan.target))
+    return replace(room, hidden_layers=plan.hidden_layers(heads))
 
 
-def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
+def draft_room(plan: LoadPlan) -> Room:
     """With room for the foreseen verdicts of a draft model that drafts ahead."""
-    more = ahead_room(config, ahead=plan.schedule == "ssd")
+    config, more = plan.settings, draft_capacity(plan.resolved)
     room = room_of(
         config,
         plan.num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
@@ -105,10 +102,11 @@ def draft_room(plan: PairPlan, config: EngineConfig) -> Room:
     return replace(room, states=replace(room.states, history=history))
 
 
-def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Part, ...]:
+def memory_parts(plan: LoadPlan, files: Files) -> tuple[Part, ...]:
     """What the pair takes with `plan.num_slots` positions; nothing is read or allocated."""
+    config = plan.settings
     device = pick_device(config.device).type
-    lanes = {"single": 1, "pd": 2}.get(plan.schedule, 3)
+    lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
     heads = files.heads_read
     if heads is not None:
         more = heads.room.num_slots + plan.num_slots
@@ -117,7 +115,7 @@ def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Pa
         "target",
         replace(spec_of_config(plan.target, config.dtype), quantise=config.quantise),
         files.target,
-        target_room(plan, config, heads),
+        target_room(plan, heads),
         device,
         in_float32=_in_float32(plan.target, config, device),
         num_lanes=lanes,
@@ -129,7 +127,7 @@ def memory_parts(plan: PairPlan, config: EngineConfig, files: Files) -> tuple[Pa
             "draft",
             spec_of_config(files.draft_config, config.dtype),
             files.draft,
-            draft_room(plan, config),
+            draft_room(plan),
             home,
             in_float32=_in_float32(files.draft_config, config, home),
             num_lanes=1,
@@ -187,7 +185,7 @@ def _model_parts(model: _Model) -> Iterator[Part]:
     yield Part(f"logits {of}", logits, device)
 
 
-def _heads_parts(plan: PairPlan, heads: Heads, target: _Model, stored: Stored) -> Iterator[Part]:
+def _heads_parts(plan: LoadPlan, heads: Heads, target: _Model, stored: Stored) -> Iterator[Part]:
     spec, room = target.spec, heads.room
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:

@@ -19,7 +19,7 @@ from outrider.api.memory_parts import (
     tables_bytes,
     target_room,
 )
-from outrider.api.plan import PairPlan, whole_pages
+from outrider.api.plan import LoadPlan, whole_pages
 from outrider.cache.capacity import ARENA_SHARE, Limit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
@@ -37,40 +37,41 @@ _HEADROOM, _ADVISED = 0.9, 0.8
 _LEAST_TOKENS = 256
 
 
-def fitted(plan: PairPlan, config: EngineConfig) -> tuple[PairPlan, tuple[Part, ...]]:
+def fitted(plan: LoadPlan) -> tuple[LoadPlan, tuple[Part, ...]]:
     """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size; and
     its parts. Raises CapacityError for what does not fit, CheckpointError for what the files do not
     hold."""
-    files = files_of(plan, config)
-    bounds = _bounds(plan, config)
+    files = files_of(plan)
+    bounds = _bounds(plan)
 
-    def fits(tried: PairPlan, how: EngineConfig, share: float) -> bool:
-        return not _lacking(memory_parts(tried, how, files), bounds, share)
+    def fits(tried: LoadPlan, share: float) -> bool:
+        return not _lacking(memory_parts(tried, files), bounds, share)
 
-    def refuse(tried: PairPlan) -> CapacityError:
-        parts = memory_parts(tried, config, files)
-        ways = _ways(tried, config, lambda one, how: fits(one, how, _ADVISED))
+    def refuse(tried: LoadPlan) -> CapacityError:
+        parts = memory_parts(tried, files)
+        ways = _ways(tried, lambda other: fits(other, _ADVISED))
         return _refusal(parts, _lacking(parts, bounds, 1.0)[0], next(ways, None))
 
-    if config.arena_tokens:
-        if not fits(plan, config, 1.0):
+    if plan.settings.arena_tokens:
+        if not fits(plan, 1.0):
             raise refuse(plan)
-        return plan, memory_parts(plan, config, files)
-    least = replace(plan, num_slots=_least_slots(plan, config))
-    if not fits(least, config, 1.0):
+        return plan, memory_parts(plan, files)
+    least = replace(plan, num_slots=_least_slots(plan))
+    if not fits(least, 1.0):
         raise refuse(least)
-    plan = _with_small_tables(plan, config)
-    if not fits(plan, config, 1.0):
+    plan = _with_small_tables(plan)
+    if not fits(plan, 1.0):
         whole = plan.num_slots
-        plan = _largest_arena(plan, config, lambda one: fits(one, config, _HEADROOM)) or least
+        plan = _largest_arena(plan, lambda other: fits(other, _HEADROOM)) or least
         note = f"memory is short: the arena holds {plan.num_slots} tokens, not {whole}"
         plan = replace(plan, notes=(*plan.notes, note))
-    return plan, memory_parts(plan, config, files)
+    return plan, memory_parts(plan, files)
 
 
-def _bounds(plan: PairPlan, config: EngineConfig) -> dict[str, tuple[Limit, ...]]:
+def _bounds(plan: LoadPlan) -> dict[str, tuple[Limit, ...]]:
+    config = plan.settings
     home = config.device if config.drafter_device == "auto" else config.drafter_device
-    names = {config.device, home if plan.source.model is not None else config.device}
+    names = {config.device, home if plan.model_folder is not None else config.device}
     devices = [pick_device(name) for name in names]
     return {device.type: limits(device) for device in devices}
 
@@ -90,19 +91,18 @@ def _lacking(
     return sorted(found, key=lambda one: one[1].free - one[0])
 
 
-def _least_slots(plan: PairPlan, config: EngineConfig) -> int:
+def _least_slots(plan: LoadPlan) -> int:
     """A context that was asked for has to fit; otherwise a short text has."""
+    config = plan.settings
     least = plan.window if config.context else min(plan.window, _LEAST_TOKENS, plan.num_slots)
     return whole_pages(least, config.page_size)
 
 
-def _largest_arena(
-    plan: PairPlan, config: EngineConfig, fits: Callable[[PairPlan], bool]
-) -> PairPlan | None:
+def _largest_arena(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> LoadPlan | None:
     """The largest arena of at most `plan.num_slots`, None if the least does not fit either."""
-    size = config.page_size
+    size = plan.settings.page_size
     high = plan.num_slots // size
-    low = min(_least_slots(plan, config) // size, high)
+    low = min(_least_slots(plan) // size, high)
     if not fits(replace(plan, num_slots=low * size)):
         return None
     while low < high:
@@ -114,34 +114,34 @@ def _largest_arena(
     return replace(plan, num_slots=low * size)
 
 
-def _with_small_tables(plan: PairPlan, config: EngineConfig) -> PairPlan:
+def _with_small_tables(plan: LoadPlan) -> LoadPlan:
     """Unlike an arena, tables are written whole before the first token is read."""
+    config = plan.settings
     if config.context:
         return plan
     spec = spec_of_config(plan.target, config.dtype)
     most = total_bytes(pick_device(config.device)) * ARENA_SHARE * _TABLES_SHARE
 
-    def fits(tried: PairPlan) -> bool:
-        return tables_bytes(spec, target_room(tried, config, None)) <= most
+    def fits(tried: LoadPlan) -> bool:
+        return tables_bytes(spec, target_room(tried, None)) <= most
 
-    return plan if fits(plan) else _largest_arena(plan, config, fits) or plan
+    return plan if fits(plan) else _largest_arena(plan, fits) or plan
 
 
-def _ways(
-    plan: PairPlan, config: EngineConfig, fits: Callable[[PairPlan, EngineConfig], bool]
-) -> Iterator[str]:
+def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
     """Flags under which it fits, those that change least first."""
+    config = plan.settings
     if config.arena_tokens:
-        found = _largest_arena(plan, config, lambda one: fits(one, config))
+        found = _largest_arena(plan, fits)
         if found is not None:
             yield f"--arena-tokens {found.num_slots}"
     elif config.context:
-        found = _largest_arena(plan, replace(config, context=0), lambda one: fits(one, config))
+        found = _largest_arena(plan.with_settings(replace(config, context=0)), fits)
         if found is not None and found.num_slots > config.k + 2:
             yield f"--context {min(found.num_slots, plan.window)}"
-    steps = list(_steps(plan, config))
+    steps = list(_steps(plan))
     for flag, how in steps:
-        if fits(plan, how):
+        if fits(plan.with_settings(how)):
             yield flag
     # No one of them is enough: take one after another.
     flags: list[str] = []
@@ -154,14 +154,15 @@ def _ways(
             if getattr(how, name) != getattr(config, name)
         }
         together = replace(together, **changed)
-        small = plan
+        small = plan.with_settings(together)
         if not config.arena_tokens:
-            small = replace(plan, num_slots=_least_slots(plan, together))
-        if fits(small, together):
+            small = replace(small, num_slots=_least_slots(small))
+        if fits(small):
             yield " ".join(flags)
 
 
-def _steps(plan: PairPlan, config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
+def _steps(plan: LoadPlan) -> Iterator[tuple[str, EngineConfig]]:
+    config = plan.settings
     for batch in _halves(config.batch_size, 1):
         yield f"--batch-size {batch}", replace(config, batch_size=batch)
     for chunk in _halves(config.prefill_chunk, 32):

@@ -15,127 +15,71 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, DrafterKind
+from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.fields import is_changed
+from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.self_draft import SelfDraftSpec
-from outrider.engine.build import DRAFT_CONTEXT, draft_size, resolve_window, rows_past_end
+from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import own_copy
-from outrider.engine.drafters import branches, resolve_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import (
     MAX_WIDTH,
-    DraftKind,
     Heads,
     hidden_layers_of,
     kind_of,
 )
 from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
-from outrider.models.loading import DTYPES, pick_device, resolve
+from outrider.models.loading import DTYPES, pick_device
+from outrider.models.loading import resolve as find_model
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
-from outrider.sched.schedules import resolve_schedule
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What `drafter` reads: the folder of a draft `model`, or of `heads` of a kind, or neither."""
+def resolve_pair(
+    target: Path, draft: str | None, config: EngineConfig
+) -> tuple[ResolvedConfig, Path | None]:
+    """What `config` means where --draft names `draft`, and the folder of the draft model or heads.
 
-    drafter: str
-    model: Path | None = None
-    heads: Path | None = None
-    kind: DraftKind = MODEL
-
-    def sized(
-        self, config: EngineConfig, target: DecoderConfig, num_slots: int, window: int = 0
-    ) -> Heads | None:
-        """The heads, with room for texts of `num_slots` tokens in all, of `window` tokens each, and
-        the nodes of trees that are looked at. Raises CheckpointError if the target lacks a layer
-        that they read."""
-        if self.heads is None:
-            return None
-        size = draft_size(config, self.drafter)
-        nodes = whole_pages(config.k * min(size, MAX_WIDTH) + 1, config.page_size)
-        rows = config.batch_size * (size + 1)
-        room = room_of(
-            config,
-            num_slots + config.batch_size * nodes,
-            max_rows=max(config.prefill_chunk, rows),
-            max_logits=rows,
-            window=window,
-        )
-        layers = hidden_layers_of(self.heads, self.kind, _num_layers(target))
-        return Heads(self.heads, self.kind, replace(room, hidden_layers=layers))
-
-
-def source_of(target: Path, draft: str | None, config: EngineConfig) -> Source:
-    """What `draft` names, which is not looked for if the drafter has no use for it. A target may
-    have an MTP block within its own files."""
+    `draft` is not looked for if the drafter has no use for it. A target may have heads within its
+    own files. Raises ConfigError for heads of a target that processes share."""
     named = None if config.drafter == AUTO else KINDS[config.drafter]
-    if named is not None and named.without_draft:
-        return _of_portfolio(target, draft, config)
-    reads = config.k > 0 and (named is None or named.folder is not None)
-    if reads and named is not None and named.in_target and draft is None:
-        return Source(named.name, heads=target, kind=named.name)
-    folder = resolve(draft) if reads and draft is not None else None
-    kind = MODEL if folder is None else kind_of(folder)
-    drafter = resolve_drafter(config, has_draft=draft is not None, kind=kind)
-    if kind == MODEL:
-        return Source(drafter, model=folder if KINDS[drafter].folder == MODEL else None)
-    if config.tensor_parallel > 1:
+    folder = given = None
+    if config.k > 0 and (named is None or named.reads_draft):
+        if draft is not None:
+            folder = find_model(draft)
+            given = kind_of(folder)
+        elif named is not None and named.in_target:
+            folder, given = target, named.name
+    resolved = resolve(config, given)
+    if resolved.has_heads and config.tensor_parallel > 1:
         raise ConfigError(
             f"tensor_parallel={config.tensor_parallel}: draft heads share tables with a target "
             "that is in one process.",
             hint="leave --tensor-parallel at 1, or use a draft model",
         )
-    return Source(drafter, heads=folder, kind=kind)
+    return resolved, folder
 
 
-def _of_portfolio(target: Path, draft: str | None, config: EngineConfig) -> Source:
-    """Its model is what would draft by itself."""
-    source = source_of(target, draft, replace(config, drafter="auto"))
-    found = source.model is not None or source.heads is not None
-    name = resolve_drafter(config, has_draft=found, kind=source.kind)
-    return replace(source, drafter=name)
-
-
-def hidden_layers(heads: Heads | None, drafter: str, target: DecoderConfig) -> tuple[int, ...]:
-    """Those that the target keeps for what drafts."""
-    if heads is not None:
-        return heads.room.hidden_layers
-    return (_num_layers(target),) if "last layer" in KINDS[drafter].reads else ()
-
-
-def idle_settings(config: EngineConfig, drafter: str) -> tuple[str, ...]:
+def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
     """Settings that were asked for and have no effect here."""
-    schedule, kind = resolve_schedule(config, drafter), KINDS[drafter]
+    settings, kind = resolved.settings, resolved.drafter
     notes: list[str] = []
-    if schedule == "ssd" and not kind.drafts_ahead:
-        notes.append(f"ssd drafts ahead with a draft model only; drafter {drafter} drafts in turns")
+    if resolved.ahead and not kind.drafts_ahead:
+        notes.append(
+            f"ssd drafts ahead with a draft model only; drafter {kind.name} drafts in turns"
+        )
     notes += [
-        f"{setting} has no effect on drafter {drafter}"
+        f"{setting} has no effect on drafter {kind.name}"
         for setting in dict.fromkeys(name for other in KINDS.values() for name in other.settings)
-        if is_changed(config, setting) and setting not in kind.settings
+        if is_changed(settings, setting) and setting not in kind.settings
     ]
-    if schedule != "ssd" and (config.saguaro < 1 or config.force_hits >= 0):
+    if not resolved.ahead and (settings.saguaro < 1 or settings.force_hits >= 0):
         notes.append("saguaro and force_hits have an effect with --schedule ssd only")
-    return (*notes, *_idle_nodes(config, kind, schedule))
-
-
-def _idle_nodes(config: EngineConfig, kind: DrafterKind, schedule: str) -> tuple[str, ...]:
-    """Why trees were asked for and chains are drafted."""
-    if not config.tree_nodes or not kind.drafts:
-        return ()
-    if not branches(config):
-        return (f"tree_nodes={config.tree_nodes} is not above k={config.k}: drafts are chains",)
-    if not kind.branches:
-        return (f"tree_nodes has no effect on drafter {kind.name}, which drafts chains",)
-    if kind.drafts_ahead and schedule == "ssd":
-        return ("tree_nodes has no effect with schedule ssd: what is drafted ahead are chains",)
-    if kind.has_process and config.drafter_home == "process":
-        return ("tree_nodes has no effect on a draft model in a process, which drafts chains",)
-    return ()
+    if settings.tree_nodes and kind.drafts and resolved.why_chains:
+        notes.append(f"tree_nodes{resolved.why_chains}")
+    return tuple(notes)
 
 
 def room_of(
@@ -170,55 +114,98 @@ def _num_layers(target: DecoderConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPlan:
-    """`folder` and `target` are the target's, `source` is what drafts, called `draft_name`.
-    `translator` is there when the draft has a vocabulary of its own, `own` when the target drafts
-    for itself. `schedule` is resolved. `k`, `window` and `num_slots` are those of the loaded pair,
-    `notes` say where memory made them smaller."""
+class LoadPlan:
+    """All that is known of a pair before its weights are read.
 
+    `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
+    called `draft_name`. `translator` is there when the draft has a vocabulary of its own, `own`
+    when the target drafts for itself. `window` is the most tokens that a sequence may hold, for the
+    reason given, and `num_slots` the arena's size in tokens; `notes` say where memory made them
+    smaller.
+    """
+
+    resolved: ResolvedConfig
     folder: Path
     target: DecoderConfig
     tokenizer: Tokenizer
-    source: Source
+    draft_folder: Path | None
     draft_name: str
     translator: TextTranslator | None
     own: SelfDraftSpec | None
-    schedule: str
-    k: int
     window: int
     window_reason: str
     draft_window: int | None
     num_slots: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> EngineConfig:
+        return self.resolved.settings
 
-def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
+    @property
+    def model_folder(self) -> Path | None:
+        """The draft model's, if a model drafts."""
+        return None if self.resolved.has_heads else self.draft_folder
+
+    @property
+    def heads_folder(self) -> Path | None:
+        return self.draft_folder if self.resolved.has_heads else None
+
+    def with_settings(self, settings: EngineConfig) -> LoadPlan:
+        return replace(self, resolved=self.resolved.with_settings(settings))
+
+    def heads(self, num_slots: int) -> Heads | None:
+        """The heads, with room for texts of `num_slots` tokens in all, and the nodes of trees that
+        are looked at. Raises CheckpointError if the target lacks a layer that they read."""
+        given, folder = self.resolved.given, self.heads_folder
+        if given is None or folder is None:
+            return None
+        settings, size = self.settings, self.resolved.draft_size
+        nodes = whole_pages(settings.k * min(size, MAX_WIDTH) + 1, settings.page_size)
+        rows = settings.batch_size * (size + 1)
+        room = room_of(
+            settings,
+            num_slots + settings.batch_size * nodes,
+            max_rows=max(settings.prefill_chunk, rows),
+            max_logits=rows,
+            window=self.window,
+        )
+        layers = hidden_layers_of(folder, given.name, _num_layers(self.target))
+        return Heads(folder, given.name, replace(room, hidden_layers=layers))
+
+    def hidden_layers(self, heads: Heads | None) -> tuple[int, ...]:
+        """Those that the target keeps for what drafts."""
+        if heads is not None:
+            return heads.room.hidden_layers
+        last = "last layer" in self.resolved.drafter.reads
+        return (_num_layers(self.target),) if last else ()
+
+
+def plan_pair(model: str, draft: str | None, config: EngineConfig) -> LoadPlan:
     """Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
-    folder = resolve(model)
+    folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
-    source = source_of(folder, draft, config)
+    resolved, draft_folder = resolve_pair(folder, draft, config)
     tokenizer, target = Tokenizer.load(folder), read_config(folder)
     _check_claim(folder, target)
-    draft_config, translator = _fitted(source, tokenizer, target)
-    own = own_copy(config, source.drafter, folder, target)
-    k = config.k if KINDS[source.drafter].drafts else 0
+    draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
+    own = own_copy(config, resolved.drafter, folder, target)
     has_draft = draft_config is not None
-    window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=k)
+    window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=resolved.k)
     captures = pick_device(config.device).type != "cpu"
-    longest = window + rows_past_end(config, source.drafter, captures=captures)
+    longest = window + resolved.rows_past_end(captures=captures)
     context = str(config.context or (DRAFT_CONTEXT if has_draft else "auto"))
     # Whole pages: that is what the arena allocates and what a sequence is charged for.
     wanted = config.arena_tokens or _default_slots(target, config, longest)
-    return PairPlan(
+    return LoadPlan(
+        resolved=resolved,
         folder=folder,
         target=target,
         tokenizer=tokenizer,
-        source=source,
+        draft_folder=draft_folder,
         draft_name=draft or "",
         translator=translator,
         own=own,
-        schedule=resolve_schedule(config, source.drafter),
-        k=k,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.max_tokens if draft_config else None,
@@ -227,18 +214,18 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> PairPlan:
 
 
 def _fitted(
-    source: Source, tokenizer: Tokenizer, target: DecoderConfig
+    resolved: ResolvedConfig, folder: Path | None, tokenizer: Tokenizer, target: DecoderConfig
 ) -> tuple[DecoderConfig | None, TextTranslator | None]:
     """The draft model's configuration, if a model drafts, and a translator, if the drafter is one
     that translates. Raises VocabularyError if it is not and the vocabularies differ."""
-    if source.model is None:
+    if folder is None or resolved.has_heads:
         return None, None
-    words = Tokenizer.load(source.model)
-    translates = "translator" in KINDS[source.drafter].reads
+    words = Tokenizer.load(folder)
+    translates = "translator" in resolved.drafter.reads
     if not translates:
-        _check_vocabulary(tokenizer, words, source.model.name)
-    draft = read_config(source.model)
-    _check_claim(source.model, draft)
+        _check_vocabulary(tokenizer, words, folder.name)
+    draft = read_config(folder)
+    _check_claim(folder, draft)
     if not translates:
         _check_sizes(target.vocab_size, draft.vocab_size)
         return draft, None

@@ -98,7 +98,7 @@ class RequestMaker:
 
     def check_size(self, what: str, *texts: str) -> None:
         """Raises ConfigError for more text than is worth tokenising: no window could hold it."""
-        window = self._pair.window
+        window = self._pair.plan.window
         most = BYTES_PER_TOKEN.most * window
         size = sum(map(len, texts))
         if size <= most:
@@ -124,11 +124,11 @@ class RequestMaker:
 
     def limit(self, num_prompt: int, params: SamplingParams) -> int:
         """How many tokens may be emitted, whatever is drafted: drafts end where the window does."""
-        window = self._pair.window
+        window = self._pair.plan.window
         if num_prompt >= window:
             raise ConfigError(
                 f"a prompt of {num_prompt} tokens does not fit a window of {window} tokens "
-                f"({self._pair.window_reason}), which must have room for one more.",
+                f"({self._pair.plan.window_reason}), which must have room for one more.",
                 hint="shorten the prompt, or raise --context if the target allows it",
             )
         return min(params.max_tokens, window - num_prompt)
@@ -187,5 +187,5 @@ class RequestMaker:
         return shaper if shaper.active else None
 
     def _cap_note(self, limit: int, wanted: int) -> str:
-        window, reason = self._pair.window, self._pair.window_reason
+        window, reason = self._pair.plan.window, self._pair.plan.window_reason
         return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"

@@ -30,6 +30,7 @@ from outrider.cli.call import Call
 from outrider.cli.options import GenerateOptions
 from outrider.cli.output import check_writable, json_line, table, write_whole
 from outrider.cli.session import open_llm, run_record
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
@@ -50,7 +51,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     if output is not None:
         check_writable(output)
     llm = open_llm(resolved)
-    if shown.compare and llm.drafter == "none":
+    if shown.compare and not KINDS[llm.drafter].drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
     params = resolved.sampling()
     if params.n > 1:

@@ -243,7 +243,7 @@ def _settings(engine: EngineConfig) -> Iterator[str]:
 def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str | None:
     if found is not None:
         return found.drafts.get(best.drafter)
-    if best.drafter != "model":
+    if best.drafter != MODEL:
         return None
     return draft_of(program.target) if program.draft in ("auto", "none") else program.draft
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from outrider import __version__
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS, OFF
 from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
@@ -60,15 +61,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(event, ensure_ascii=False)
 
 
-# Drafters that have no use for a draft model.
-MODELLESS = (
-    "none", "ngram", "prediction", "suffix", "recycling", "lookup",
-    "eagle-lite", "medusa-lite", "quantised-self", "layer-skip",
-)  # fmt: skip
 # What these warn of in the middle of a text, the result's notes say after it.
 TOLD_BY_NOTES = ("outrider.control.watchdog", "outrider.engine.drafting")
-# Drafters that read a folder which --draft names.
-WITH_FOLDER = ("model", "bridge", "eagle", "medusa", "block")
 
 
 def open_llm(
@@ -104,8 +98,9 @@ def _check_flags(resolved: Resolved) -> None:
     for the one would be ignored. A flag may override a file, which is not seen as a mistake."""
     draft, drafter = resolved.chosen["draft"], resolved.chosen["drafter"]
     named = draft.value not in ("auto", "none") and draft.origin == draft.setting.flag
-    modelless = drafter.value in MODELLESS and drafter.origin == drafter.setting.flag
-    if named and modelless:
+    kind = KINDS.get(str(drafter.value))
+    modelless = kind is not None and not kind.reads_draft
+    if named and modelless and drafter.origin == drafter.setting.flag:
         raise ConfigError(
             f"--draft names a model, and --drafter {drafter.value} reads none.",
             hint="leave one of the two out",
@@ -114,13 +109,15 @@ def _check_flags(resolved: Resolved) -> None:
 
 def _without_draft(engine: EngineConfig) -> EngineConfig:
     """No draft model: plain decoding, unless another drafter was asked for by name."""
-    if engine.drafter in WITH_FOLDER:
+    if engine.drafter == AUTO:
+        return replace(engine, drafter=OFF)
+    kind = KINDS[engine.drafter]
+    if kind.folder is not None and not kind.in_target:
         raise ConfigError(
             f"--drafter {engine.drafter} needs a draft model or heads, and --draft is none.",
             hint="name a folder with --draft, or use --drafter ngram",
         )
-    without = {"auto": "none", "portfolio": "lookup"}
-    return replace(engine, drafter=without.get(engine.drafter, engine.drafter))
+    return replace(engine, drafter=kind.without_draft or engine.drafter)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from outrider.cli.call import Call
 from outrider.cli.options import KSweepOptions
 from outrider.cli.verbs import DECIDED_BY_SWEEPS
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF
 from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import default_of, shown
 from outrider.core.foreign import hint_for
@@ -113,7 +114,6 @@ KS = "1,2,4,8"
 NUM_PROMPTS = 10
 MAX_TOKENS = 64
 SINGLE = "single"
-_MODEL_DRAFTERS = ("model", "bridge")
 
 T = TypeVar("T")
 
@@ -212,14 +212,15 @@ def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> Pair:
 
 def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> Pair:
     drafter = engine.drafter
-    if drafter == "auto":
-        drafter = "model" if draft else "none"
-    if drafter in _MODEL_DRAFTERS and draft is None:
+    if drafter == AUTO:
+        drafter = MODEL if draft else OFF
+    reads_model = KINDS[drafter].source == "model"
+    if reads_model and draft is None:
         raise ConfigError(
             f"--drafter {drafter} needs a draft model, and {target} has none.",
             hint="name a model with --draft, or use --drafter ngram",
         )
-    used = draft if drafter in _MODEL_DRAFTERS else None
+    used = draft if reads_model else None
     return Pair(name, target, used, replace(engine, drafter=drafter))
 
 

@@ -23,6 +23,7 @@ from outrider.cli.output import check_writable, figure_file, json_line, table, w
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
@@ -249,7 +250,7 @@ def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
     if recording.usage is None:
         raise ContractError("the recording has no usage")
     config = llm.config
-    k = 0 if llm.drafter == "none" else config.k
+    k = config.k if KINDS[llm.drafter].drafts else 0
     stats = summarise(rounds, drafter=llm.drafter, k=k, total_seconds=recording.seconds)
     return {
         "schedule": config.schedule,

@@ -1,7 +1,7 @@
 """Engine configuration: one frozen dataclass, validated when built.
 
-Values that are found while loading (window, KV cache size, kernels) are in `LoadedPair`
-(api/loading.py); nothing here changes after construction.
+What `auto` means is in `ResolvedConfig` (resolve.py), what loading finds (window, KV cache size) in
+`LoadPlan` (api/plan.py); nothing here changes after construction.
 """
 
 from __future__ import annotations

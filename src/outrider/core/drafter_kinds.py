@@ -81,6 +81,11 @@ class DrafterKind:
         return {"model": MODEL, "heads": self.name}.get(self.source)
 
     @property
+    def reads_draft(self) -> bool:
+        """Whether --draft names what it drafts with."""
+        return self.source in ("model", "heads", "draft")
+
+    @property
     def has_process(self) -> bool:
         """Whether it may live in a process of its own."""
         return "drafter_home" in self.settings

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS
+from outrider.core.drafter_kinds import MODEL, DrafterKind
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
+from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import Translator
 from outrider.drafters.process.options import ChildOptions
@@ -65,9 +66,11 @@ class LoadedModels:
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
 
-    @property
-    def has_draft(self) -> bool:
-        return self.draft is not None or self.child is not None
+    def resolve(self, config: EngineConfig) -> ResolvedConfig:
+        """What `config` means with these models."""
+        if self.heads is not None:
+            return resolve(config, self.heads.kind)
+        return resolve(config, None if self.draft is None and self.child is None else MODEL)
 
     @property
     def draft_window(self) -> int | None:
@@ -87,13 +90,24 @@ class LoadedModels:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """`drafter` is the name that the settings mean. With `ahead` a draft model prepares for
-    verdicts."""
+    """What the drafter `kind` is built from: the one that `resolved` means, or a member of it."""
 
-    config: EngineConfig
+    resolved: ResolvedConfig
     models: LoadedModels
-    drafter: str
-    ahead: bool = False
+    kind: DrafterKind
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.resolved.settings
+
+    @property
+    def drafter(self) -> str:
+        return self.kind.name
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a draft model prepares for verdicts."""
+        return self.resolved.ahead and self.kind is self.resolved.drafter
 
     @property
     def draft(self) -> CausalLM:
@@ -108,10 +122,11 @@ class BuildContext:
         return self.models.heads
 
     def build(self) -> Drafter:
-        drafter: Drafter = KINDS[self.drafter].build(self)
+        drafter: Drafter = self.kind.build(self)
         return drafter
 
-    def for_member(self, drafter: str) -> BuildContext:
-        """That of `drafter` as a part of another drafter."""
-        config = replace(self.config, drafter=AUTO)
-        return replace(self, config=config, drafter=drafter, ahead=False)
+    def member(self) -> Drafter:
+        """What a model or heads are by themselves, as a part of another drafter."""
+        if self.resolved.given is None:
+            raise ContractError("there is no draft")
+        return replace(self, kind=self.resolved.given).build()

@@ -12,14 +12,13 @@ from outrider.control.heuristics import BandController, FixedController, SloCont
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter
-from outrider.drafters.catalog import LoadedModels
+from outrider.core.resolve import ResolvedConfig
+from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.engine.compaction import compaction_of, within_history
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.round import GraphRound
-from outrider.engine.drafters import build_drafter, drafter_for, never_branches
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
@@ -33,7 +32,7 @@ from outrider.sched.jobs import LaneOrder, Limits, Schedule
 from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.pace import PromptPace
-from outrider.sched.schedules import resolve_schedule, schedule_for
+from outrider.sched.schedules import schedule_for
 from outrider.verify.rules import rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
@@ -69,7 +68,7 @@ def resolve_window(config: EngineConfig, target_tokens: int, *, has_draft: bool,
 
 @within_memory("making drafters and lanes")
 def build_engine(
-    config: EngineConfig,
+    resolved: ResolvedConfig,
     models: LoadedModels,
     *,
     num_slots: int,
@@ -78,29 +77,28 @@ def build_engine(
     controller: Controller | None = None,
 ) -> Engine:
     """Wire models, drafter, rule, controller and schedule together. A `controller` that is given
-    takes the place of the one that `config` names; its budgets may not exceed k."""
-    config = within_history(config, models.target)
-    name = resolve_schedule(config, drafter_for(config, models))
-    config = replace(config, schedule=name, controller=config.resolved_controller)
-    drafter = build_drafter(config, models, ahead=name == "ssd")
+    takes the place of the one that `resolved` names; its budgets may not exceed k."""
+    resolved = resolved.with_settings(within_history(resolved.settings, models.target))
+    config = resolved.settings
+    drafter = BuildContext(resolved, models, resolved.drafter).build()
     limit = None
     if config.adaptive_batch:
         limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
-    stages = _stages(config, models, drafter, _observed(sink, limit))
+    stages = _stages(resolved, models, drafter, _observed(sink, limit))
     if controller is not None:
-        most = Budget(_longest_draft(config, drafter), num_nodes=config.tree_nodes)
+        most = Budget(resolved.k, num_nodes=config.tree_nodes)
         stages = replace(stages, controller=GuardedController(controller, most))
     schedule = schedule_for(config)
     lanes = build_lanes(
         config,
         schedule.lanes,
         stages,
-        lambda own: _round(config, models, own),
+        lambda own: _round(resolved, models, own),
         models.machine,
     )
     return Engine(
         residents=_residents(
-            config, stages, limit, num_slots=num_slots, captures=models.device != "cpu"
+            resolved, stages, limit, num_slots=num_slots, captures=models.device != "cpu"
         ),
         executor=lanes.executor,
         schedule=schedule,
@@ -123,13 +121,17 @@ def _pace(models: LoadedModels) -> PromptPace | None:
 
 
 def _stages(
-    config: EngineConfig, models: LoadedModels, drafter: Drafter, sink: Callable[[RoundTrace], None]
+    resolved: ResolvedConfig,
+    models: LoadedModels,
+    drafter: Drafter,
+    sink: Callable[[RoundTrace], None],
 ) -> Stages:
+    config = resolved.settings
     return Stages(
         target=models.target if config.batched_verify else StepwiseLM(models.target),
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, models.sampling),
-        controller=_watched(config, _controller(config, drafter)),
+        controller=_watched(config, _controller(resolved)),
         argmax=models.argmax,
         sink=sink,
         sampling=models.sampling,
@@ -139,15 +141,15 @@ def _stages(
 
 
 def _residents(
-    config: EngineConfig,
+    resolved: ResolvedConfig,
     stages: Stages,
     limit: BatchLimit | None,
     *,
     num_slots: int,
     captures: bool,
 ) -> RequestTable:
-    drafter = stages.drafter
-    ahead = config.schedule == "ssd" and isinstance(drafter, DraftAhead)
+    config, drafter = resolved.settings, stages.drafter
+    ahead = resolved.ahead and isinstance(drafter, DraftAhead)
     timeout = math.inf if drafter.needs.shares_memory else config.drafter_timeout
     return RequestTable(
         target=stages.target,
@@ -157,31 +159,14 @@ def _residents(
             config.batch_size,
             num_slots,
             page_size=config.page_size,
-            spare=draft_size(config, drafter.name) + 1,
+            spare=resolved.draft_size + 1,
             reserve=config.reserve,
             max_waiting=config.max_waiting,
-            beyond=rows_past_end(config, drafter.name, captures=captures),
+            beyond=resolved.rows_past_end(captures=captures),
         ),
         batch_limit=limit,
         compaction=stages.compaction,
     )
-
-
-def draft_size(config: EngineConfig, drafter: str) -> int:
-    """Draft tokens of one sequence and round at most."""
-    return max(config.k, config.tree_nodes) if KINDS[drafter].drafts else 0
-
-
-def rows_past_end(config: EngineConfig, drafter: str, *, captures: bool) -> int:
-    """KV rows that a round may write past the longest text. A chain ends where the text does, and a
-    tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
-    if not KINDS[drafter].drafts:
-        return 0
-    return max(config.tree_nodes, config.k if captures else 0)
-
-
-def _longest_draft(config: EngineConfig, drafter: Drafter) -> int:
-    return config.k if KINDS[drafter.name].drafts else 0
 
 
 def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
@@ -205,12 +190,13 @@ def _observed(
     return observe
 
 
-def _round(config: EngineConfig, models: LoadedModels, stages: Stages) -> Round:
+def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Round:
     """The fastest way to run a round that fits; all give the same tokens."""
+    config = resolved.settings
     if not config.fused_round:
         return stages
     captured = captured_round(
-        config, stages, draft=models.draft, window=lambda: _window(config, models, stages)
+        config, stages, draft=models.draft, window=lambda: _window(resolved, models)
     )
     if isinstance(captured, GraphRound):
         return captured
@@ -228,25 +214,24 @@ def _round(config: EngineConfig, models: LoadedModels, stages: Stages) -> Round:
     return stages
 
 
-def _window(config: EngineConfig, models: LoadedModels, stages: Stages) -> int:
+def _window(resolved: ResolvedConfig, models: LoadedModels) -> int:
     """As loading resolved it, as far as the draft model goes: a captured round always drafts."""
-    k, reach = _longest_draft(config, stages.drafter), models.draft_window
-    target_tokens = models.target.spec.max_tokens
-    window = resolve_window(config, target_tokens, has_draft=reach is not None, k=k)
+    reach, most = models.draft_window, models.target.spec.max_tokens
+    window = resolve_window(resolved.settings, most, has_draft=reach is not None, k=resolved.k)
     return window if reach is None else min(window, reach)
 
 
 def _watched(config: EngineConfig, controller: Controller) -> Controller:
     """Goodput leaves out by itself what does not pay."""
-    if config.watchdog == "off" or config.resolved_controller == "goodput" or config.k == 0:
+    if config.watchdog == "off" or config.controller == "goodput" or config.k == 0:
         return controller
     return Watchdog(controller, shared=config.watchdog == "engine")
 
 
-def _controller(config: EngineConfig, drafter: Drafter) -> Controller:
+def _controller(resolved: ResolvedConfig) -> Controller:
     """Raises ConfigError when the shortest draft is longer than the longest."""
-    name, k = config.controller, _longest_draft(config, drafter)
-    num_nodes = 0 if never_branches(config, drafter) else config.tree_nodes
+    config, k, num_nodes = resolved.settings, resolved.k, resolved.num_nodes
+    name = config.controller
     if k == 0 or name == "fixed":
         return FixedController(Budget(k, num_nodes=num_nodes))
     if name == "goodput":

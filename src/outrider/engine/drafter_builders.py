@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS
+from outrider.core.drafter_kinds import DrafterKind
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import Drafter
+from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
+from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.catalog import BuildContext
@@ -35,8 +37,8 @@ from outrider.drafters.proposals import ScoredDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_layers
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine.drafters import ahead_choices, ahead_room, branches, drafter_for
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.heads import MAX_WIDTH
 from outrider.models.hf_config import DecoderConfig
 
 
@@ -53,10 +55,10 @@ def build_with_model(context: BuildContext) -> Drafter:
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
         return drafter
-    draft, trees = context.draft, branches(config) and not context.ahead
+    draft, trees = context.draft, context.resolved.wants_trees and not context.ahead
     sampler = sampler_of(context, "the draft model", branches=trees)
     if context.ahead:
-        room, choices = ahead_room(config, ahead=True), ahead_choices(config)
+        room, choices = draft_capacity(context.resolved), AheadChoices.of(config)
         return ahead(draft, sampler, choices, room, chunk=config.prefill_chunk)
     fused = fused_model_trees(draft, batch_size=config.batch_size) if trees else None
     return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
@@ -112,7 +114,7 @@ def build_eagle(context: BuildContext) -> Drafter:
         window=models.target.spec.max_tokens,
         first=1,
     )
-    sampler = sampler_of(context, "the EAGLE heads", branches=branches(config))
+    sampler = sampler_of(context, "the EAGLE heads", branches=context.resolved.wants_trees)
     fused = fused_head_drafts(net.native, net.fuse, sampler, batch_size=config.batch_size)
     return HiddenDrafter("eagle", [net], sampler, limits, fused)
 
@@ -161,7 +163,7 @@ def build_mtp(context: BuildContext) -> Drafter:
     return mtp_drafter(
         context.heads,
         context.models.target,
-        sampler_of(context, "the MTP block", branches=branches(config)),
+        sampler_of(context, "the MTP block", branches=context.resolved.wants_trees),
         chunk=config.prefill_chunk,
         batch_size=config.batch_size,
     )
@@ -180,11 +182,8 @@ def build_lookup(context: BuildContext) -> Drafter:
 
 
 def build_portfolio(context: BuildContext) -> Drafter:
-    """Its model is the drafter that auto means."""
-    config = replace(context.config, drafter=AUTO)
-    neural = context.for_member(drafter_for(config, context.models)).build()
     members = lookup_members(build_suffix(context), build_ngram(context))
-    return PortfolioDrafter(members, ModelMember(neural))
+    return PortfolioDrafter(members, ModelMember(context.member()))
 
 
 def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:
@@ -193,24 +192,34 @@ def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDr
     return (ForcedDrafter(), guessed, suffix, ngram)
 
 
+def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
+    """What the draft model's memory needs besides, for drafting ahead or for trees."""
+    config = resolved.settings
+    if resolved.ahead:
+        return room_needed(config.k, config.fan_out, config.batch_size)
+    if not resolved.wants_trees:
+        return AheadCapacity(0, 0, 0)
+    rows = config.batch_size * MAX_WIDTH
+    return AheadCapacity(rows, rows, config.k * MAX_WIDTH)
+
+
 def own_copy(
-    config: EngineConfig, drafter: str, folder: Path, target: DecoderConfig
+    config: EngineConfig, kind: DrafterKind, folder: Path, target: DecoderConfig
 ) -> SelfDraftSpec | None:
-    """The copy of the target in `folder` that `drafter` asks for, if it asks for one.
+    """The copy of the target in `folder` that a drafter of this `kind` asks for, if it does.
 
     Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
     """
-    kind = KINDS[drafter]
     if kind.source != "copy":
         return None
     if not isinstance(target, LlamaConfig):
         raise ConfigError(
-            f"drafter {drafter!r}: a model of type {target.family} cannot draft for itself.",
+            f"drafter {kind.name!r}: a model of type {target.family} cannot draft for itself.",
             hint=f"choose another --drafter, or a target of: {', '.join(LLAMA_FAMILIES)}",
         )
     if config.tensor_parallel > 1:
         raise ConfigError(
-            f"drafter {drafter!r}: a target that processes share cannot draft for itself.",
+            f"drafter {kind.name!r}: a target that processes share cannot draft for itself.",
             hint="leave --tensor-parallel at 1, or choose another --drafter",
         )
     skipped: tuple[int, ...] = ()

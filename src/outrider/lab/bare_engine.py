@@ -15,15 +15,17 @@ import torch
 from outrider.api.plan import room_of, whole_pages
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError
 from outrider.core.interrupts import deferred
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
+from outrider.core.resolve import resolve
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.engine.build import build_engine
-from outrider.engine.drafters import ahead_room
+from outrider.engine.drafter_builders import draft_capacity
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 
@@ -81,7 +83,9 @@ class BareEngine:
             exact=models.kernels.exact,
         )
         num_slots = models.target.state.num_free_tokens
-        self._engine = build_engine(config, parts, num_slots=num_slots, sink=on_round, jobs=on_job)
+        self._engine = build_engine(
+            parts.resolve(config), parts, num_slots=num_slots, sink=on_round, jobs=on_job
+        )
 
     @property
     def texts(self) -> Mapping[int, tuple[int, ...]]:
@@ -150,7 +154,7 @@ def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[Room, Room]:
     slots = batch * whole_pages(num_tokens + config.k + 1, size)
     rows = batch * (config.k + 1)
     target = room_of(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
-    more = ahead_room(config, ahead=config.schedule == "ssd")
+    more = draft_capacity(resolve(config, MODEL))
     draft = room_of(
         config,
         slots + batch * whole_pages(more.num_slots, size),

@@ -210,7 +210,9 @@ def engine_texts(
     """One text a sample number, each written by the engine in a batch of others."""
     config = EngineConfig(drafter="model", k=2, sampler=sampler, batch_size=_BATCH)
     parts = LoadedModels(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)
-    engine = build_engine(config, parts, num_slots=TARGET.num_slots, sink=lambda _: None)
+    engine = build_engine(
+        parts.resolve(config), parts, num_slots=TARGET.num_slots, sink=lambda _: None
+    )
     params = SamplingParams(temperature=1.0, seed=seed, max_tokens=TEXT_LENGTH)
     for first in range(0, num_texts, _BATCH):
         batch = [_sequence(params, i) for i in range(first, min(first + _BATCH, num_texts))]

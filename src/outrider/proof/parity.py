@@ -24,11 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.llm import LLM
-from outrider.api.plan import source_of
+from outrider.api.plan import resolve_pair
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
@@ -72,7 +73,7 @@ class Subject:
     @property
     def drafter(self) -> str:
         """What proposes under these settings; "none" is no speculation at all."""
-        return source_of(resolve(self.target), self.draft, self.config).drafter
+        return resolve_pair(resolve(self.target), self.draft, self.config)[0].drafter.name
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingPa
         config = replace(config, drafter="ngram")
     named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
     found = Subject(target, named, config, params)
-    if found.drafter == "none":
+    if not KINDS[found.drafter].drafts:
         raise ConfigError(
             "speculation is off, so there is nothing to certify.",
             hint="choose a drafter (--drafter auto) and a draft length (--k 4)",
@@ -245,7 +246,7 @@ class Task:
 
 
 def _generate(llm: LLM, prompts: Sequence[Ids], cell: Cell) -> list[GenerationResult]:
-    guess = cell.params.prediction if cell.drafter == "prediction" else ""
+    guess = cell.params.prediction if "prediction" in KINDS[cell.drafter].must_have else ""
     params = replace(cell.params, prediction=guess)
     if cell.together == BATCH:
         return llm.generate(prompts, params)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
 from outrider.sched.jobs import (
     DECODE,
     PREFILL,
@@ -162,20 +161,6 @@ class SingleLane:
             else:  # without a round, the pending token is not read
                 reads.append(StageItem(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
         return job_of([*rounds(decoding), *reads])
-
-
-def resolve_schedule(config: EngineConfig, drafter: str) -> str:
-    """The schedule that `config` means with this drafter.
-
-    Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto` keeps
-    one lane. Drafting ahead pays where the draft model has a memory or cores of its own.
-    """
-    if config.schedule != "auto":
-        return config.schedule
-    elsewhere = "auto" not in (config.device, config.drafter_device)
-    elsewhere = elsewhere and config.device != config.drafter_device
-    apart = config.drafter_home == "process" or elsewhere
-    return "ssd" if apart and KINDS[drafter].drafts_ahead else "single"
 
 
 def schedule_for(config: EngineConfig) -> Schedule:

@@ -21,7 +21,7 @@ from outrider.api import memory_plan
 from outrider.api.loading import load_pair
 from outrider.api.memory_parts import Part, files_of, memory_parts, needed
 from outrider.api.memory_plan import fitted
-from outrider.api.plan import PairPlan, plan_pair
+from outrider.api.plan import LoadPlan, plan_pair
 from outrider.cache import capacity
 from outrider.cache.capacity import Limit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
@@ -50,12 +50,12 @@ def limited(monkeypatch: pytest.MonkeyPatch, *found: Limit) -> None:
     monkeypatch.setattr(memory_plan, "limits", told)
 
 
-def embedded(config: EngineConfig) -> PairPlan:
+def embedded(config: EngineConfig) -> LoadPlan:
     return plan_pair("outrider/embedded", None, config)
 
 
-def parts_of(plan: PairPlan, config: EngineConfig) -> dict[str, int]:
-    parts = memory_parts(plan, config, files_of(plan, config))
+def parts_of(plan: LoadPlan) -> dict[str, int]:
+    parts = memory_parts(plan, files_of(plan))
     return {part.name: part.num_bytes for part in parts}
 
 
@@ -75,7 +75,7 @@ def test_where_memory_is_not_short_no_size_changes(
 ) -> None:
     limited(monkeypatch, Limit("plenty", 1 << 40))
     plan = embedded(config)
-    assert fitted(plan, config)[0] == plan
+    assert fitted(plan)[0] == plan
 
 
 @pytest.mark.parametrize("quantise", ["none", "int8"])
@@ -85,7 +85,7 @@ def test_the_plan_is_what_loading_takes(quantise: str) -> None:
     target = pair.target
     assert isinstance(target, LlamaModel)
     plan = embedded(config)
-    told = parts_of(plan, config)
+    told = parts_of(plan)
     tables = target._cos_TH.nbytes + target._sin_TH.nbytes  # pyright: ignore[reportPrivateUsage]
     streamed = sum(one.nbytes for one in target.streamed) + target.tables.embedding_VD.nbytes
     taken = {
@@ -109,7 +109,7 @@ def test_an_arena_that_nobody_sized_shrinks_and_the_text_stays(
     whole = LLM(config=PLAIN)
     text = whole.generate("def f(x):", params)[0].text
     full = embedded(PLAIN)
-    parts = memory_parts(full, PLAIN, files_of(full, PLAIN))
+    parts = memory_parts(full, files_of(full))
     most = needed(parts, of_addresses=False)
     limited(monkeypatch, Limit("a tight limit", most - (20 << 20)))
     small = LLM(config=PLAIN)
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_sizes_and_a_way(
     name = claiming(tmp_path / "model", max_position_embeddings=100_000)
     limited(monkeypatch, Limit("a tight limit", limit))
     with pytest.raises(CapacityError) as refused:
-        fitted(plan_pair(name, None, config), config)
+        fitted(plan_pair(name, None, config))
     message, hint = str(refused.value), refused.value.hint or ""
     assert refused.value.exit_code == 3
     assert "a tight limit" in message
@@ -147,13 +147,13 @@ def test_what_does_not_fit_is_refused_with_sizes_and_a_way(
     changes = {flag[2:].replace("-", "_"): value for flag, value in flags.items()}
     typed: dict[str, Any] = {name: int(v) if v.isdigit() else v for name, v in changes.items()}
     followed = replace(config, **typed)
-    fitted(plan_pair(name, None, followed), followed)
+    fitted(plan_pair(name, None, followed))
 
 
 def test_where_nothing_helps_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, Limit("hardly anything", 1 << 20))
     with pytest.raises(CapacityError, match="hardly anything") as refused:
-        fitted(embedded(PLAIN), PLAIN)
+        fitted(embedded(PLAIN))
     assert refused.value.hint == "a smaller model, or a machine with more memory"
 
 
@@ -177,13 +177,13 @@ def test_weights_that_are_not_in_the_files_are_refused(
 
 def test_a_window_that_no_model_has_makes_small_tables(tmp_path: Path) -> None:
     name = claiming(tmp_path / "model", max_position_embeddings=2**31 - 1)
-    plan, parts = fitted(plan_pair(name, None, PLAIN), PLAIN)
+    plan, parts = fitted(plan_pair(name, None, PLAIN))
     sizes = {part.name: part.num_bytes for part in parts}
     assert plan.window == 1 << 24
     assert sizes["positions and pages of the target"] <= total_bytes(CPU) / 128
     assert "float32 tells positions apart" in " ".join(plan.target.notes)
     short = replace(PLAIN, context=256)
-    parts = fitted(plan_pair(name, None, short), short)[1]
+    parts = fitted(plan_pair(name, None, short))[1]
     sizes = {part.name: part.num_bytes for part in parts}
     assert sizes["positions and pages of the target"] < 1 << 20
 

@@ -10,12 +10,13 @@ import pytest
 from doubles.command_line import Command
 from outrider.api.plan import idle_settings
 from outrider.cli.main import run
-from outrider.cli.session import MODELLESS, WITH_FOLDER
-from outrider.core.config import DRAFTERS, EngineConfig
+from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS
+from outrider.core.resolve import ResolvedConfig
 
 # Whatever the nodes of a draft may be, these draft chains.
 CHAINS_ONLY = [kind.name for kind in KINDS.values() if kind.drafts and not kind.branches]
+MODELLESS = [kind.name for kind in KINDS.values() if kind.drafts and not kind.reads_draft]
 
 PROMPT = "def add(a, b):"
 
@@ -30,12 +31,7 @@ def test_heads_that_do_not_ship_are_missed_by_name(outrider: Command) -> None:
     assert "outrider train block" in shown.err
 
 
-def test_every_drafter_reads_what_a_draft_names_or_has_no_use_for_it() -> None:
-    either = {"auto", "mtp", "portfolio"}
-    assert {*MODELLESS, *WITH_FOLDER, *either} == set(DRAFTERS)
-
-
-@pytest.mark.parametrize("drafter", [name for name in MODELLESS if name != "none"])
+@pytest.mark.parametrize("drafter", MODELLESS)
 def test_a_draft_that_nobody_reads_is_refused(outrider: Command, drafter: str) -> None:
     words = ("--draft", "outrider/embedded-draft", "--drafter", drafter)
     shown = outrider("generate", PROMPT, *words)
@@ -56,13 +52,13 @@ def test_trees_that_are_chains_are_noted(
     drafter: str, changes: dict[str, object], said: str
 ) -> None:
     config = EngineConfig(**({"tree_nodes": 15} | changes))  # pyright: ignore[reportArgumentType]
-    assert any(said in note for note in idle_settings(config, drafter))
+    assert any(said in note for note in idle_settings(ResolvedConfig(config, KINDS[drafter])))
 
 
 @pytest.mark.parametrize("drafter", ["none", *(n for n, kind in KINDS.items() if kind.branches)])
 def test_trees_that_are_trees_are_not(drafter: str) -> None:
-    assert idle_settings(EngineConfig(tree_nodes=15), drafter) == ()
-    assert idle_settings(EngineConfig(), drafter) == ()
+    assert idle_settings(ResolvedConfig(EngineConfig(tree_nodes=15), KINDS[drafter])) == ()
+    assert idle_settings(ResolvedConfig(EngineConfig(), KINDS[drafter])) == ()
 
 
 @pytest.mark.weights

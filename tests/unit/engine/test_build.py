@@ -14,14 +14,15 @@ from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import ConfigError
+from outrider.core.resolve import resolve
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import (
     DRAFT_CONTEXT,
     build_engine,
     resolve_window,
 )
-from outrider.engine.drafters import resolve_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
@@ -35,7 +36,7 @@ def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, lis
     target = TinyAttentionLM(vocab_size=VOCAB, page_size=config.page_size)
     draft = TinyAttentionLM(vocab_size=VOCAB, seed=5) if with_draft else None
     parts = LoadedModels(target, draft, first_maximum)
-    return build_engine(config, parts, num_slots=256, sink=traces.append), traces
+    return build_engine(parts.resolve(config), parts, num_slots=256, sink=traces.append), traces
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, lis
 def test_the_drafter_a_configuration_means(
     config: EngineConfig, has_draft: bool, name: str
 ) -> None:
-    assert resolve_drafter(config, has_draft=has_draft) == name
+    assert resolve(config, MODEL if has_draft else None).drafter.name == name
     assert built(config, with_draft=has_draft)[0].drafter.name == name
 
 
 def test_a_model_drafter_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="draft model") as caught:
-        resolve_drafter(EngineConfig(drafter="model"), has_draft=False)
+        resolve(EngineConfig(drafter="model"), None)
     assert caught.value.hint
 
 

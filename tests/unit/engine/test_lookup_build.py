@@ -16,13 +16,15 @@ from outrider.control.heuristics import FixedController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import ConfigError
+from outrider.core.protocols import Drafter
+from outrider.core.resolve import resolve
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.build import build_engine
-from outrider.engine.drafters import build_drafter, resolve_drafter
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 
@@ -33,10 +35,15 @@ def parts_for(config: EngineConfig, *, with_draft: bool) -> LoadedModels:
     return LoadedModels(target, draft, first_maximum, corpus=((1, 2, 3, 4),))
 
 
+def drafter_of(config: EngineConfig, parts: LoadedModels) -> Drafter:
+    resolved = parts.resolve(config)
+    return BuildContext(resolved, parts, resolved.drafter).build()
+
+
 def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:
     traces: list[RoundTrace] = []
     parts = parts_for(config, with_draft=with_draft)
-    return build_engine(config, parts, num_slots=256, sink=traces.append), traces
+    return build_engine(parts.resolve(config), parts, num_slots=256, sink=traces.append), traces
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_whatever_is_built_decodes_plainly(
     config = EngineConfig(
         drafter=drafter, tree_nodes=tree_nodes, sampler="token", prefill_chunk=3, page_size=4
     )
-    assert resolve_drafter(config, has_draft=has_draft) == name
+    assert resolve(config, MODEL if has_draft else None).drafter.name == name
     engine, traces = built(config, with_draft=has_draft)
     assert engine.drafter.name == name
     seq = Rig(engine.residents.target).live(0, Request(PROMPT, greedy(30)))
@@ -70,7 +77,7 @@ def test_whatever_is_built_decodes_plainly(
 
 def test_the_members_of_a_portfolio() -> None:
     config = EngineConfig(drafter="portfolio")
-    drafter = build_drafter(config, parts_for(config, with_draft=True), ahead=False)
+    drafter = drafter_of(config, parts_for(config, with_draft=True))
     assert isinstance(drafter, PortfolioDrafter)
     assert list(drafter.stats()) == ["forced", "prediction", "suffix", "ngram", "model"]
 
@@ -78,8 +85,8 @@ def test_the_members_of_a_portfolio() -> None:
 def test_a_corpus_is_read_before_the_first_request() -> None:
     config = EngineConfig(drafter="suffix", suffix_tokens=256)
     parts = parts_for(config, with_draft=False)
-    with_corpus = build_drafter(config, parts, ahead=False)
-    without = build_drafter(config, replace(parts, corpus=()), ahead=False)
+    with_corpus = drafter_of(config, parts)
+    without = drafter_of(config, replace(parts, corpus=()))
     assert isinstance(with_corpus, SuffixDrafter)
     assert isinstance(without, SuffixDrafter)
     assert with_corpus.num_states > without.num_states
@@ -88,9 +95,9 @@ def test_a_corpus_is_read_before_the_first_request() -> None:
 def test_a_portfolio_with_a_process_is_refused() -> None:
     config = EngineConfig(drafter="portfolio", drafter_home="process")
     with pytest.raises(ConfigError, match="portfolio") as caught:
-        resolve_drafter(config, has_draft=True)
+        resolve(config, MODEL)
     assert caught.value.hint
-    assert resolve_drafter(config, has_draft=False) == "lookup"
+    assert resolve(config, None).drafter.name == "lookup"
 
 
 @pytest.mark.parametrize(

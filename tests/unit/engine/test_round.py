@@ -1,4 +1,4 @@
-"""The reference round: what its trace says of prompts."""
+"""The reference round: what its trace says of prompts and of drafting."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from checks.state import VOCAB
 from doubles.drafters import EMPTY
 from doubles.rig import Request, Rig
 from doubles.tiny_attention import TinyAttentionLM
+from outrider.engine.drafting import DrafterHandle, Proposals
 from outrider.engine.round import Chunk
 
 
@@ -25,3 +26,14 @@ def test_a_pass_may_read_prompts_only() -> None:
     assert rig.traces[1].pass_index == 1
     assert rig.target.state.length(4) == 4
     assert seq.num_rounds == 1
+
+
+def test_a_drafting_job_counts_once_in_each_verification() -> None:
+    """Two jobs that took equally long are two."""
+    rig = Rig(TinyAttentionLM(vocab_size=VOCAB), EMPTY)
+    first, second, third = (rig.live(i, Request((1, 2), greedy(3))) for i in range(3))
+    handle = DrafterHandle(rig.drafter)
+    handle.drafted([first, second], Proposals({}, {}, 0.25))
+    handle.drafted([third], Proposals({}, {}, 0.25))
+    assert handle.take_seconds([first, second, third]) == 0.5
+    assert handle.take_seconds([first, second, third]) == 0.0

@@ -8,7 +8,9 @@ What a draft model's memory must hold when it drafts ahead, beside what it holds
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from outrider.core.config import EngineConfig
 
 if TYPE_CHECKING:
     from outrider.drafters.ahead.forecast import Kind as Fallback
@@ -30,6 +32,21 @@ class AheadChoices:
     always: bool = False
     max_ngram: int = 3
     min_ngram: int = 2
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> AheadChoices:
+        """Those that the settings make."""
+        return cls(
+            k=config.k,
+            fan_out=config.fan_out,
+            policy=cast("Policy", config.fan_policy),
+            fallback=cast("Fallback", config.fallback),
+            saguaro=config.saguaro,
+            force_hits=config.force_hits,
+            always=config.hybrid_threshold == 0,
+            max_ngram=config.max_ngram,
+            min_ngram=config.min_ngram,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
+from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.ahead.table import FIRST_REST, Pace
-from outrider.engine.drafters import ahead_choices
 
 
 def settle(pace: Pace, *, each: float, fixed: float, window: float, rounds: int = 60) -> list[int]:
@@ -51,7 +51,10 @@ def test_it_goes_on_always_if_that_was_asked_for() -> None:
 
 def test_a_threshold_of_none_goes_on_always() -> None:
     """What --hybrid-threshold 0 promises, of the schedule and of the drafter."""
-    assert [ahead_choices(EngineConfig(hybrid_threshold=n)).always for n in (0, 3)] == [True, False]
+    assert [AheadChoices.of(EngineConfig(hybrid_threshold=n)).always for n in (0, 3)] == [
+        True,
+        False,
+    ]
 
 
 def test_it_does_not_rest_where_hits_save_more_than_waiting_costs() -> None:

@@ -1,0 +1,136 @@
+"""What a configuration means with the models that are there: resolved once, then only read.
+
+Three settings may leave their choice to the program: the drafter, the schedule and the controller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF, WITHOUT_DRAFT, DrafterKind
+from outrider.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
+    `given` is the drafter that a model or heads are by themselves; None where there are neither."""
+
+    settings: EngineConfig
+    drafter: DrafterKind
+    given: DrafterKind | None = None
+
+    @property
+    def k(self) -> int:
+        """Draft tokens in a row at most."""
+        return self.settings.k if self.drafter.drafts else 0
+
+    @property
+    def draft_size(self) -> int:
+        """Draft tokens of one sequence and round at most."""
+        return max(self.k, self.settings.tree_nodes) if self.drafter.drafts else 0
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether heads draft, or are a part of what does."""
+        return self.given is not None and self.given.source == "heads"
+
+    @property
+    def ahead(self) -> bool:
+        """Whether drafts are made ahead of verdicts, where the drafter can."""
+        return self.settings.schedule == "ssd"
+
+    @property
+    def wants_trees(self) -> bool:
+        """Whether drafts are trees, where the drafter can branch."""
+        return self.settings.tree_nodes > self.settings.k
+
+    @property
+    def why_chains(self) -> str:
+        """Why drafts never branch, as the rest of a sentence on `tree_nodes`; "" if they may."""
+        settings, kind = self.settings, self.drafter
+        if not self.wants_trees:
+            return f"={settings.tree_nodes} is not above k={settings.k}: drafts are chains"
+        if not kind.branches:
+            return f" has no effect on drafter {kind.name}, which drafts chains"
+        if kind.drafts_ahead and self.ahead:
+            return " has no effect with schedule ssd: what is drafted ahead are chains"
+        if kind.has_process and settings.drafter_home == "process":
+            return " has no effect on a draft model in a process, which drafts chains"
+        return ""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that a tree may have; 0 where drafts never branch."""
+        return 0 if self.why_chains else self.settings.tree_nodes
+
+    def rows_past_end(self, *, captures: bool) -> int:
+        """KV rows that a round may write past the longest text. A chain ends where the text does,
+        and a tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
+        if not self.drafter.drafts:
+            return 0
+        return max(self.settings.tree_nodes, self.k if captures else 0)
+
+    def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
+        """The same drafter under other settings, or none where those leave nothing to draft."""
+        return replace(self, settings=settings, drafter=self.drafter if settings.k else KINDS[OFF])
+
+
+def resolve(config: EngineConfig, given: str | None) -> ResolvedConfig:
+    """What `config` means where there is a draft model or heads, of the kind `given`, or neither.
+
+    Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
+    in a process.
+    """
+    drafter = _drafter(config, given)
+    settings = replace(
+        config, schedule=_schedule(config, drafter), controller=config.resolved_controller
+    )
+    return ResolvedConfig(settings, drafter, KINDS[given] if given else None)
+
+
+def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
+    if config.k == 0:
+        return KINDS[OFF]
+    if config.drafter == AUTO:
+        return KINDS[given or WITHOUT_DRAFT]
+    wanted = KINDS[config.drafter]
+    if wanted.without_draft and given is None:
+        return KINDS[wanted.without_draft]
+    if wanted.folder is not None and wanted.folder != given:
+        raise _no_source(wanted, KINDS[given] if given else None)
+    if wanted.not_in_process and config.drafter_home == "process":
+        raise ConfigError(
+            f"{wanted.not_in_process} cannot live in a process of its own.",
+            hint="leave --drafter-home at thread",
+        )
+    return wanted
+
+
+def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
+    """Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto`
+    keeps one lane. Drafting ahead pays where the draft model has a memory or cores of its own."""
+    if config.schedule != AUTO:
+        return config.schedule
+    elsewhere = AUTO not in (config.device, config.drafter_device)
+    elsewhere = elsewhere and config.device != config.drafter_device
+    apart = config.drafter_home == "process" or elsewhere
+    return "ssd" if apart and drafter.drafts_ahead else "single"
+
+
+def _no_source(drafter: DrafterKind, given: DrafterKind | None) -> ConfigError:
+    """What a drafter reads is missing, or --draft names something else."""
+    needed = drafter.needs_words
+    if given is None:
+        made = "draft" if drafter.folder == MODEL else drafter.name
+        return ConfigError(
+            f"drafter {drafter.name!r} needs {needed}, and none was given.",
+            hint="name a folder with --draft; `outrider draft suggest TARGET` says what there is, "
+            f"`outrider train {made}` makes one, --drafter ngram needs none",
+        )
+    words = given.needs_words if given.folder == MODEL or given.in_target else given.name
+    return ConfigError(
+        f"drafter {drafter.name!r} needs {needed}, and --draft names {words}.",
+        hint="leave --drafter at auto, which follows --draft, or name another folder",
+    )
