@@ -35,7 +35,7 @@ from outrider.bench.turns import rotated
 from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
-from outrider.lab.inflate import Shape, shape_called
+from outrider.lab.inflate import ModelShape, shape_called
 from outrider.lab.inflate_files import write_inflated
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
@@ -47,7 +47,7 @@ Run = Callable[[argparse.Namespace, Report], bool | None]
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 SHAPE_B = "0.4b"
-QUICK_SHAPE = Shape(256, 9, 4, 2, 704)
+QUICK_SHAPE = ModelShape(256, 9, 4, 2, 704)
 NEEDS = DraftNeeds()
 CHUNK = 128
 

@@ -26,7 +26,7 @@ from outrider.bench.studies.drafters_report import (
     runner_record,
 )
 from outrider.bench.workload import ADVERSARIAL, builtin_texts
-from outrider.lab.inflate import Shape
+from outrider.lab.inflate import ModelShape
 from outrider.lab.inflate_files import INFLATABLE, write_inflated_heads
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
@@ -93,7 +93,7 @@ def drafts_of(tier: str, folder: Path) -> Generator[Drafts]:
     if tier == "a" or not isinstance(config, LlamaConfig):
         yield drafts
         return
-    shape = Shape(
+    shape = ModelShape(
         config.hidden_size,
         config.num_layers,
         config.num_heads,

@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.kernels.bandwidth import Reader, ceilings
+from outrider.kernels.bandwidth import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
@@ -94,7 +94,7 @@ def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[d
         model = target_of(llm)
         fill(model, -1, CONTEXT)
         calls = {"pass": bare_pass(model, -1, 1)}
-        calls |= {f"read {n}": partial(Reader(n).read, model.streamed) for n in threads}
+        calls |= {f"read {n}": partial(BandwidthReader(n).read, model.streamed) for n in threads}
         for name, call in calls.items():
             contestants[scheme, name] = mean_seconds(call, times)
         contestants[scheme, "round"] = partial(round_seconds, llm, times * NUM_TOKENS)

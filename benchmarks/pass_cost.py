@@ -38,7 +38,7 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
-from outrider.kernels.bandwidth import Reader
+from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
@@ -130,7 +130,7 @@ def _verify_cells(model: LlamaModel, context: int, repeats: int) -> list[dict[st
 
 def _readers(weights: Sequence[Tensor]) -> dict[tuple[str, int], Callable[[], object]]:
     return {
-        ("read", threads): partial(Reader(threads).read, weights)
+        ("read", threads): partial(BandwidthReader(threads).read, weights)
         for threads in {1, len(hardware_threads())}
     }
 
@@ -255,7 +255,7 @@ def _linear_calls(
 
         return call
 
-    read = partial(Reader().read, [matrix.data for matrix in matrices])
+    read = partial(BandwidthReader().read, [matrix.data for matrix in matrices])
     return {0: read} | {rows: multiply(rows) for rows in LINEAR_ROWS}, matrices[0].nbytes
 
 

@@ -30,7 +30,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape, torch_delta
+from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
 from outrider.kernels.registry import Delta, choose
 from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -86,7 +86,7 @@ def _error(setting: Setting, delta: Delta, shape: StateShape, rows: int) -> floa
     for rule in (delta, torch_delta):
         cells = Cells([shape.state_cell(setting.device)], [])
         out_NO = torch.empty(rows, shape.num_heads * shape.value_dim, device=setting.device)
-        runs = (Run(0, (*_nothing(rows - 1), 0), _nothing(rows)),)
+        runs = (TokenRun(0, (*_nothing(rows - 1), 0), _nothing(rows)),)
         rule(first_NP, weights, runs, cells, 0, out_NO)
         found.append((out_NO, cells.states[0].state_LHKV))
     pairs = zip(*found, strict=True)
@@ -99,11 +99,11 @@ def _times(setting: Setting, record: dict[str, Any], delta: Delta, shape: StateS
         [shape.input_cell(setting.device) for _ in range(32)],
     )
     runs = {
-        ("decode", "replay"): Run(0, (None,), (0,), 0, (9,), 1),
-        ("decode", "ring"): Run(0, (1,), (None,), 0),
-        ("verify", "replay"): Run(0, _nothing(9), tuple(range(9)), 0, tuple(range(9, 14)), 1),
-        ("verify", "ring"): Run(0, tuple(range(1, 10)), _nothing(9), 0),
-        ("prompt", "replay"): Run(0, (*_nothing(127), 1), _nothing(128), 0),
+        ("decode", "replay"): TokenRun(0, (None,), (0,), 0, (9,), 1),
+        ("decode", "ring"): TokenRun(0, (1,), (None,), 0),
+        ("verify", "replay"): TokenRun(0, _nothing(9), tuple(range(9)), 0, tuple(range(9, 14)), 1),
+        ("verify", "ring"): TokenRun(0, tuple(range(1, 10)), _nothing(9), 0),
+        ("prompt", "replay"): TokenRun(0, (*_nothing(127), 1), _nothing(128), 0),
     }
     contestants: dict[str, Callable[[], object]] = {}
     for (what, memory), one in runs.items():

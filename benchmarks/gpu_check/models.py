@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import Kernels, choose
-from outrider.lab.inflate import Inflation, Shape, inflated_config
+from outrider.lab.inflate import Inflation, ModelShape, inflated_config
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
@@ -71,7 +71,9 @@ def embedded(name: str, setting: Setting, room: Room) -> LlamaModel:
     return model
 
 
-def inflated(shape: Shape, setting: Setting, room: Room, *, quantise: str = "none") -> LlamaModel:
+def inflated(
+    shape: ModelShape, setting: Setting, room: Room, *, quantise: str = "none"
+) -> LlamaModel:
     """Tier B: the embedded target at the cost of `shape`."""
     tensors = load_file(resolve(TARGET) / "model.safetensors")
     moved = cast("Weights", _Moved(tensors, setting.device))
@@ -82,7 +84,7 @@ def inflated(shape: Shape, setting: Setting, room: Room, *, quantise: str = "non
 
 
 def random_model(
-    shape: Shape, setting: Setting, room: Room, *, vocab_size: int, quantise: str = "none"
+    shape: ModelShape, setting: Setting, room: Room, *, vocab_size: int, quantise: str = "none"
 ) -> LlamaModel:
     """Tier C: the true shape with random weights."""
     config = replace(inflated_config(small_config(), shape), vocab_size=vocab_size)

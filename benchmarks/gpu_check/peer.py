@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.engine.cuda_graph.program import launcher_for
-from outrider.lab.inflate import Shape
+from outrider.lab.inflate import ModelShape
 
 LayerStep = Callable[..., Tensor]
 CONTEXT, LENGTH = 256, 2048
@@ -54,7 +54,7 @@ def peer(setting: Setting, record: dict[str, Any]) -> None:
             models.let_go()
 
 
-def _measure(setting: Setting, shape: Shape, layer: LayerStep) -> dict[str, Any]:
+def _measure(setting: Setting, shape: ModelShape, layer: LayerStep) -> dict[str, Any]:
     peer = Peer(shape, setting)
     launch = launcher_for(setting.device).make(lambda: peer.step(layer), peer.rewind)
     seconds = seconds_of(launch, setting, calls=setting.rounds)
@@ -64,7 +64,7 @@ def _measure(setting: Setting, shape: Shape, layer: LayerStep) -> dict[str, Any]
 class Peer:
     """One token a step; `position` and `token` live on the device."""
 
-    def __init__(self, shape: Shape, setting: Setting) -> None:
+    def __init__(self, shape: ModelShape, setting: Setting) -> None:
         head = HEAD if not setting.quick else 32
         width, kv = shape.num_heads * head, shape.num_kv_heads * head
         make = {"device": setting.device, "dtype": setting.dtype}

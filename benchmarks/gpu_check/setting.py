@@ -12,7 +12,7 @@ import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
 from outrider.bench.turns import rotated
-from outrider.lab.inflate import SHAPES, Shape
+from outrider.lab.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 # Llama 3 has so many tokens; the accept step is measured at this size.
@@ -39,10 +39,10 @@ class Setting:
         return torch.bfloat16 if self.on_cuda else torch.float32
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, ModelShape]:
         """Tier B and C shapes by name; a quick run has one that is hardly a shape at all."""
         if self.quick:
-            return {"tiny": Shape(256, 8, 4, 2, 704)}
+            return {"tiny": ModelShape(256, 8, 4, 2, 704)}
         return {name: SHAPES[name] for name in ("1b", "8b")}
 
     @property

@@ -30,7 +30,7 @@ from outrider.bench.calibrate.session import with_counts
 from outrider.bench.workload import ADVERSARIAL
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.planner.candidates import Candidate, Job, gain, law_of
+from outrider.planner.candidates import DraftOption, PlannedJob, gain, law_of
 from outrider.planner.places import believe
 
 # How adversarial text is drawn.
@@ -134,7 +134,7 @@ def predicted(setup: Setup, cell: Cell, counts: Probe) -> Prediction:
     by_places = 1.0
     if drafter.places:
         rates = believe(drafter).mean
-        law_by_places = law_of(drafter, rates, Candidate(cell.drafter, cell.k))
+        law_by_places = law_of(drafter, rates, DraftOption(cell.drafter, cell.k))
         by_places = gain(calibration, drafter, job, law_by_places)
     plain, own = _both(calibration, drafter, counts, cell, cell.k)
     return Prediction(
@@ -163,8 +163,8 @@ def _is_hot(cell: Cell) -> bool:
     return cell.domain == ADVERSARIAL
 
 
-def _job(setup: Setup, cell: Cell, counts: Probe, k: int) -> Job:
-    return Job(
+def _job(setup: Setup, cell: Cell, counts: Probe, k: int) -> PlannedJob:
+    return PlannedJob(
         batch=cell.batch,
         context=cell.context,
         new_tokens=setup.num_tokens,

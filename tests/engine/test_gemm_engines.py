@@ -11,7 +11,7 @@ import pytest
 from outrider.bench.gemm.engines import Bed, CostEngine, CostRun, Text, rooms
 from outrider.bench.gemm.pair import CostPair, Make, pair_shape
 from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
-from outrider.lab.gemm import Costs
+from outrider.lab.gemm import NonGemmCosts
 
 TEXT = Text(prompt_tokens=8, max_tokens=60)
 AR = CostEngine(study="batch", method="ar")
@@ -27,7 +27,7 @@ EVERYBODY = (
 
 @cache
 def pair() -> CostPair:
-    make = Make(costs=Costs(), device="cpu", threads=1)
+    make = Make(costs=NonGemmCosts(), device="cpu", threads=1)
     shape = pair_shape("32x64x2x2x1x16/16x32x1x1x1x16")
     return make.pair(shape, *rooms(EVERYBODY, TEXT))
 

@@ -23,7 +23,7 @@ from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 
@@ -52,7 +52,7 @@ def target() -> LlamaModel:
 
 
 def drafter(folder: Path, *, chunk: int = 256, batch_size: int = 8) -> Drafter:
-    heads = Heads(folder, "mtp", ROOM)
+    heads = HeadsToLoad(folder, "mtp", ROOM)
     return mtp_drafter(heads, target(), SAMPLER, chunk=chunk, batch_size=batch_size)
 
 
@@ -110,7 +110,7 @@ def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]
     made anew."""
     small = replace(ROOM, num_slots=44)
     scarce = load_model(stored("llama2", 0), LoadOptions(room=small, device="cpu"))
-    heads = Heads(folders[2], "mtp", ROOM)
+    heads = HeadsToLoad(folders[2], "mtp", ROOM)
     own = mtp_drafter(heads, scarce, SAMPLER, chunk=4, batch_size=3)
     rig = Rig(scarce, own, k=3, batch_size=3, chunk=4, spare=4, reserve=0.0)
     texts = rig.outputs(PROMPTS, greedy(16))
@@ -121,7 +121,7 @@ def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]
 
 def test_a_full_memory_of_the_block_costs_drafts_alone(folders: dict[int, Path]) -> None:
     small = replace(ROOM, num_slots=16)
-    heads = Heads(folders[1], "mtp", small)
+    heads = HeadsToLoad(folders[1], "mtp", small)
     own = mtp_drafter(heads, target(), SAMPLER, chunk=64, batch_size=2)
     rig = Rig(target(), own, k=3, batch_size=2)
     check_greedy(rig, llama, [PROMPTS[0], PROMPTS[2]], 12)

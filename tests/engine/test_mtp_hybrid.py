@@ -22,7 +22,7 @@ from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp.net import load_mtp, mtp_drafter
 from outrider.drafters.mtp.weights import read_mtp_config
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads, hidden_layers_of
+from outrider.models.heads import HeadsToLoad, hidden_layers_of
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 
@@ -70,7 +70,7 @@ def test_greedy_text_is_that_of_plain_decoding(
     write_hybrid_with_mtp(tmp_path, name, depth=depth)
     target = loaded(tmp_path, rollback)
     sampler = DraftSampler(first_maximum, "the MTP block")
-    heads = Heads(tmp_path, "mtp", HEADS_ROOM)
+    heads = HeadsToLoad(tmp_path, "mtp", HEADS_ROOM)
     drafter = mtp_drafter(heads, target, sampler, chunk=4, batch_size=3)
     rig = Rig(target, drafter, k=4, chunk=4, batch_size=3)
     check_greedy(rig, hybrid_kind(name, rollback), PROMPTS, 10)

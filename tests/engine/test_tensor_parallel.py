@@ -28,7 +28,7 @@ from outrider.models.loading import LoadOptions, load_model
 from outrider.models.parallel import comm as torch_comm
 from outrider.models.parallel import sharded
 from outrider.models.parallel.comm import RankError
-from outrider.models.parallel.ranks import Ranks
+from outrider.models.parallel.ranks import RankGroup
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.wide, pytest.mark.slow]
@@ -225,7 +225,7 @@ def test_followers_end_with_the_leader() -> None:
 
 
 def test_a_follower_that_cannot_start_says_why() -> None:
-    ranks = Ranks("outrider.models.parallel.ranks", 2, {"folder": "/nowhere"})
+    ranks = RankGroup("outrider.models.parallel.ranks", 2, {"folder": "/nowhere"})
     with pytest.raises(RankError, match="KeyError"):
         ranks.hear("here")
     assert all_gone(ranks.process_ids)
@@ -233,7 +233,7 @@ def test_a_follower_that_cannot_start_says_why() -> None:
 
 def test_a_follower_that_says_nothing_is_not_waited_for() -> None:
     # This one of Python's reads to the end of its pipe before it says anything.
-    ranks = Ranks("json.tool", 2, {})
+    ranks = RankGroup("json.tool", 2, {})
     with pytest.raises(RankError, match=r"rank 1 did not get to say 'here' within 0\.2 s"):
         ranks.hear("here", 0.2)
     assert all_gone(ranks.process_ids)

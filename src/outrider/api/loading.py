@@ -20,7 +20,7 @@ from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
 from outrider.models.decoder import Decoder, Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
 from outrider.verify.rules import rule_for
 
@@ -146,7 +146,7 @@ def _corpus(plan: LoadPlan) -> Texts:
 
 
 def _load_target(
-    plan: LoadPlan, heads: Heads | None, *, name: str
+    plan: LoadPlan, heads: HeadsToLoad | None, *, name: str
 ) -> tuple[Decoder, Callable[[], object] | None]:
     """The target, and what ends the other processes that it is shared with, if there are any."""
     config = plan.settings
@@ -207,7 +207,7 @@ def _options(config: EngineConfig, room: Room) -> LoadOptions:
     )
 
 
-def _notes(plan: LoadPlan, target: Decoder, heads: Heads | None) -> tuple[str, ...]:
+def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[str, ...]:
     """What checkpoint and settings limit, and fallbacks that were not asked for."""
     config = plan.settings
     # What a recurrent memory does not hold of the drafts that were asked for.

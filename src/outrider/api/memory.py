@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from outrider.core.files import Kind, read_bytes
+from outrider.core.files import FileKind, read_bytes
 
 _STATUS = Path("/proc/self/status")
 
@@ -125,7 +125,7 @@ def gauge(device: torch.device) -> Gauge:
 def _resident_bytes() -> tuple[int, int]:
     """Held now, and at most so far. Where there is no /proc, the latter stands for both."""
     try:
-        lines = read_bytes(_STATUS, Kind.SYSTEM).splitlines()
+        lines = read_bytes(_STATUS, FileKind.SYSTEM).splitlines()
     except OSError:
         high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         high *= 1 if sys.platform == "darwin" else 1024

@@ -16,10 +16,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.spec import ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import DecoderConfig, read_config
 from outrider.models.loading import DTYPES, pick_device
-from outrider.models.weights import Stored, stored_in
+from outrider.models.weights import StoredWeights, stored_in
 
 # What Python holds of one page, and of tokens in it once a text is remembered.
 _PAGE_BYTES = 256
@@ -49,11 +49,11 @@ class Files:
     """What the checkpoints hold; `draft` and `heads` are None where nothing of the kind is read.
     `heads_read` are the heads as loading asks for them, with room for no tokens."""
 
-    target: Stored
-    draft: Stored | None = None
+    target: StoredWeights
+    draft: StoredWeights | None = None
     draft_config: DecoderConfig | None = None
-    heads: Stored | None = None
-    heads_read: Heads | None = None
+    heads: StoredWeights | None = None
+    heads_read: HeadsToLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Model:
 
     role: str
     spec: ModelSpec
-    stored: Stored
+    stored: StoredWeights
     room: Room
     device: str
     in_float32: bool
@@ -79,7 +79,7 @@ def files_of(plan: LoadPlan) -> Files:
     return Files(target, heads=stored_in(plan.heads_folder), heads_read=plan.heads(0))
 
 
-def target_room(plan: LoadPlan, heads: Heads | None) -> Room:
+def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
     config = plan.settings
     rows = config.batch_size * (plan.resolved.draft_size + 1)
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
@@ -185,7 +185,9 @@ def _model_parts(model: _Model) -> Iterator[Part]:
     yield Part(f"logits {of}", logits, device)
 
 
-def _heads_parts(plan: LoadPlan, heads: Heads, target: _Model, stored: Stored) -> Iterator[Part]:
+def _heads_parts(
+    plan: LoadPlan, heads: HeadsToLoad, target: _Model, stored: StoredWeights
+) -> Iterator[Part]:
     spec, room = target.spec, heads.room
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:

@@ -20,7 +20,7 @@ from outrider.api.memory_parts import (
     target_room,
 )
 from outrider.api.plan import LoadPlan, whole_pages
-from outrider.cache.capacity import ARENA_SHARE, Limit, limits, total_bytes
+from outrider.cache.capacity import ARENA_SHARE, MemoryLimit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
@@ -68,7 +68,7 @@ def fitted(plan: LoadPlan) -> tuple[LoadPlan, tuple[Part, ...]]:
     return plan, memory_parts(plan, files)
 
 
-def _bounds(plan: LoadPlan) -> dict[str, tuple[Limit, ...]]:
+def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
     config = plan.settings
     home = config.device if config.drafter_device == "auto" else config.drafter_device
     names = {config.device, home if plan.model_folder is not None else config.device}
@@ -77,11 +77,11 @@ def _bounds(plan: LoadPlan) -> dict[str, tuple[Limit, ...]]:
 
 
 def _lacking(
-    parts: Sequence[Part], bounds: Mapping[str, tuple[Limit, ...]], share: float
-) -> list[tuple[int, Limit]]:
+    parts: Sequence[Part], bounds: Mapping[str, tuple[MemoryLimit, ...]], share: float
+) -> list[tuple[int, MemoryLimit]]:
     """(bytes needed, limit) of the limits of which the parts need more than `share`; those that
     are exceeded most come first."""
-    found: list[tuple[int, Limit]] = []
+    found: list[tuple[int, MemoryLimit]] = []
     for device, all_limits in bounds.items():
         own = [part for part in parts if part.device == device]
         for limit in all_limits:
@@ -192,7 +192,9 @@ def table_of(parts: Sequence[Part]) -> str:
     return "\n".join(f"  {part.name:{width}}  {size(part.num_bytes):>9}" for part in shown)
 
 
-def _refusal(parts: Sequence[Part], lacking: tuple[int, Limit], way: str | None) -> CapacityError:
+def _refusal(
+    parts: Sequence[Part], lacking: tuple[int, MemoryLimit], way: str | None
+) -> CapacityError:
     total, limit = lacking
     loading = [part for part in parts if part.when != "loading"]
     return CapacityError(

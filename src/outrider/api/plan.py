@@ -26,7 +26,7 @@ from outrider.engine.drafter_builders import own_copy
 from outrider.models.decoder import Room
 from outrider.models.heads import (
     MAX_WIDTH,
-    Heads,
+    HeadsToLoad,
     hidden_layers_of,
     kind_of,
 )
@@ -154,7 +154,7 @@ class LoadPlan:
     def with_settings(self, settings: EngineConfig) -> LoadPlan:
         return replace(self, resolved=self.resolved.with_settings(settings))
 
-    def heads(self, num_slots: int) -> Heads | None:
+    def heads(self, num_slots: int) -> HeadsToLoad | None:
         """The heads, with room for texts of `num_slots` tokens in all, and the nodes of trees that
         are looked at. Raises CheckpointError if the target lacks a layer that they read."""
         given, folder = self.resolved.given, self.heads_folder
@@ -171,9 +171,9 @@ class LoadPlan:
             window=self.window,
         )
         layers = hidden_layers_of(folder, given.name, _num_layers(self.target))
-        return Heads(folder, given.name, replace(room, hidden_layers=layers))
+        return HeadsToLoad(folder, given.name, replace(room, hidden_layers=layers))
 
-    def hidden_layers(self, heads: Heads | None) -> tuple[int, ...]:
+    def hidden_layers(self, heads: HeadsToLoad | None) -> tuple[int, ...]:
         """Those that the target keeps for what drafts."""
         if heads is not None:
             return heads.room.hidden_layers

@@ -24,7 +24,7 @@ from outrider.api.chat_template import ChatTemplate
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.files import Kind, parse_json, read_text
+from outrider.core.files import FileKind, parse_json, read_text
 
 _FILES = (
     "tokenizer.json",
@@ -283,7 +283,7 @@ def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     template = folder / "chat_template.jinja"
     if template.exists():
-        config = {**config, "chat_template": _read_text(template, Kind.TEMPLATE)}
+        config = {**config, "chat_template": _read_text(template, FileKind.TEMPLATE)}
     return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth)
 
 
@@ -306,7 +306,7 @@ def _num_bytes(text: str) -> int:
 def _load_backend(path: Path) -> tuple[Backend, Growth]:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
-    text = _read_text(path, Kind.TOKENIZER)
+    text = _read_text(path, FileKind.TOKENIZER)
     try:
         growth = check(parse_json(text), str(path))
     except ValueError as error:
@@ -335,7 +335,7 @@ def _failed(what: str, error: BaseException) -> CheckpointError:
     )
 
 
-def _read_text(path: Path, kind: Kind) -> str:
+def _read_text(path: Path, kind: FileKind) -> str:
     try:
         return read_text(path, kind)
     except (OSError, UnicodeDecodeError) as error:
@@ -348,7 +348,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = parse_json(_read_text(path, Kind.of(path)))
+        data = parse_json(_read_text(path, FileKind.of(path)))
     except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):

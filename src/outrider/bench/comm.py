@@ -28,7 +28,7 @@ from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
 from outrider.models.parallel.comm import Comm, TorchComm
-from outrider.models.parallel.ranks import Link, Ranks
+from outrider.models.parallel.ranks import Link, RankGroup
 
 PEER = "outrider.bench.comm"
 HERE, READY = "here", "ready"
@@ -158,7 +158,7 @@ def measure(*, size: int = 2, device: str = "auto", largest_bytes: int = 1 << 24
     place = place_of("cpu" if kind == "mps" else kind, 0)
     with Neighbours() as neighbours, TemporaryDirectory(prefix="outrider-ranks-") as meeting:
         store = Path(meeting) / "store"
-        ranks = Ranks(PEER, size, {"store": str(store), "device": place.type})
+        ranks = RankGroup(PEER, size, {"store": str(store), "device": place.type})
         try:
             ranks.hear(HERE)
             comm = TorchComm(0, size, store=store, place=place)
@@ -194,7 +194,7 @@ def pass_seconds(found: Fit, spec: ModelSpec, num_rows: int) -> float:
     return 2 * spec.num_layers * found.seconds(num_rows * spec.hidden_size * FLOAT_BYTES)
 
 
-def _points(comm: Comm, ranks: Ranks, place: torch.device, largest_bytes: int) -> list[Point]:
+def _points(comm: Comm, ranks: RankGroup, place: torch.device, largest_bytes: int) -> list[Point]:
     def run(exercise: Exercise, num_numbers: int, repeats: int) -> list[float]:
         ranks.tell([exercise, num_numbers, repeats])
         ranks.check()

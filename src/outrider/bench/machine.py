@@ -28,7 +28,7 @@ from types import TracebackType
 from outrider.bench.store import Plain
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import CheckpointError
-from outrider.core.files import Kind, open_regular, read_bytes, read_text
+from outrider.core.files import FileKind, open_regular, read_bytes, read_text
 
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -93,7 +93,7 @@ def _version(package: str) -> str | None:
 def cpu_name() -> str:
     """As the processor calls itself."""
     try:
-        lines = read_text(Path("/proc/cpuinfo"), Kind.SYSTEM).splitlines()
+        lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
     except OSError:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -115,7 +115,7 @@ def weights_digest(folder: Path) -> str:
             f"{folder} has no config.json, so it is not a model.",
             hint="`outrider models list` shows those on this machine",
         )
-    digest = hashlib.sha256(read_bytes(config, Kind.CONFIG))
+    digest = hashlib.sha256(read_bytes(config, FileKind.CONFIG))
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
@@ -187,7 +187,7 @@ class Neighbours:
 def _times() -> tuple[float, float, float] | None:
     """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
     try:
-        fields = read_text(Path("/proc/stat"), Kind.SYSTEM).split("\n", 1)[0].split()[1:]
+        fields = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:]
     except OSError:
         return None
     ticks = [int(field) for field in fields[:8]]
@@ -273,7 +273,7 @@ class Usage:
 def resident_bytes(path: Path = Path("/proc/self/statm")) -> int | None:
     """What this process holds in memory now; None where the system has no such file."""
     try:
-        pages = read_text(path, Kind.SYSTEM).split()[1]
+        pages = read_text(path, FileKind.SYSTEM).split()[1]
     except OSError:
         return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -18,7 +18,7 @@ from typing import Any
 from outrider.bench.store import RecordError, parse
 from outrider.bench.workload import SUMMARIZE
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 MAX_ARTICLE_TOKENS = 512
 _BUILTIN_HINT = "`--source builtin` needs no network"
@@ -150,7 +150,7 @@ def questions_of(path: Path) -> dict[str, list[str]]:
     Raises ConfigError, with the number of the line, for a file of something else.
     """
     try:
-        lines = read_text(path, Kind.PROMPTS).splitlines()
+        lines = read_text(path, FileKind.PROMPTS).splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}.") from None
     except UnicodeDecodeError:

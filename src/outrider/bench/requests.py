@@ -22,7 +22,7 @@ import numpy as np
 from outrider.bench.store import RecordError, made, parse
 from outrider.bench.workload import DOMAINS, MIXED, builtin_texts
 from outrider.core.errors import ConfigError, ContractError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Those that are not blank, counted from 1."""
     try:
-        text = read_text(path, Kind.PROMPTS)
+        text = read_text(path, FileKind.PROMPTS)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}.", hint="name a text file that you may read"

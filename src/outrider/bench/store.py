@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from outrider import __version__
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.files import Kind, read_bytes
+from outrider.core.files import FileKind, read_bytes
 
 T = TypeVar("T")
 # A value of JSON that holds no others.
@@ -120,7 +120,7 @@ class AppendLog:
     def read(cls, path: Path) -> tuple[AppendLog, list[bytes], bool]:
         """The file, its whole lines, and whether what follows these can be half a line of ours.
         Raises OSError."""
-        data = read_bytes(path, Kind.RESULTS) if path.exists() else b""
+        data = read_bytes(path, FileKind.RESULTS) if path.exists() else b""
         whole = data.rfind(b"\n") + 1
         end = data[whole:]
         log = cls(path, num_whole=whole, num_bytes=len(data))

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from outrider.bench.store import RecordError, made, parse, write_json
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ class PromptDataset:
         """Raises ConfigError for a file that `save` did not write."""
         hint = f"write it with `outrider prompts --output {path}`"
         try:
-            return _dataset(parse(read_text(path, Kind.PROMPTS)))
+            return _dataset(parse(read_text(path, FileKind.PROMPTS)))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}.", hint=hint) from None
         except (RecordError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ import torch
 
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
-from outrider.core.files import Kind, read_bytes, read_text
+from outrider.core.files import FileKind, read_bytes, read_text
 from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
 
 # Weights, activations and other programs need the rest.
@@ -34,7 +34,7 @@ _ADDRESS_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class MemoryLimit:
     """Of what `name` allows, `free` bytes are left. `of_addresses` says that memory counts when it
     is reserved, files that are mapped included, not when it is first written."""
 
@@ -43,19 +43,19 @@ class Limit:
     of_addresses: bool = False
 
 
-def limits(device: torch.device) -> tuple[Limit, ...]:
+def limits(device: torch.device) -> tuple[MemoryLimit, ...]:
     """All that bound what this process can still take of `device`."""
     if device.type == "cuda":
-        return (Limit(f"free memory of {device}", torch.cuda.mem_get_info(device)[0]),)
-    found = [Limit("free memory of this machine", _available_bytes())]
+        return (MemoryLimit(f"free memory of {device}", torch.cuda.mem_get_info(device)[0]),)
+    found = [MemoryLimit("free memory of this machine", _available_bytes())]
     for limit, used in _group_limits():
-        found.append(Limit(f"memory limit of the control group, {size(limit)}", limit - used))
+        found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
     for name, command, counted in _ADDRESS_LIMITS:
         limit = resource.getrlimit(getattr(resource, name))[0]
         used = _own_bytes(counted)
         if limit != resource.RLIM_INFINITY and limit < _NO_LIMIT and used is not None:
             told = f"{name} ({command}), {size(limit)}"
-            found.append(Limit(told, limit - used, of_addresses=True))
+            found.append(MemoryLimit(told, limit - used, of_addresses=True))
     return tuple(replace(one, free=max(0, one.free)) for one in found)
 
 
@@ -141,7 +141,7 @@ def _own_bytes(name: bytes) -> int | None:
 def _group_limits() -> Iterator[tuple[int, int]]:
     """(limit, bytes in use that cannot be taken back) of each group above this process."""
     try:
-        lines = read_text(_PROC / "self" / "cgroup", Kind.SYSTEM).splitlines()
+        lines = read_text(_PROC / "self" / "cgroup", FileKind.SYSTEM).splitlines()
     except OSError:
         return
     for line in lines:
@@ -170,7 +170,7 @@ def _above(root: Path, path: str, names: tuple[str, str, bytes]) -> Iterator[tup
 def _number(path: Path) -> int | None:
     """None where there is no such file, or where it says that there is no limit."""
     try:
-        text = read_text(path, Kind.SYSTEM).strip()
+        text = read_text(path, FileKind.SYSTEM).strip()
     except OSError:
         return None
     return int(text) if text.isascii() and text.isdigit() else None
@@ -179,7 +179,7 @@ def _number(path: Path) -> int | None:
 def _field(path: Path, name: bytes) -> int | None:
     """The number behind `name` in a file of `name: number` or `name number` lines."""
     try:
-        data = read_bytes(path, Kind.SYSTEM)
+        data = read_bytes(path, FileKind.SYSTEM)
     except OSError:
         return None
     found = re.search(rb"^" + name + rb":?\s+(\d+)", data, re.MULTILINE)

@@ -29,13 +29,13 @@ from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.reference.delta import Cells, InputCell, Run, StateCell, StateShape
+from outrider.kernels.reference.delta import Cells, InputCell, StateCell, StateShape, TokenRun
 
 
 @dataclass(frozen=True, slots=True)
 class HybridPlan:
     packed: PackedPlan
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Staging:
     def folds(self) -> bool:
         return bool(self.seq.kept) and not self.seq.parents
 
-    def stage(self, first: int) -> list[Run]:
+    def stage(self, first: int) -> list[TokenRun]:
         """Add the row's nodes to its sequence; `first` is the packed index of its first token."""
         seq, row = self.seq, self.row
         start = len(seq.parents)
@@ -62,7 +62,7 @@ class Staging:
         seq.parents += row.parents
         seq.states.update(zip(self.wants.states, self.states, strict=True))
         seq.inputs.update(zip(self.wants.inputs, self.inputs, strict=True))
-        runs: list[Run] = []
+        runs: list[TokenRun] = []
         for nodes in seq.runs(row):
             origin = seq.origin(seq.parents[nodes.start])
             if origin is None:
@@ -71,7 +71,7 @@ class Staging:
             if runs and fold is not None and origin.num_kept:
                 source, replayed, fold = fold, replayed[origin.num_kept :], None
             runs.append(
-                Run(
+                TokenRun(
                     first + nodes.start - start,
                     tuple(seq.states.get(node) for node in nodes),
                     tuple(seq.inputs.get(node) for node in nodes),
@@ -235,7 +235,7 @@ class HybridState:
         pages_1P = np.array([self.kv.pages(seq_id)], dtype=np.int32)
         packed = columns.plan(pages_1P, self.page_size, self._device)
         states = (*([None] * (len(positions) - 1)), cell)
-        run = Run(0, states, (None,) * len(positions), origin.source, origin.replayed)
+        run = TokenRun(0, states, (None,) * len(positions), origin.source, origin.replayed)
         with self._giving_back(self._states, [cell]):
             yield HybridPlan(packed, (run,))
         node = positions.stop - len(seq.tokens) - 1
@@ -257,7 +257,7 @@ class HybridState:
             self._giving_back(self._inputs, inputs),
         ):
             packed = self.kv.plan(rows)
-            runs: list[Run] = []
+            runs: list[TokenRun] = []
             for one in stagings:
                 runs += one.stage(runs[-1].stop if runs else 0)
             try:

@@ -33,7 +33,7 @@ from outrider.kernels.plan import PackedPlan
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Visible:
     """What a staged node sees of the staged nodes, itself included: the first `run` of them, which
     lie where a chain would put them, and then those in the slots `extra`."""
 
@@ -44,18 +44,18 @@ class _Seen:
     def num_nodes(self) -> int:
         return self.run + len(self.extra)
 
-    def followed_by(self, node: int, slot: int) -> _Seen:
+    def followed_by(self, node: int, slot: int) -> _Visible:
         """What a child sees that is staged as `node`, in `slot`."""
         if node == self.run:
-            return _Seen(node + 1)
-        return _Seen(self.run, (*self.extra, slot))
+            return _Visible(node + 1)
+        return _Visible(self.run, (*self.extra, slot))
 
 
-_NOTHING_SEEN = _Seen()
+_NOTHING_SEEN = _Visible()
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _SequencePages:
     """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
     since the last commit; what is behind them was rolled back, and is written over. `seen` says
     what the first of them see; it is only made where something branches off.
@@ -66,7 +66,7 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
-    seen: list[_Seen] = field(default_factory=list[_Seen])
+    seen: list[_Visible] = field(default_factory=list[_Visible])
     num_staged: int = 0
     num_dropped: int = 0
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -129,7 +129,7 @@ class PagedKV:
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
         self._device = device
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _SequencePages] = {}
         self._lock = RLock()
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
@@ -140,7 +140,7 @@ class PagedKV:
             for page in pages:
                 self._pool.share(page)
             reused = len(pages) * self._page_size
-            self._sequences[seq_id] = _Sequence(pages, list(tokens[:reused]))
+            self._sequences[seq_id] = _SequencePages(pages, list(tokens[:reused]))
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -158,7 +158,7 @@ class PagedKV:
             pages = old.pages[:whole]
             for page in pages:
                 self._pool.share(page)
-            self._sequences[new] = _Sequence(pages, tokens, num_dropped=num_dropped)
+            self._sequences[new] = _SequencePages(pages, tokens, num_dropped=num_dropped)
             if rest:
                 pages.append(self._pool.take())
         if rest:
@@ -219,7 +219,7 @@ class PagedKV:
             torch.cuda.current_stream(self._device).synchronize()
         with self._lock:
             pages = self._pool.exchange(seq.pages, -(-num_rows // self._page_size))
-            other = _Sequence(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
+            other = _SequencePages(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
             self._sequences[seq_id] = other
         self.arena.index_copy_(3, self.slots(seq_id), rows_L2GMD)
 
@@ -312,7 +312,7 @@ class PagedKV:
                 position = base + seen.num_nodes - 1 + dropped
                 columns.add_node(position=position, visible=base + seen.run, extra=seen.extra)
 
-    def _slots(self, seq: _Sequence, start: int, count: int) -> list[int]:
+    def _slots(self, seq: _SequencePages, start: int, count: int) -> list[int]:
         size, pages = self._page_size, seq.pages
         return [pages[t // size] * size + t % size for t in range(start, start + count)]
 
@@ -325,7 +325,7 @@ class PagedKV:
             pages_BP[index, : len(table)] = table
         return pages_BP
 
-    def _commit(self, seq: _Sequence, path: Sequence[int]) -> int:
+    def _commit(self, seq: _SequencePages, path: Sequence[int]) -> int:
         moved = [(node, place) for place, node in enumerate(path) if node != place]
         base, filled = seq.num_rows, seq.num_rows // self._page_size
         if moved:

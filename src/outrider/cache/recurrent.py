@@ -168,7 +168,7 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StateOrigin:
     """A state: that of cell `source` (None: of nothing read) after `replayed` inputs, of which the
     first `num_kept` are of committed tokens."""
 
@@ -209,19 +209,19 @@ class RecurrentSequence:
     def held_inputs(self) -> list[int]:
         return [*self.kept, *self.inputs.values()]
 
-    def origin(self, node: int) -> Origin | None:
+    def origin(self, node: int) -> StateOrigin | None:
         """The state after a staged node, or after what is committed; None if it was not kept."""
         replayed: list[int] = []
         while node != ROOT:
             if node in self.states:
-                return Origin(self.states[node], tuple(reversed(replayed)))
+                return StateOrigin(self.states[node], tuple(reversed(replayed)))
             if node not in self.inputs:
                 return None
             replayed.append(self.inputs[node])
             node = self.parents[node]
         if self.reach < len(self.tokens):
             return None
-        return Origin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))
+        return StateOrigin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))
 
     def chain_length(self, parents: Sequence[int]) -> int:
         """How many of the first nodes are a chain from the committed state on."""
@@ -256,12 +256,12 @@ class RecurrentSequence:
             : stop - start
         ]
 
-    def origin_at(self, position: int) -> Origin | None:
+    def origin_at(self, position: int) -> StateOrigin | None:
         """The state after the first `position` tokens of the text, staged chain included."""
         if position > len(self.tokens):
             return self.origin(position - len(self.tokens) - 1)
         if self.base_length <= position <= self.reach:
-            return Origin(self.base, tuple(self.kept[: position - self.base_length]))
+            return StateOrigin(self.base, tuple(self.kept[: position - self.base_length]))
         return None
 
     def runs(self, row: StepRow) -> Iterator[range]:

@@ -61,7 +61,7 @@ from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import words_of
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -175,7 +175,7 @@ def _trials(name: str | None) -> Mapping[str, Mapping[str, float]]:
     if name is None:
         return {}
     try:
-        record = parse(read_text(Path(name), Kind.RESULTS))
+        record = parse(read_text(Path(name), FileKind.RESULTS))
         found = entries("its trials", record.get("trials_seconds_per_token"))
         return {
             who: {t: float(seconds) for t, seconds in entries(who, times).items()}

@@ -53,9 +53,9 @@ from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.fields import size, words_of
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.core.spec import ModelSpec
-from outrider.lab.gemm import Costs
+from outrider.lab.gemm import NonGemmCosts
 from outrider.models.hf_config import read_config
 from outrider.models.loading import pick_device, resolve
 
@@ -145,7 +145,7 @@ def _rules(
 
 def _file(path: Path) -> str:
     try:
-        return read_text(path, Kind.PROMPTS)
+        return read_text(path, FileKind.PROMPTS)
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
@@ -264,7 +264,7 @@ NO_STUDIES = "none"
 # Of a taste: repeats, tokens, divisors for engines and for passes.
 _USUAL, _TASTE = (5, 96, 4, 1), (2, 24, 8, 4)
 _LAYER_SHARE = 16
-EVERY_COST = Costs(attention=True, norms=True, head=True)
+EVERY_COST = NonGemmCosts(attention=True, norms=True, head=True)
 
 
 def ssd(call: Call[SsdOptions]) -> int:
@@ -294,7 +294,7 @@ def study_of(options: SsdOptions) -> CostStudy:
     if not names:
         raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
     costs, studies = (
-        Costs.named(_split(options.costs or "")),
+        NonGemmCosts.named(_split(options.costs or "")),
         _split(options.studies),
     )
     axes = {

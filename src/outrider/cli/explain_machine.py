@@ -29,7 +29,7 @@ from outrider.planner.roofline import (
     ridge_rows,
     row_seconds,
 )
-from outrider.planner.rounds import Load
+from outrider.planner.rounds import DecodeLoad
 
 # Llama-2-7B: keys and values of a token take 0.5 MiB beside 14 GB. Models of other sizes have
 # layers in proportion.
@@ -77,7 +77,7 @@ class Device:
     def seconds(self, batch: int, rows_each: int, context: int = 0) -> float:
         """Of a pass over `rows_each` rows of each of `batch` sequences that have `context` tokens
         each."""
-        return pass_seconds(self.work, self.sheet, Load(batch, context), rows_each)
+        return pass_seconds(self.work, self.sheet, DecodeLoad(batch, context), rows_each)
 
     def gain(self, numbers: Numbers, batch: int) -> float:
         """Speed-up of `batch` sequences; a pass of the drafter takes its share of a plain one."""
@@ -232,12 +232,12 @@ _MOST_K = 64
 def joules(numbers: Numbers, k: int) -> float:
     """A token, of one sequence in rounds of `k`; 0 is plain decoding."""
     law, seconds = _round(numbers, k)
-    return joules_a_token(_energy(numbers), Load(), law, seconds, depth=k)
+    return joules_a_token(_energy(numbers), DecodeLoad(), law, seconds, depth=k)
 
 
 def _spent(numbers: Numbers, k: int) -> Joules:
     law, seconds = _round(numbers, k)
-    return round_joules(_energy(numbers), Load(), law, seconds, depth=k)
+    return round_joules(_energy(numbers), DecodeLoad(), law, seconds, depth=k)
 
 
 def _round(numbers: Numbers, k: int) -> tuple[RoundStats, float]:

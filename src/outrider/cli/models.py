@@ -104,12 +104,17 @@ def inflate(call: Call[InflateOptions]) -> int:
     from outrider.bench.studies.draft_heads import heads_beside
     from outrider.cli.paint import Meter
     from outrider.lab.inflate import shape_called
-    from outrider.lab.inflate_files import INFLATABLE, Written, write_inflated, write_inflated_heads
+    from outrider.lab.inflate_files import (
+        INFLATABLE,
+        InflatedFiles,
+        write_inflated,
+        write_inflated_heads,
+    )
     from outrider.models.loading import DTYPES, resolve
 
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]
     source = resolve(call.options.source)
-    done: Written | None = None
+    done: InflatedFiles | None = None
     heads: list[str] = []
     with new_folder(folder) as files:
         with Meter(f"inflating to {name}") as meter:
@@ -146,12 +151,12 @@ def export(call: Call[ExportOptions]) -> int:
     model, path = needed(call, "MODEL"), Path(needed(call, "FILE", position=1))
 
     from outrider.cli.paint import Meter
-    from outrider.lab.gguf_export import Exported, Wish
+    from outrider.lab.gguf_export import Exported, GgufOptions
     from outrider.lab.gguf_export import export as written
     from outrider.models.loading import resolve
 
     options = call.options
-    wish = Wish(
+    wish = GgufOptions(
         form=options.gguf, pre_tokenizer=options.pre_tokenizer, name=model, force=options.force
     )
     done: Exported | None = None

@@ -35,7 +35,7 @@ from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise, must_fit
-from outrider.planner.candidates import Job
+from outrider.planner.candidates import PlannedJob
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512
@@ -82,10 +82,10 @@ def plan(call: Call[PlanOptions]) -> int:
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
 
 
-def _job(options: PlanOptions, context: int) -> Job:
+def _job(options: PlanOptions, context: int) -> PlannedJob:
     """With `context` where none is asked for; 0 is one as well."""
     asked = context if options.context is None else options.context
-    return Job(batch=options.batch, context=asked, new_tokens=options.max_tokens)
+    return PlannedJob(batch=options.batch, context=asked, new_tokens=options.max_tokens)
 
 
 def _with_trees(calibration: Calibration) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _check_counted(options: PlanOptions) -> None:
         )
 
 
-def _check_fits(target: str, weights: int, kept: int, job: Job, memory: int) -> None:
+def _check_fits(target: str, weights: int, kept: int, job: PlannedJob, memory: int) -> None:
     """Raises CapacityError, with sizes and what to try."""
     unknown = PassCosts(Curve(((1.0, 1.0),)))
     sizes = Calibration(

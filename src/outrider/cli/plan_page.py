@@ -29,10 +29,10 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.cost import Curve
 from outrider.pairs.catalog import draft_of
-from outrider.planner.advise import Plan
-from outrider.planner.candidates import Engines, Job, Option
+from outrider.planner.advise import AdvisedPlan
+from outrider.planner.candidates import Engines, Option, PlannedJob
 from outrider.planner.devices import DeviceSheet, device_sheet
-from outrider.planner.energy import Energy, Limits, limits_of
+from outrider.planner.energy import DeviceLimits, Energy, limits_of
 from outrider.planner.overlap import AheadWays
 from outrider.planner.roofline import PassWork, calibrate
 
@@ -55,11 +55,11 @@ class Elsewhere:
     memory: int
     engines: Engines
     energy: Energy | None
-    limits: Limits
+    limits: DeviceLimits
 
 
 def elsewhere(
-    options: PlanOptions, program: ProgramConfig, engine: EngineConfig, job: Job
+    options: PlanOptions, program: ProgramConfig, engine: EngineConfig, job: PlannedJob
 ) -> Elsewhere:
     """Raises ConfigError for an unknown sheet, and without an acceptance to suppose; CapacityError
     for a draft model that its own device has no room for."""
@@ -93,7 +93,9 @@ def elsewhere(
     )
 
 
-def _draft_device(options: PlanOptions, draft: ModelSpec | None, job: Job) -> DeviceSheet | None:
+def _draft_device(
+    options: PlanOptions, draft: ModelSpec | None, job: PlannedJob
+) -> DeviceSheet | None:
     """That of --draft-device."""
     if options.draft_device is None:
         return None
@@ -182,12 +184,12 @@ _DECIDED = frozenset(DECIDED_BY_PLANS) - {"device"}
 Origin: TypeAlias = Found | Elsewhere
 
 
-def page_of(plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin) -> str:
+def page_of(plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin) -> str:
     return "\n\n".join(_parts(plan, program, engine, origin))
 
 
 def record_of(
-    plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin
 ) -> dict[str, Any]:
     """For programs to read."""
     found = origin if isinstance(origin, Found) else None
@@ -205,7 +207,7 @@ def record_of(
 
 
 def command_of(
-    plan: Plan, program: ProgramConfig, engine: EngineConfig, found: Found | None
+    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, found: Found | None
 ) -> str:
     """What runs as planned, with the settings of `engine`, for which it was planned."""
     words = ["outrider", "generate", '"..."', "--target", quote(program.target)]
@@ -249,7 +251,7 @@ def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str 
 
 
 def _parts(
-    plan: Plan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin
 ) -> Iterator[str]:
     job, found = plan.job, origin if isinstance(origin, Found) else None
     yield _words(
@@ -273,7 +275,7 @@ def _parts(
     yield "\n".join(map(_words, _costs_from(origin)))
 
 
-def _of_device(plan: Plan, origin: Elsewhere) -> Iterator[str]:
+def _of_device(plan: AdvisedPlan, origin: Elsewhere) -> Iterator[str]:
     """What its sheet says, and joules where it has watts."""
     best = plan.best
     rows = 1 + (max(best.k, best.num_nodes) if best is not None and plan.speculate else 0)

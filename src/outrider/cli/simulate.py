@@ -33,9 +33,9 @@ from outrider.planner.simulate_study import (
     CLOSED,
     PLAIN,
     TOGETHER,
-    Comparison,
-    Numbers,
-    Study,
+    SimulatedComparison,
+    SimulatedNumbers,
+    SimulatedStudy,
     compare,
 )
 
@@ -57,7 +57,7 @@ HEADER = (
 )
 
 
-def page(found: Comparison) -> str:
+def page(found: SimulatedComparison) -> str:
     """Of one comparison."""
     rows = [_row(found, engine) for engine in found.numbers]
     return "\n\n".join(
@@ -65,7 +65,7 @@ def page(found: Comparison) -> str:
     )
 
 
-def sweep_page(sweep: Sweep, found: Sequence[Comparison]) -> str:
+def sweep_page(sweep: Sweep, found: Sequence[SimulatedComparison]) -> str:
     """Speed-ups by value, and then the latencies."""
     engines = found[0].study.engines
     ups = [
@@ -85,7 +85,7 @@ def sweep_page(sweep: Sweep, found: Sequence[Comparison]) -> str:
     )
 
 
-def about(study: Study, *, varies: str = "") -> str:
+def about(study: SimulatedStudy, *, varies: str = "") -> str:
     """What runs, where, and how requests come, but for the option that `varies`."""
     known = study.calibration
     names = f"{known.target_name} with {study.drafter.name} on {known.machine}"
@@ -111,7 +111,7 @@ def about(study: Study, *, varies: str = "") -> str:
     return "\n".join(line for line in lines if line)
 
 
-def machine(study: Study) -> str:
+def machine(study: SimulatedStudy) -> str:
     """Times of one round of the batch, alone, and what fits into a verification."""
     times = study.times
     lines = [
@@ -127,7 +127,7 @@ def machine(study: Study) -> str:
     return table(lines)
 
 
-def _window(study: Study) -> str:
+def _window(study: SimulatedStudy) -> str:
     """What a verification has time for, beside it."""
     steps = study.times.window_steps
     if steps is None:
@@ -143,19 +143,19 @@ def _listed(varies: str, **parts: str) -> str:
     return ", ".join(text for name, text in parts.items() if text and name != varies)
 
 
-def _rates(study: Study) -> str:
+def _rates(study: SimulatedStudy) -> str:
     rates = study.chance.rates_of(max(study.k, 1))
     distinct = rates if len(set(rates)) > 1 else rates[:1]
     return ", ".join(f"{rate:.3g}" for rate in distinct)
 
 
-def _coming(study: Study) -> str:
+def _coming(study: SimulatedStudy) -> str:
     if study.arrivals == CLOSED:
         return "closed loop"
     return "all at once" if study.arrivals == TOGETHER else f"{study.arrivals:g} a second"
 
 
-def _sharing(study: Study) -> str:
+def _sharing(study: SimulatedStudy) -> str:
     if study.contention == 0:
         return "every lane has a device of its own"
     if study.contention == 1:
@@ -163,8 +163,8 @@ def _sharing(study: Study) -> str:
     return f"contention {study.contention:g}"
 
 
-def _row(found: Comparison, engine: str) -> tuple[str, ...]:
-    own: Numbers = found.numbers[engine]
+def _row(found: SimulatedComparison, engine: str) -> tuple[str, ...]:
+    own: SimulatedNumbers = found.numbers[engine]
     formula = 1.0 if engine == PLAIN else found.study.formula(engine)
     return (
         engine,
@@ -192,14 +192,14 @@ def _ms(seconds: float) -> str:
 
 
 def draw_sweep(
-    sweep: Sweep, found: Sequence[Comparison], path: Path, *, small_print: str
+    sweep: Sweep, found: Sequence[SimulatedComparison], path: Path, *, small_print: str
 ) -> list[Path]:
     """For light and for dark pages, as SVG and PNG beside `path`."""
     chart = sweep_chart(sweep, found, small_print=small_print)
     return drawing.write(chart, path.parent, path.stem)
 
 
-def sweep_chart(sweep: Sweep, found: Sequence[Comparison], *, small_print: str) -> Chart:
+def sweep_chart(sweep: Sweep, found: Sequence[SimulatedComparison], *, small_print: str) -> Chart:
     """Values stand at equal distances."""
     engines = found[0].study.engines
     ups = {e: [one.speedup(e) or 0.0 for one in found] for e in engines}
@@ -255,7 +255,7 @@ def simulate(call: Call[SimulateOptions]) -> int:
     return 0
 
 
-def _record(sweep: Sweep | None, found: Sequence[Comparison]) -> dict[str, Any]:
+def _record(sweep: Sweep | None, found: Sequence[SimulatedComparison]) -> dict[str, Any]:
     if sweep is None:
         return {"simulation": _comparison_record(found[0])}
     values = zip(sweep.values, found, strict=True)
@@ -265,7 +265,7 @@ def _record(sweep: Sweep | None, found: Sequence[Comparison]) -> dict[str, Any]:
     }
 
 
-def _comparison_record(found: Comparison) -> dict[str, Any]:
+def _comparison_record(found: SimulatedComparison) -> dict[str, Any]:
     study = found.study
     return {
         "study": _study_record(study),
@@ -281,7 +281,7 @@ def _comparison_record(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _study_record(study: Study) -> dict[str, Any]:
+def _study_record(study: SimulatedStudy) -> dict[str, Any]:
     """All that was asked for; of the costs only whose they are."""
     known = study.calibration
     return {
@@ -314,7 +314,7 @@ def _study_record(study: Study) -> dict[str, Any]:
     }
 
 
-def _trace_files(name: str | None, study: Study) -> Mapping[str, Path]:
+def _trace_files(name: str | None, study: SimulatedStudy) -> Mapping[str, Path]:
     """By engine; the file as it was named where there is one engine only."""
     if name is None:
         return {}
@@ -329,7 +329,7 @@ def _trace_files(name: str | None, study: Study) -> Mapping[str, Path]:
     return found
 
 
-def _draw(sweep: Sweep | None, found: Sequence[Comparison], path: Path) -> list[Path]:
+def _draw(sweep: Sweep | None, found: Sequence[SimulatedComparison], path: Path) -> list[Path]:
     small_print = about(found[0].study, varies=sweep.name if sweep else "")
     if sweep is not None:
         return draw_sweep(sweep, found, path, small_print=small_print)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from outrider.cli.plan_options import SimulateOptions
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, describe, typed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
@@ -25,7 +25,7 @@ from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
-from outrider.planner.simulate_study import CLOSED, TOGETHER, Study
+from outrider.planner.simulate_study import CLOSED, TOGETHER, SimulatedStudy
 
 _LLAMA3 = 128_256
 
@@ -191,10 +191,10 @@ def sweep_of(options: SimulateOptions) -> Sweep | None:
     return Sweep(name, words, tuple(typed(known[name], Given(word, origin)) for word in words))
 
 
-def study_of(options: SimulateOptions) -> Study:
+def study_of(options: SimulateOptions) -> SimulatedStudy:
     """Raises ConfigError, with what to change, for options that do not go together."""
     calibration, drafter = _costs(options)
-    return Study(
+    return SimulatedStudy(
         calibration=calibration,
         drafter=drafter,
         rates=_rates(options, drafter),
@@ -218,7 +218,7 @@ def study_of(options: SimulateOptions) -> Study:
     )
 
 
-def too_large(options: SimulateOptions, study: Study) -> str | None:
+def too_large(options: SimulateOptions, study: SimulatedStudy) -> str | None:
     """What a user should hear of a model that does not fit on its data sheet's device. It is
     simulated all the same, as if it did."""
     if options.calibration is not None:
@@ -275,7 +275,7 @@ def _measured(path: Path) -> Calibration:
     """From a plan that was saved, a calibration that `plan` keeps, or one by itself."""
     hint = "outrider plan TARGET --save FILE writes one"
     try:
-        record: Any = json.loads(read_text(path, Kind.CALIBRATION))
+        record: Any = json.loads(read_text(path, FileKind.CALIBRATION))
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read: {error.strerror or error}.", hint=hint

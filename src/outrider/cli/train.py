@@ -90,9 +90,9 @@ def described(progress: Standing) -> str:
 if TYPE_CHECKING:
     from torch import nn
 
-    from outrider.train.loop import Recipe, Trainer
+    from outrider.train.loop import Trainer, TrainRecipe
     from outrider.train.session import RunWish, Session, TextSession
-    from outrider.train.tokens import Wish
+    from outrider.train.tokens import TokenOptions
 
     M = TypeVar("M", bound=nn.Module)
 
@@ -170,7 +170,7 @@ def open_drafter(call: Call[DrafterOptions]) -> Session:
 
 
 def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int = 0) -> RunWish:
-    from outrider.train.loop import Plan
+    from outrider.train.loop import TrainPlan
     from outrider.train.session import RunWish
 
     options = call.options
@@ -181,7 +181,7 @@ def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int
         written=written,
         folder=Path(needed(call, "FOLDER")),
         words=_words(call),
-        plan=Plan(
+        plan=TrainPlan(
             steps=options.steps or 0,
             seconds=60 * (minutes or 0.0),
             learning_rate=options.learning_rate,
@@ -201,7 +201,9 @@ def run_wish(call: Call[RunOptions], prompts: tuple[str, ...] = (), written: int
     )
 
 
-def train(call: Call[RunOptions], text: TextSession, recipe: Recipe[M], *, target: str = "") -> int:
+def train(
+    call: Call[RunOptions], text: TextSession, recipe: TrainRecipe[M], *, target: str = ""
+) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
     from outrider.bench.machine import provenance
 
@@ -261,10 +263,10 @@ def _words(call: Call[TextOptions]) -> tuple[str, ...]:
     return call.arguments[1:]
 
 
-def _text_wish(options: TextOptions, held_out: float = 0.0) -> Wish:
-    from outrider.train.tokens import Wish
+def _text_wish(options: TextOptions, held_out: float = 0.0) -> TokenOptions:
+    from outrider.train.tokens import TokenOptions
 
-    return Wish(max_tokens=options.tokens, held_out=held_out, field=options.field)
+    return TokenOptions(max_tokens=options.tokens, held_out=held_out, field=options.field)
 
 
 def _say(text: str) -> None:

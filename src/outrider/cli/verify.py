@@ -15,7 +15,7 @@ from outrider.cli.paint import Meter
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:
-    from outrider.proof.certificate import Certificate, Step
+    from outrider.proof.certificate import Certificate, ProofStep
     from outrider.proof.check import Check, Effort
 
 WIDTH = 100
@@ -24,7 +24,7 @@ _MARKS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
 def verify(call: Call[VerifyOptions]) -> int:
-    from outrider.proof.certificate import Certificate, Step, about, certify
+    from outrider.proof.certificate import Certificate, ProofStep, about, certify
     from outrider.proof.parity import subject_of
 
     resolved, shown = call.resolved, call.options
@@ -39,7 +39,7 @@ def verify(call: Call[VerifyOptions]) -> int:
             print(_header(header))
         checks: list[Check] = []
         for event in certify(subject, _effort(shown, resolved)):
-            if isinstance(event, Step):
+            if isinstance(event, ProofStep):
                 meter.step(0, title=_doing(event))
                 continue
             checks.append(event)
@@ -61,7 +61,7 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     return replace(effort, greedy_tokens=resolved.sampling().max_tokens)
 
 
-def _doing(step: Step) -> str:
+def _doing(step: ProofStep) -> str:
     from outrider.proof.certificate import PARTS
 
     return f"part {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}: {step.doing}"

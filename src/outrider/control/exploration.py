@@ -1,6 +1,6 @@
-"""Exploration of draft lengths: `Sweep` at first, `Probes` later, for a bounded share of time.
+"""Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time.
 
-`Sweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
+`DepthSweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
 decoding and at longer drafts while drafts pay, at short drafts while they do not. Each look that
 changes nothing doubles the wait for the next. The cost of looks, against the time without them, is
 booked, and no look begins while this cost is above `SHARE` of all time. Both classes count observed
@@ -29,7 +29,7 @@ def sweep_depths(k: int) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class Sweep:
+class DepthSweep:
     """The first rounds, each depth of `depths` for a few."""
 
     depths: tuple[int, ...]

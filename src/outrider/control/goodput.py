@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outrider.control.exploration import Probes, Sweep, sweep_depths
+from outrider.control.exploration import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import MOST_SEQUENCES, Acceptance
@@ -161,7 +161,7 @@ class GoodputController:
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
         self._seconds: dict[tuple[int, int, int, int], float] = {}
-        self._sweep = Sweep(sweep_depths(k) if costs is None else ())
+        self._sweep = DepthSweep(sweep_depths(k) if costs is None else ())
         self._probes = Probes()
         self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
         self._ended: list[list[RoundTrace]] = []

@@ -161,7 +161,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _SequenceRates:
     """`rates` are the acceptances of the last rounds that drafted, newest last."""
 
     depth: int
@@ -202,7 +202,7 @@ class BandController:
             raise ContractError("min_k lies between 0 and k")
         self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest, self._target = min_k, k, target
-        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        self._sequences: OrderedDict[int, _SequenceRates] = OrderedDict()
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         return [self._most.cut(self._sequence(seq_id).depth) for seq_id in seq_ids]
@@ -215,24 +215,24 @@ class BandController:
         elif seq.depth == 0:
             seq.num_plain += trace.num_emitted > 0
             if seq.num_plain == WINDOW:
-                self._sequences[trace.seq_id] = _Sequence(min(STEP, self._highest))
+                self._sequences[trace.seq_id] = _SequenceRates(min(STEP, self._highest))
 
     def stats(self, seq_id: int) -> BandStats:
         seq = self._sequence(seq_id)
         mean = sum(seq.rates) / len(seq.rates) if seq.rates else 0.0
         return BandStats(seq.depth, mean, len(seq.rates))
 
-    def _sequence(self, seq_id: int) -> _Sequence:
+    def _sequence(self, seq_id: int) -> _SequenceRates:
         seq = self._sequences.get(seq_id)
         if seq is None:
-            seq = _Sequence(max(self._lowest, min(INITIAL, self._highest)))
+            seq = _SequenceRates(max(self._lowest, min(INITIAL, self._highest)))
             self._sequences[seq_id] = seq
             if len(self._sequences) > MOST_SEQUENCES:
                 self._sequences.popitem(last=False)
         self._sequences.move_to_end(seq_id)
         return seq
 
-    def _adapted(self, seq: _Sequence) -> int:
+    def _adapted(self, seq: _SequenceRates) -> int:
         if len(seq.rates) < RECENT:
             return seq.depth
         above = sum(list(seq.rates)[-RECENT:]) / RECENT - self._target

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Counts:
+class _FadedCounts:
     """Faded sums over rounds that drafted: rounds, tokens drafted, accepted, accepted squared.
     `num_rounds` does not fade."""
 
@@ -82,7 +82,7 @@ class _Watch:
     rests or probes."""
 
     least_rounds: int = LEAST_ROUNDS
-    counts: _Counts = field(default_factory=_Counts)
+    counts: _FadedCounts = field(default_factory=_FadedCounts)
     reason: str = ""
     probing: bool = False
     left: int = 0
@@ -97,7 +97,7 @@ class _Watch:
         if self.resting:
             self.left -= 1
             if self.left <= 0:
-                self.probing, self.left, self.counts = True, PROBE_ROUNDS, _Counts()
+                self.probing, self.left, self.counts = True, PROBE_ROUNDS, _FadedCounts()
             return False
         if not num_drafted:
             return False
@@ -121,7 +121,7 @@ class _Watch:
             return
         self.probing = False
         if self.counts.mean >= self.counts.needed:
-            self.reason, self.rest, self.counts = "", FIRST_REST, _Counts()
+            self.reason, self.rest, self.counts = "", FIRST_REST, _FadedCounts()
         else:
             self.rest = min(2 * self.rest, LONGEST_REST)
             self.left = self.rest

@@ -1,8 +1,9 @@
 """Dataclass fields that document and check themselves: the one source of flags, variables and keys.
 
 A field made with `setting` carries its help text, its bounds and its choices. The settings registry
-(settings.py) reads them, so a name, a default or a bound is written once. A `Kind` reads a value
-from text or from a parsed file, and raises ValueError or OverflowError for what it cannot read.
+(settings.py) reads them, so a name, a default or a bound is written once. A `FieldKind` reads a
+value from text or from a parsed file, and raises ValueError or OverflowError for what it cannot
+read.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ Value: TypeAlias = bool | int | float | str | tuple[str, ...] | Mapping[int, flo
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldKind:
     """What values of one type are called, and how to read one: from text or as a file has it."""
 
     noun: str
@@ -249,13 +250,13 @@ def _entries(text: str) -> dict[str, str]:
     return {key.strip(): number for key, _, number in pairs}
 
 
-KINDS: Mapping[type, Kind] = {
-    bool: Kind("a switch (1 or 0)", _switch),
-    int: Kind("an integer", _integer),
-    float: Kind("a number", _number),
-    str: Kind("text", _text),
-    tuple: Kind("a list of texts", _texts),
-    Mapping: Kind("entries ID=NUMBER", _numbers_by_id),
+KINDS: Mapping[type, FieldKind] = {
+    bool: FieldKind("a switch (1 or 0)", _switch),
+    int: FieldKind("an integer", _integer),
+    float: FieldKind("a number", _number),
+    str: FieldKind("text", _text),
+    tuple: FieldKind("a list of texts", _texts),
+    Mapping: FieldKind("entries ID=NUMBER", _numbers_by_id),
 }
 
 

@@ -34,7 +34,7 @@ _OTHERS = (
 )
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What a file is for, and the most bytes that one of its kind may have."""
 
     CONFIG = ("a model's configuration", 4 * _MIB)
@@ -56,7 +56,7 @@ class Kind(Enum):
         self.max_bytes = max_bytes
 
     @classmethod
-    def of(cls, path: Path) -> Kind:
+    def of(cls, path: Path) -> FileKind:
         """Of a JSON file in the folder of a model."""
         if path.name in ("tokenizer.json", "tokenizer_config.json"):
             return cls.TOKENIZER
@@ -77,7 +77,7 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
-def read_bytes(path: Path, kind: Kind) -> bytes:
+def read_bytes(path: Path, kind: FileKind) -> bytes:
     """All of a file. Raises OSError if it cannot be read, or has more than its kind may."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -98,14 +98,14 @@ def read_bytes(path: Path, kind: Kind) -> bytes:
     )
 
 
-def read_text(path: Path, kind: Kind) -> str:
+def read_text(path: Path, kind: FileKind) -> str:
     """All of a text in UTF-8, line ends as in every text file. Raises OSError, and
     UnicodeDecodeError for other bytes."""
     text = read_bytes(path, kind).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def read_json(path: Path, kind: Kind) -> object:
+def read_json(path: Path, kind: FileKind) -> object:
     """What a JSON file holds. Raises OSError, and ValueError for text that is no JSON, nests too
     deep, names a key of one object twice or has more values than memory should hold."""
     return parse_json(read_text(path, kind))

@@ -42,7 +42,7 @@ class LogitsProcessor:
     allowed: AllowedTokens | None = None
     clock: Clock = HOST_CLOCK
     mask_seconds: float = 0.0
-    _counts: _Counts | None = field(default=None)
+    _counts: _TokenCounts | None = field(default=None)
 
     @property
     def active(self) -> bool:
@@ -87,7 +87,7 @@ class LogitsProcessor:
         ):
             return
         if self._counts is None:
-            self._counts = _Counts(self.prompt_length, shaped_NV[0])
+            self._counts = _TokenCounts(self.prompt_length, shaped_NV[0])
         text_NV, seen_NV = self._counts.of(tokens, suffixes)
         if params.repetition_penalty != 1:
             factor = params.repetition_penalty
@@ -139,7 +139,7 @@ class LogitsProcessor:
         return ends_V if self.stop_ids else torch.ones_like(mask_V)
 
 
-class _Counts:
+class _TokenCounts:
     """How often each id occurs in the text, and whether it occurs in prompt or text."""
 
     def __init__(self, prompt_length: int, like_V: Tensor) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import ConfigError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 _MAX_CHARS = 256 << 10
 # A line of options that are lists is the deepest: a mapping, of lists, in the file's own mapping.
@@ -45,7 +45,7 @@ def read_settings(path: Path) -> dict[str, object]:
 
 def _text(path: Path) -> str:
     try:
-        text = read_text(path, Kind.SETTINGS)
+        text = read_text(path, FileKind.SETTINGS)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}.") from None
     except UnicodeDecodeError:

@@ -56,7 +56,7 @@ class ModelSpec:
         return table * self.bytes_per_weight + int(matrices)
 
 
-class Sizes(Protocol):
+class ConfigSizes(Protocol):
     """What the config of every family knows."""
 
     @property
@@ -83,7 +83,9 @@ class Sizes(Protocol):
     def stop_ids(self) -> tuple[int, ...]: ...
 
 
-def spec_of(sizes: Sizes, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+def spec_of(
+    sizes: ConfigSizes, name: str, *, bytes_per_weight: int, bytes_per_kv: int
+) -> ModelSpec:
     """The spec of a model of these sizes; `name` is what reports call it."""
     return ModelSpec(
         name=name,

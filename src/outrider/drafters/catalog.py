@@ -21,7 +21,7 @@ from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.bridge import Translator
 from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.self_draft import SelfDraftSpec
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class LoadedModels:
     sampling: Sampling = PLAIN
     machine: Machine | None = None
     child: ChildOptions | None = None
-    heads: Heads | None = None
+    heads: HeadsToLoad | None = None
     own: SelfDraftSpec | None = None
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
@@ -116,7 +116,7 @@ class BuildContext:
         return self.models.draft
 
     @property
-    def heads(self) -> Heads:
+    def heads(self) -> HeadsToLoad:
         if self.models.heads is None:
             raise ContractError("the target comes without heads")
         return self.models.heads

@@ -39,7 +39,7 @@ IDLE_FADE = 1 - 1 / 128
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _SequenceCounts:
     """How often a judged token was refused, at each place and in `all`; `num_idle` rounds drafted
     nothing since that was counted."""
 
@@ -57,7 +57,7 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedCounts:
     """What all requests show: how often the first place was accepted, and how often each place was
     refused for each refusal that was expected of it."""
 
@@ -88,8 +88,8 @@ class Acceptance:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._shared = _Shared(self._rates(SHARED_FADE), FadingRate(SHARED_FADE))
-        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        self._shared = _SharedCounts(self._rates(SHARED_FADE), FadingRate(SHARED_FADE))
+        self._sequences: OrderedDict[int, _SequenceCounts] = OrderedDict()
 
     def observe(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:
         """A round. A place after the first refusal was not judged."""
@@ -100,7 +100,7 @@ class Acceptance:
                 seq.num_idle += 1
             return
         if seq is None:
-            seq = self._sequences[seq_id] = _Sequence(self._rates(FADE), FadingRate(FADE))
+            seq = self._sequences[seq_id] = _SequenceCounts(self._rates(FADE), FadingRate(FADE))
             if len(self._sequences) > MOST_SEQUENCES:
                 self._sequences.popitem(last=False)
         self._sequences.move_to_end(seq_id)
@@ -134,7 +134,7 @@ class Acceptance:
         """For each place the probability that a draft is kept up to it."""
         return prefix_products(self.rates(seq_id))
 
-    def _beta(self, seq: _Sequence | None) -> tuple[float, float]:
+    def _beta(self, seq: _SequenceCounts | None) -> tuple[float, float]:
         # Of the first place: later ones are judged of easy requests only.
         mean = self._shared.first.posterior(FIRST_RATE, FIRST_WEIGHT)
         u, v = LIKENESS * mean, LIKENESS * (1 - mean)

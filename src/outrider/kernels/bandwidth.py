@@ -25,7 +25,7 @@ from outrider.kernels.native.cpu import cache_bytes, num_physical_cores
 from outrider.kernels.native.ops import team
 
 
-class Reader:
+class BandwidthReader:
     """Reads tensors by the threads that multiply by them. Raises MachineError without a compiler.
 
     `threads` 0 are the physical cores.
@@ -89,7 +89,7 @@ def ceilings(
         for number in dict.fromkeys(threads):
             own = num_bytes * (number if level == "L2" else 1)
             works.append(_Work(level, number, data[:own], -(-MIN_TURN_BYTES // own)))
-    readers = {number: Reader(number) for number in threads}
+    readers = {number: BandwidthReader(number) for number in threads}
     seconds: list[list[float]] = [[] for _ in works]
     for turn in range(NUM_TURNS + 1):
         for place in range(len(works)):

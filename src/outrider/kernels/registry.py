@@ -32,12 +32,12 @@ from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
-from outrider.kernels.native.tuning import Timing, kind_answer, thread_answer
+from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, torch_delta
+from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun, torch_delta
 from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain, pack_tiled
 
 OPS = (
@@ -62,7 +62,7 @@ class Delta(Protocol):
         self,
         first_NP: Tensor,
         weights: DeltaWeights,
-        runs: Sequence[Run],
+        runs: Sequence[TokenRun],
         cells: Cells,
         layer: int,
         out_NO: Tensor,
@@ -83,7 +83,7 @@ class Choice:
     refusals: tuple[str, ...] = ()
     kind: str = ""
     why: str = ""
-    timings: tuple[Timing, ...] = ()
+    timings: tuple[KernelTiming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

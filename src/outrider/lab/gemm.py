@@ -2,9 +2,9 @@
 
 A layer is seven products of the right sizes: q, k, v and out of attention, gate, up and down of the
 feed-forward net. Weights are random numbers that are held and multiplied by the kernels of real
-models, so a pass reads the same bytes. `Costs` adds attention over a real KV cache, norms with
-residual and gate, and the output head; with attention or norms q, k and v are one product, and so
-are gate and up. Outputs mean nothing: a script decides acceptance (synthetic.py). Without a head
+models, so a pass reads the same bytes. `NonGemmCosts` adds attention over a real KV cache, norms
+with residual and gate, and the output head; with attention or norms q, k and v are one product, and
+so are gate and up. Outputs mean nothing: a script decides acceptance (synthetic.py). Without a head
 all logits are 0.
 
 Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabulary,
@@ -40,7 +40,7 @@ _NUM_DRAWN = (1 << 20) + 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class NonGemmCosts:
     """What a pass does besides its matrix products. `norms` are those of layers, with the
     residual's additions and the gate."""
 
@@ -49,7 +49,7 @@ class Costs:
     head: bool = False
 
     @classmethod
-    def named(cls, names: Sequence[str]) -> Costs:
+    def named(cls, names: Sequence[str]) -> NonGemmCosts:
         """Raises ConfigError for a name that is none."""
         known = [item.name for item in fields(cls)]
         for name in names:
@@ -83,7 +83,13 @@ class GemmModel:
     """Decoder of `shape` over a PagedKV that it owns, which attention alone reads and writes."""
 
     def __init__(
-        self, shape: GemmShape, costs: Costs, *, kernels: Kernels, place: Placement, room: Room
+        self,
+        shape: GemmShape,
+        costs: NonGemmCosts,
+        *,
+        kernels: Kernels,
+        place: Placement,
+        room: Room,
     ) -> None:
         self.shape, self.costs, self.kernels = shape, costs, kernels
         self.config: LlamaConfig = shape.config()
@@ -232,7 +238,7 @@ class RandomWeights:
         return self._kernels.pack(weight_OI.to(self._place.device))
 
 
-def make_gemm(shape: GemmShape, costs: Costs, options: LoadOptions) -> GemmModel:
+def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> GemmModel:
     """In bfloat16 where no dtype is asked for. Raises ConfigError or MachineError for a bad wish.
 
     The room's pages and rows are those of any model's.

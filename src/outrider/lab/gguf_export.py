@@ -52,7 +52,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GgufOptions:
     """`form` is a name of FORMATS, `pre_tokenizer` one of PRE_TOKENIZERS; `name` is what the file
     calls the model. `force` replaces a file that is there."""
 
@@ -62,7 +62,7 @@ class Wish:
     force: bool = False
 
 
-def export(source: Path, path: Path, wish: Wish) -> Generator[Exported]:
+def export(source: Path, path: Path, wish: GgufOptions) -> Generator[Exported]:
     """Write the checkpoint in folder `source` to `path`, yielding after each tensor.
 
     Raises ConfigError for a bad wish or a file that is there, CheckpointError for a model or a

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.lab.gguf import Value
 from outrider.models.json_object import JsonObject
 
@@ -237,7 +237,7 @@ def _opens(raw: JsonObject, token: str) -> bool:
 def _template(folder: Path, config: JsonObject) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return read_text(path, Kind.TEMPLATE)
+        return read_text(path, FileKind.TEMPLATE)
     if isinstance(config.values.get("chat_template"), str):
         return config.text("chat_template")
     named = _objects(config, "chat_template")

@@ -27,7 +27,7 @@ _SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes of a decoder; heads keep the small model's size."""
 
     hidden_size: int
@@ -39,11 +39,11 @@ class Shape:
 
 # 1b and 8b have the sizes of Llama 3 of these names, with 64 numbers a head; 70b-layer has those of
 # the 70B model and as many layers as the embedded target.
-SHAPES: Mapping[str, Shape] = {
-    "0.4b": Shape(1024, 24, 16, 8, 4096),
-    "1b": Shape(2048, 16, 32, 8, 8192),
-    "8b": Shape(4096, 32, 64, 16, 14336),
-    "70b-layer": Shape(8192, 8, 128, 16, 28672),
+SHAPES: Mapping[str, ModelShape] = {
+    "0.4b": ModelShape(1024, 24, 16, 8, 4096),
+    "1b": ModelShape(2048, 16, 32, 8, 8192),
+    "8b": ModelShape(4096, 32, 64, 16, 14336),
+    "70b-layer": ModelShape(8192, 8, 128, 16, 28672),
 }
 
 
@@ -81,13 +81,13 @@ class Channels:
         return weight_W
 
 
-def shape_called(name: str) -> Shape:
+def shape_called(name: str) -> ModelShape:
     if name not in SHAPES:
         raise ConfigError(f"no shape {name!r}.", hint=did_you_mean(name, SHAPES))
     return SHAPES[name]
 
 
-def inflated_config(small: LlamaConfig, shape: Shape) -> LlamaConfig:
+def inflated_config(small: LlamaConfig, shape: ModelShape) -> LlamaConfig:
     """Raises ConfigError for a shape that cannot hold the small model, CheckpointError for a small
     model with biases, head norms or an output head that is not tied."""
     if small.qkv_bias or small.out_bias or small.mlp_bias or small.qk_norm:
@@ -137,7 +137,7 @@ class Inflation:
     """
 
     def __init__(
-        self, small: LlamaConfig, weights: Weights, shape: Shape, dtype: torch.dtype
+        self, small: LlamaConfig, weights: Weights, shape: ModelShape, dtype: torch.dtype
     ) -> None:
         self.config = inflated_config(small, shape)
         self._small, self._weights, self._dtype = small, weights, dtype

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder
-from outrider.lab.inflate import Channels, Inflation, Shape, inflated_config, meaningless
+from outrider.lab.inflate import Channels, Inflation, ModelShape, inflated_config, meaningless
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
@@ -31,7 +31,7 @@ _DISK_MARGIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class InflatedFiles:
     """What is on disk so far; the last of a run is the whole."""
 
     num_files: int
@@ -42,8 +42,8 @@ class Written:
 
 
 def write_inflated(
-    source: Path, shape: Shape, folder: Path, dtype: torch.dtype
-) -> Generator[Written]:
+    source: Path, shape: ModelShape, folder: Path, dtype: torch.dtype
+) -> Generator[InflatedFiles]:
     """Inflate the checkpoint in `source`, yielding after each file.
 
     The folder must not exist, or be empty; a failure leaves it so. config.json comes last, so half
@@ -78,17 +78,17 @@ def _check_disk(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _write(inflation: Inflation, folder: Path, written: list[Path]) -> Iterator[Written]:
+def _write(inflation: Inflation, folder: Path, written: list[Path]) -> Iterator[InflatedFiles]:
     """Each file is on the list before it is begun."""
     files = inflation.config.num_layers + 1
     places: dict[str, str] = {}
-    done = Written(0, files, 0, 0, 0)
+    done = InflatedFiles(0, files, 0, 0, 0)
     for number, tensors in enumerate(inflation.shards(), start=1):
         name = f"model-{number:05}-of-{files:05}.safetensors"
         written.append(folder / name)
         save_tensors(tensors, written[-1])
         places |= dict.fromkeys(tensors, name)
-        done = Written(
+        done = InflatedFiles(
             number,
             files,
             done.num_parameters + sum(tensor.numel() for tensor in tensors.values()),
@@ -150,7 +150,7 @@ _LAYER_CONFIG = "transformer_layer_config"
 
 
 def write_inflated_heads(
-    source: Path, target: Path, shape: Shape, folder: Path, dtype: torch.dtype
+    source: Path, target: Path, shape: ModelShape, folder: Path, dtype: torch.dtype
 ) -> None:
     """Write the heads in `source`, of the small model in `target`, for that model inflated to
     `shape`. The folder must not exist, or be empty; config.json comes last.

@@ -25,7 +25,7 @@ from outrider.core.tree import ROOT
 
 
 @dataclass(slots=True)
-class _Memory:
+class _ScriptedMemory:
     committed: list[int] = field(default_factory=list[int])
     staged: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
@@ -39,14 +39,14 @@ class TokenMemory:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._sequences: dict[int, _Memory] = {}
+        self._sequences: dict[int, _ScriptedMemory] = {}
 
     def open(self, seq_id: int, tokens: Sequence[int]) -> int:
         if seq_id in self._sequences:
             raise ContractError("the sequence is open already")
         if not all(token >= 0 for token in tokens):
             raise ContractError("ids are not negative")
-        self._sequences[seq_id] = _Memory()
+        self._sequences[seq_id] = _ScriptedMemory()
         return 0
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -55,7 +55,7 @@ class TokenMemory:
         committed = self._sequences[source].committed
         if not (length is None or 0 <= length <= len(committed)):
             raise ContractError("a fork is no longer than its source")
-        self._sequences[new] = _Memory(committed[:length])
+        self._sequences[new] = _ScriptedMemory(committed[:length])
 
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].committed)

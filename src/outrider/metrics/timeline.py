@@ -72,7 +72,7 @@ WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TimeSpread:
     """Of seconds; percentiles as np.percentile has them."""
 
     mean: float
@@ -93,7 +93,7 @@ class LaneUse:
     num_failed: int
     busy_seconds: float
     busy_fraction: float
-    job_seconds: Spread
+    job_seconds: TimeSpread
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Stretch:
     `job_seconds` is by lane."""
 
     began: float
-    job_seconds: Mapping[str, Spread]
+    job_seconds: Mapping[str, TimeSpread]
     queues: Mapping[str, QueueUse]
 
 
@@ -280,8 +280,8 @@ def _lane_use(jobs: Sequence[JobTrace], wall: float) -> LaneUse:
     )
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(
+def _spread(values: Sequence[float]) -> TimeSpread:
+    return TimeSpread(
         statistics.fmean(values),
         min(values),
         max(values),

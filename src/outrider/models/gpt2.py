@@ -39,35 +39,35 @@ MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class Gpt2Norm:
     weight_D: Tensor
     bias_D: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Gpt2Linear:
     packed: PackedLinear
     bias_O: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class Gpt2Tables:
     """The embeddings of positions past the window are zeros, which nothing kept ever reads."""
 
     embedding_VD: Tensor
     positions_TD: Tensor
-    norm: Norm
+    norm: Gpt2Norm
     head: PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    attention_norm: Norm
-    qkv: Linear
-    out: Linear
-    ffn_norm: Norm
-    up: Linear
-    down: Linear
+class Gpt2Layer:
+    attention_norm: Gpt2Norm
+    qkv: Gpt2Linear
+    out: Gpt2Linear
+    ffn_norm: Gpt2Norm
+    up: Gpt2Linear
+    down: Gpt2Linear
 
 
 class GPT2Reader:
@@ -77,7 +77,7 @@ class GPT2Reader:
         self._reader, self._config = reader, config
         self._prefix = PREFIX if f"{PREFIX}wte.weight" in reader else ""
 
-    def tables(self, *, num_positions: int) -> Tables:
+    def tables(self, *, num_positions: int) -> Gpt2Tables:
         config, reader = self._config, self._reader
         embedding_VD = reader.table(
             f"{self._prefix}wte.weight", config.vocab_size, config.hidden_size
@@ -86,17 +86,17 @@ class GPT2Reader:
             f"{self._prefix}wpe.weight", config.max_tokens, config.hidden_size
         )
         missing = max(0, num_positions - config.max_tokens)
-        return Tables(
+        return Gpt2Tables(
             embedding_VD=embedding_VD,
             positions_TD=functional.pad(positions_TD, (0, 0, 0, missing)),
             norm=self._norm(f"{self._prefix}ln_f"),
             head=reader.head(embedding_VD, tied=config.tie_word_embeddings),
         )
 
-    def layer(self, index: int) -> Layer:
+    def layer(self, index: int) -> Gpt2Layer:
         prefix = f"{self._prefix}h.{index}."
         hidden, ffn = self._config.hidden_size, self._config.ffn_size
-        return Layer(
+        return Gpt2Layer(
             attention_norm=self._norm(f"{prefix}ln_1"),
             qkv=self._linear(f"{prefix}attn.c_attn", hidden, 3 * hidden),
             out=self._linear(f"{prefix}attn.c_proj", hidden, hidden),
@@ -105,14 +105,14 @@ class GPT2Reader:
             down=self._linear(f"{prefix}mlp.c_proj", ffn, hidden),
         )
 
-    def _norm(self, name: str) -> Norm:
+    def _norm(self, name: str) -> Gpt2Norm:
         size = self._config.hidden_size
-        return Norm(
+        return Gpt2Norm(
             self._reader.vector(f"{name}.weight", size), self._reader.vector(f"{name}.bias", size)
         )
 
-    def _linear(self, name: str, num_in: int, num_out: int) -> Linear:
-        return Linear(
+    def _linear(self, name: str, num_in: int, num_out: int) -> Gpt2Linear:
+        return Gpt2Linear(
             self._reader.conv(name, num_in, num_out), self._reader.vector(f"{name}.bias", num_out)
         )
 
@@ -190,7 +190,7 @@ class GPT2Model:
         """No kernel knows this family's order of operators."""
 
     def _attend(
-        self, layer: Layer, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+        self, layer: Gpt2Layer, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
         kernels, qkv_NE, attended_NA = self.kernels, scratch.qkv_NE, scratch.attended_NA
         k_GSD, v_GSD = kv
@@ -200,18 +200,18 @@ class GPT2Model:
         kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, attended_NA)
         self._multiply(attended_NA, layer.out, scratch.x_ND, accumulate=True)
 
-    def _feed(self, layer: Layer, scratch: Scratch) -> None:
+    def _feed(self, layer: Gpt2Layer, scratch: Scratch) -> None:
         self._norm(scratch.x_ND, layer.ffn_norm, scratch.norm_ND)
         self._multiply(scratch.norm_ND, layer.up, scratch.up_NU)
         self.kernels.gelu(scratch.up_NU, scratch.activated_NF)
         self._multiply(scratch.activated_NF, layer.down, scratch.x_ND, accumulate=True)
 
-    def _norm(self, x_ND: Tensor, norm: Norm, out_ND: Tensor) -> None:
+    def _norm(self, x_ND: Tensor, norm: Gpt2Norm, out_ND: Tensor) -> None:
         eps = self.config.layer_norm_eps
         self.kernels.layer_norm(x_ND, norm.weight_D, norm.bias_D, eps, out_ND)
 
     def _multiply(
-        self, x_NI: Tensor, linear: Linear, out_NO: Tensor, *, accumulate: bool = False
+        self, x_NI: Tensor, linear: Gpt2Linear, out_NO: Tensor, *, accumulate: bool = False
     ) -> None:
         self.kernels.linear(x_NI, linear.packed, out_NO, accumulate=accumulate)
         out_NO.add_(linear.bias_O)

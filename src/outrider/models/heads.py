@@ -46,7 +46,7 @@ _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadsToLoad:
     """Heads that are to be loaded, and the room that they may take."""
 
     folder: Path

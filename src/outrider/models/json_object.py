@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeGuard, cast
 
 from outrider.core.errors import CheckpointError
-from outrider.core.files import Kind, read_json
+from outrider.core.files import FileKind, read_json
 
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
@@ -30,7 +30,7 @@ class JsonObject:
     def read(cls, path: Path) -> JsonObject:
         """Raises CheckpointError unless `path` is a readable file that holds one JSON object."""
         try:
-            loaded = read_json(path, Kind.of(path))
+            loaded = read_json(path, FileKind.of(path))
         except OSError as error:
             raise CheckpointError(
                 f"cannot read {path}: {error.strerror}.",

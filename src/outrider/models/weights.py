@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
-from outrider.core.files import Kind, open_regular
+from outrider.core.files import FileKind, open_regular
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
@@ -48,7 +48,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredWeights:
     """Sizes of a folder's weights in its files: in all, and of the largest. `has_head` says that an
     output head is among them."""
 
@@ -102,9 +102,9 @@ class Weights:
         return name in self._file_of
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> StoredWeights:
         sizes = [path.stat().st_size for path in self._readers]
-        return Stored(self.folder, sum(sizes), max(sizes), HEAD in self)
+        return StoredWeights(self.folder, sum(sizes), max(sizes), HEAD in self)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
@@ -201,7 +201,7 @@ class Weights:
         return f"{found}is the download complete?"
 
 
-def stored_in(folder: Path) -> Stored:
+def stored_in(folder: Path) -> StoredWeights:
     """Raises CheckpointError as `Weights` does."""
     with Weights(folder) as weights:
         return weights.stored
@@ -225,8 +225,8 @@ def check_header(path: Path) -> None:
     file, or has a header longer than those of real models."""
     with open_regular(path) as stream:
         size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
-    if size > Kind.HEADER.max_bytes:
-        most = f"the {Kind.HEADER.max_bytes} that {Kind.HEADER.what} may have"
+    if size > FileKind.HEADER.max_bytes:
+        most = f"the {FileKind.HEADER.max_bytes} that {FileKind.HEADER.what} may have"
         raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
 
 

@@ -17,24 +17,24 @@ from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.candidates import (
     ENGINES,
-    Candidate,
+    DraftOption,
     Engines,
-    Job,
     Option,
+    PlannedJob,
     expected_law,
     gain,
     memory_bytes,
     options,
 )
 from outrider.planner.energy import Energy, joules_a_token
-from outrider.planner.overlap import Tree, best_tree, sizes_to_try
+from outrider.planner.overlap import BestTree, best_tree, sizes_to_try
 from outrider.planner.places import Belief, believe
 from outrider.planner.reasons import Ends, explain
 from outrider.planner.rounds import break_even, plain_times
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RatePoint:
     """Tokens a second: `each` of one sequence, `total` of all that decode together."""
 
     name: str
@@ -42,20 +42,20 @@ class Point:
     total: float
 
 
-def frontier(points: Iterable[Point]) -> list[Point]:
+def frontier(points: Iterable[RatePoint]) -> list[RatePoint]:
     """Those that no other dominates, by falling `each`; of equal ones the first.
 
     Pareto: a point stays if no other has more tokens a second for one user and for all users
     together.
     """
-    kept: list[Point] = []
+    kept: list[RatePoint] = []
     for point in sorted(points, key=lambda one: (-one.each, -one.total)):
         if not kept or point.total > kept[-1].total:
             kept.append(point)
     return kept
 
 
-def must_fit(calibration: Calibration, job: Job, limit: int | None) -> None:
+def must_fit(calibration: Calibration, job: PlannedJob, limit: int | None) -> None:
     """Raises CapacityError for a target that needs more than `limit` bytes."""
     needed = memory_bytes(calibration, None, job)
     if limit is None or needed is None or needed <= limit:
@@ -74,7 +74,7 @@ def must_fit(calibration: Calibration, job: Job, limit: int | None) -> None:
 
 
 def no_room(
-    calibration: Calibration, drafter: DrafterCosts, job: Job, limit: int | None
+    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, limit: int | None
 ) -> str | None:
     """Why `drafter` does not fit beside the target."""
     needed = memory_bytes(calibration, drafter, job)
@@ -102,8 +102,8 @@ class Question:
     judged if `memory_limit` (bytes) is given, joules are reckoned with `energy`. Break-even is
     looked for up to `most_batch` and `most_context`. `trees` names drafters that draft trees."""
 
-    job: Job = field(default_factory=Job)
-    candidates: tuple[Candidate, ...] = ()
+    job: PlannedJob = field(default_factory=PlannedJob)
+    candidates: tuple[DraftOption, ...] = ()
     engines: Engines = field(default_factory=Engines)
     memory_limit: int | None = None
     energy: Energy | None = None
@@ -113,7 +113,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AdvisedPlan:
     """`best` is advised if `speculate`; otherwise it is the best that was found, if any. `options`
     has all candidates with the engine that suits them best, the best first, and `engines` the best
     candidate for each engine. `break_even_batch` is the smallest at which `best`, run in turns, no
@@ -122,7 +122,7 @@ class Plan:
     batches worth running, by tokens a second of one text and of all. `tree` is the best tree of the
     drafter of `best`, if long texts would gain more by it than by `best`."""
 
-    job: Job
+    job: PlannedJob
     speculate: bool
     best: Option | None
     options: tuple[Option, ...]
@@ -135,8 +135,8 @@ class Plan:
     verdict: str
     reasons: tuple[str, ...]
     left_out: tuple[str, ...]
-    frontier: tuple[Point, ...]
-    tree: Tree | None
+    frontier: tuple[RatePoint, ...]
+    tree: BestTree | None
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -151,14 +151,14 @@ class _Known:
     drafters: Mapping[str, DrafterCosts]
     beliefs: Mapping[str, Belief]
 
-    def law(self, way: Candidate) -> RoundStats:
+    def law(self, way: DraftOption) -> RoundStats:
         return expected_law(self.drafters[way.drafter], self.beliefs[way.drafter], way)
 
-    def gain(self, way: Candidate, job: Job) -> float:
+    def gain(self, way: DraftOption, job: PlannedJob) -> float:
         return gain(self.calibration, self.drafters[way.drafter], job, self.law(way))
 
 
-def advise(calibration: Calibration, question: Question) -> Plan:
+def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
     """Raises ConfigError for a candidate or engine that is not known, CapacityError for a target
     that does not fit into the memory there is."""
     job = question.job
@@ -175,7 +175,7 @@ def advise(calibration: Calibration, question: Question) -> Plan:
     tree = _tree(known, best) if best is not None and speculate else None
     verdict, reasons = explain(found, engines, ends, speculate=speculate, job=job, tree=tree)
     chosen = known.drafters[best.drafter] if best is not None and speculate else None
-    return Plan(
+    return AdvisedPlan(
         job=job,
         speculate=speculate,
         best=best,
@@ -209,11 +209,11 @@ def _by_engine(names: Sequence[str], every: Sequence[Sequence[Option]]) -> tuple
     return tuple(sorted((_best(options) for options in found if options), key=_order))
 
 
-def _usual(drafters: Sequence[DrafterCosts], batch: int) -> tuple[Candidate, ...]:
+def _usual(drafters: Sequence[DrafterCosts], batch: int) -> tuple[DraftOption, ...]:
     """Chains, and trees of a drafter whose candidates' ranks were counted."""
-    chains = [Candidate(one.name, k) for one in drafters for k in USUAL_K if one.draft]
+    chains = [DraftOption(one.name, k) for one in drafters for k in USUAL_K if one.draft]
     trees = [
-        Candidate(one.name, len(one.chances), nodes)
+        DraftOption(one.name, len(one.chances), nodes)
         for one in drafters
         for nodes in (sizes_to_try(batch, least=len(one.chances) + 1) if one.chances else ())
     ]
@@ -239,7 +239,7 @@ def _why_not(
 
 
 def _known(
-    calibration: Calibration, question: Question, tried: Sequence[Candidate]
+    calibration: Calibration, question: Question, tried: Sequence[DraftOption]
 ) -> tuple[_Known, list[str]]:
     """And why drafters were left out."""
     drafters = {one.name: one for one in calibration.drafters}
@@ -254,7 +254,7 @@ def _known(
     return _Known(calibration, question, drafters, beliefs), left_out
 
 
-def _of(known: _Known, way: Candidate) -> list[Option]:
+def _of(known: _Known, way: DraftOption) -> list[Option]:
     question, drafter = known.question, known.drafters[way.drafter]
     made = options(
         known.calibration,
@@ -282,7 +282,7 @@ def _of(known: _Known, way: Candidate) -> list[Option]:
     return [replace(option, joules=joules(option)) for option in made]
 
 
-def _tree(known: _Known, best: Option) -> Tree | None:
+def _tree(known: _Known, best: Option) -> BestTree | None:
     drafter = known.drafters[best.drafter]
     # What is drafted ahead are chains.
     if drafter.name not in known.question.trees or best.engine == "ssd":
@@ -292,7 +292,7 @@ def _tree(known: _Known, best: Option) -> Tree | None:
     return tree if tree is not None and tree.speed_up > best.steady else None
 
 
-def _ends(known: _Known, way: Candidate | None) -> Ends:
+def _ends(known: _Known, way: DraftOption | None) -> Ends:
     """Where the best way, run in turns, stops paying."""
     question = known.question
     measured = round(known.calibration.target.rows.points[-1][0])
@@ -314,16 +314,16 @@ def _ends(known: _Known, way: Candidate | None) -> Ends:
     )
 
 
-def _frontier(known: _Known, way: Candidate | None) -> tuple[Point, ...]:
+def _frontier(known: _Known, way: DraftOption | None) -> tuple[RatePoint, ...]:
     """Plain decoding and the best way, over batches."""
-    points: list[Point] = []
+    points: list[RatePoint] = []
     for batch in _FRONTIER_BATCHES:
         job = replace(known.question.job, batch=batch)
         each = 1 / plain_times(known.calibration, job.load).total
-        points.append(Point(f"plain, batch {batch}", each, batch * each))
+        points.append(RatePoint(f"plain, batch {batch}", each, batch * each))
         if way is not None:
             each *= known.gain(way, job)
-            points.append(Point(f"{way.words}, batch {batch}", each, batch * each))
+            points.append(RatePoint(f"{way.words}, batch {batch}", each, batch * each))
     return tuple(frontier(points))
 
 

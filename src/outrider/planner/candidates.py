@@ -19,7 +19,14 @@ from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import RoundStats
 from outrider.planner.overlap import AheadWays, ahead, chances_of, lanes, tree_law
 from outrider.planner.places import Belief, Rates, round_law
-from outrider.planner.rounds import Load, binomial, forecast, plain_times, round_times, texts_differ
+from outrider.planner.rounds import (
+    DecodeLoad,
+    binomial,
+    forecast,
+    plain_times,
+    round_times,
+    texts_differ,
+)
 
 # The end of a text for which rounds are reckoned one by one, in tokens and in full rounds.
 _COUNTED_TOKENS = 64
@@ -116,7 +123,7 @@ _SUPPOSED_DRAWS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftOption:
     """Drafts of up to `k` tokens, or trees so deep of `num_nodes` where that is more."""
 
     drafter: str
@@ -137,7 +144,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannedJob:
     """`batch` texts at once, with prompts of `context` tokens, to each of which `new_tokens` are
     written. `texts_differ` is the relative deviation between texts of their tokens a round; None
     takes what the drafter's counts show."""
@@ -156,9 +163,9 @@ class Job:
             )
 
     @property
-    def load(self) -> Load:
+    def load(self) -> DecodeLoad:
         """At the mean context: costs are linear in it."""
-        return Load(self.batch, self.context + self.new_tokens / 2)
+        return DecodeLoad(self.batch, self.context + self.new_tokens / 2)
 
     @property
     def most_tokens(self) -> int:
@@ -199,35 +206,35 @@ class Option:
     jit_below: float | None = None
 
     @property
-    def candidate(self) -> Candidate:
-        return Candidate(self.drafter, self.k, self.num_nodes)
+    def candidate(self) -> DraftOption:
+        return DraftOption(self.drafter, self.k, self.num_nodes)
 
     @property
     def words(self) -> str:
         return self.candidate.words
 
 
-def expected_law(drafter: DrafterCosts, belief: Belief, candidate: Candidate) -> RoundStats:
+def expected_law(drafter: DrafterCosts, belief: Belief, candidate: DraftOption) -> RoundStats:
     """What to expect: as replayed, where it was; otherwise by place."""
     if candidate.num_nodes <= candidate.k <= len(drafter.laws):
         return drafter.laws[candidate.k - 1]
     return law_of(drafter, belief.mean, candidate)
 
 
-def law_of(drafter: DrafterCosts, rates: Rates, candidate: Candidate) -> RoundStats:
+def law_of(drafter: DrafterCosts, rates: Rates, candidate: DraftOption) -> RoundStats:
     """By place."""
     if candidate.num_nodes > candidate.k:
         return tree_law(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
     return round_law(rates, candidate.k)
 
 
-def plain_job_seconds(calibration: Calibration, job: Job) -> float:
+def plain_job_seconds(calibration: Calibration, job: PlannedJob) -> float:
     """A token of each text a round, so all end together."""
     return job.new_tokens * plain_times(calibration, job.load).total
 
 
 def job_seconds(
-    calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundStats
+    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, law: RoundStats
 ) -> float:
     """From the first round to the last, in turns."""
     depth = len(law.kept)
@@ -237,7 +244,7 @@ def job_seconds(
         return round_times(calibration, drafter, job.load, cut, depth=most).total
 
     def fewer(live: int) -> float:
-        load = Load(live, job.load.context)
+        load = DecodeLoad(live, job.load.context)
         return round_times(calibration, drafter, load, law, depth=depth).total
 
     seconds = seconds_in_step(job.new_tokens, law, shallower)
@@ -249,7 +256,9 @@ def job_seconds(
     return seconds * desync(job.new_tokens, job.batch, law, fewer, texts_differ=differ)
 
 
-def gain(calibration: Calibration, drafter: DrafterCosts, job: Job, law: RoundStats) -> float:
+def gain(
+    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, law: RoundStats
+) -> float:
     """The speed-up of a job over plain decoding of it."""
     return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, law)
 
@@ -275,8 +284,8 @@ def options(
     calibration: Calibration,
     drafter: DrafterCosts,
     belief: Belief,
-    candidate: Candidate,
-    job: Job,
+    candidate: DraftOption,
+    job: PlannedJob,
     *,
     engines: Engines,
 ) -> list[Option]:
@@ -328,7 +337,9 @@ def options(
     return made
 
 
-def memory_bytes(calibration: Calibration, drafter: DrafterCosts | None, job: Job) -> int | None:
+def memory_bytes(
+    calibration: Calibration, drafter: DrafterCosts | None, job: PlannedJob
+) -> int | None:
     """Weights, and keys and values of all texts at their end; None where nobody said."""
     if not calibration.memory_bytes:
         return None
@@ -351,7 +362,7 @@ def _scaled(base: Option, factor: float, *, engine: str) -> Option:
 
 
 def _interval(
-    drafter: DrafterCosts, belief: Belief, candidate: Candidate, scatter: float
+    drafter: DrafterCosts, belief: Belief, candidate: DraftOption, scatter: float
 ) -> tuple[float, float]:
     """Factors of the speed-up between which 95 % of draws lie."""
     tokens = law_of(drafter, belief.mean, candidate).tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.core.files import Kind, read_json
+from outrider.core.files import FileKind, read_json
 from outrider.core.settings_file import read_settings
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.suffix.lower() != ".json":
             return read_settings(path)
-        record = read_json(path, Kind.SHEET)
+        record = read_json(path, FileKind.SHEET)
     except OSError as error:
         raise ConfigError(f"cannot read the device sheet {path}: {error}.", hint=_SHOW) from error
     except (ValueError, RecursionError) as error:

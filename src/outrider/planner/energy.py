@@ -18,7 +18,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import RoundStats
 from outrider.planner.devices import DeviceSheet, Power
 from outrider.planner.roofline import Mixture, PassWork, critical_context, mixture_of, ridge_rows
-from outrider.planner.rounds import Load
+from outrider.planner.rounds import DecodeLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Joules:
 
 
 def round_joules(
-    energy: Energy, load: Load, law: RoundStats, seconds: float, *, depth: int
+    energy: Energy, load: DecodeLoad, law: RoundStats, seconds: float, *, depth: int
 ) -> Joules:
     """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0."""
     drafted = law.drafting * law.num_drafted if depth else 0.0
@@ -67,14 +67,14 @@ def round_joules(
 
 
 def joules_a_token(
-    energy: Energy, load: Load, law: RoundStats, seconds: float, *, depth: int
+    energy: Energy, load: DecodeLoad, law: RoundStats, seconds: float, *, depth: int
 ) -> float:
     """Of rounds as those of `round_joules`."""
     spent = round_joules(energy, load, law, seconds, depth=depth)
     return spent.total / (load.batch * law.tokens)
 
 
-def _pass(work: PassWork, load: Load, rows: float) -> tuple[float, float]:
+def _pass(work: PassWork, load: DecodeLoad, rows: float) -> tuple[float, float]:
     """Bytes and operations."""
     kept = load.batch * load.context * work.spec.kv_bytes_per_token
     counted = rows * (work.row_flops + load.context * work.read_flops)
@@ -82,7 +82,7 @@ def _pass(work: PassWork, load: Load, rows: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeviceLimits:
     """Up to `ridge_rows` a pass waits for memory. From `critical_context` tokens of each text on
     its keys and values weigh more than the weights, None for a model that keeps none. `mixture` is
     that of a model with experts."""
@@ -112,10 +112,10 @@ class Limits:
             )
 
 
-def limits_of(spec: ModelSpec, sheet: DeviceSheet, batch: int) -> Limits:
+def limits_of(spec: ModelSpec, sheet: DeviceSheet, batch: int) -> DeviceLimits:
     """For a batch of so many texts."""
     context = critical_context(spec, batch)
-    return Limits(
+    return DeviceLimits(
         ridge_rows(PassWork(spec), sheet),
         context if math.isfinite(context) else None,
         mixture_of(spec),

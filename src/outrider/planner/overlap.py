@@ -17,7 +17,7 @@ from outrider.estimate.theory import (
     steady_hits,
 )
 from outrider.planner.places import Rates
-from outrider.planner.rounds import Forecast, Load, forecast, round_times
+from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast, round_times
 
 # Nodes of the largest tree that is tried.
 MOST_NODES = 63
@@ -52,7 +52,7 @@ def sizes_to_try(batch: int, *, least: int, most: int = MOST_NODES) -> list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class BestTree:
     """The best tree of a drafter: at most `num_nodes`, at most `depth` deep. `speed_up` is of long
     texts, with `tokens` a round; `is_guess` says that nobody counted what siblings bring."""
 
@@ -65,8 +65,8 @@ class Tree:
 
 
 def best_tree(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, rates: Rates, *, depth: int
-) -> Tree | None:
+    calibration: Calibration, drafter: DrafterCosts, load: DecodeLoad, rates: Rates, *, depth: int
+) -> BestTree | None:
     """That with the largest speed-up, of more nodes than a chain of `depth`. Choosing its nodes is
     taken to cost no more than drafting the chain.
 
@@ -76,12 +76,12 @@ def best_tree(
     only first candidates were counted, the gain of their siblings is guessed.
     """
     chances = chances_of(drafter, rates, depth)
-    found: list[Tree] = []
+    found: list[BestTree] = []
     for size in sizes_to_try(load.batch, least=len(chances) + 1):
         law = tree_law(chances, size)
         speed_up = forecast(calibration, drafter, load, law, depth=len(law.kept)).speed_up
         guess = not drafter.chances
-        found.append(Tree(drafter.name, size, len(law.kept), law.tokens, speed_up, guess))
+        found.append(BestTree(drafter.name, size, len(law.kept), law.tokens, speed_up, guess))
     return max(found, key=lambda one: one.speed_up, default=None)
 
 
@@ -125,7 +125,9 @@ def foreseen(law: RoundStats, ways: AheadWays) -> float:
     return expected_hit_rate(optimal(ways.fan_out, chances, ways.misses), chances, ways.misses)
 
 
-def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -> AheadForecast:
+def ahead(
+    drafter: DrafterCosts, load: DecodeLoad, found: RoundForecast, ways: AheadWays
+) -> AheadForecast:
     """Of drafting ahead with the better fallback; `found` is of rounds in turns.
 
     Drafting ahead (`estimate/theory.py` has the formula) takes from a calibration, in units of
@@ -181,7 +183,7 @@ def ahead(drafter: DrafterCosts, load: Load, found: Forecast, ways: AheadWays) -
 def lanes(
     calibration: Calibration,
     drafter: DrafterCosts,
-    load: Load,
+    load: DecodeLoad,
     law: RoundStats,
     *,
     contention: float,
@@ -198,7 +200,7 @@ def lanes(
         return round_times(calibration, drafter, load, law, depth=depth).total
     cycle = 0.0
     for half in (load.batch // 2, load.batch - load.batch // 2):
-        times = round_times(calibration, drafter, Load(half, load.context), law, depth=depth)
+        times = round_times(calibration, drafter, DecodeLoad(half, load.context), law, depth=depth)
         verify = times.verify + times.host
         cycle += max(times.draft, verify) + contention * min(times.draft, verify)
     return cycle

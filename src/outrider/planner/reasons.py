@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import ContractError
-from outrider.planner.candidates import Job, Option
-from outrider.planner.overlap import Tree
+from outrider.planner.candidates import Option, PlannedJob
+from outrider.planner.overlap import BestTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ def explain(
     ends: Ends,
     *,
     speculate: bool,
-    job: Job,
-    tree: Tree | None,
+    job: PlannedJob,
+    tree: BestTree | None,
 ) -> tuple[str, tuple[str, ...]]:
     """The verdict, and why; `found` and `engines` have the best first."""
     if not found:
@@ -82,7 +82,7 @@ def _time(best: Option) -> str:
     )
 
 
-def _range(ends: Ends, job: Job, best: Option) -> list[str]:
+def _range(ends: Ends, job: PlannedJob, best: Option) -> list[str]:
     """Nothing where only lanes make it pay: ends are of rounds in turns."""
     lanes = best.engine in ("pdv", "ssd")
     if lanes and ends.in_turns <= 1:
@@ -140,7 +140,7 @@ def _ahead(option: Option) -> str:
     return f"{told}drafts of up to K = {option.most_hidden} fit beside a verification."
 
 
-def _tree(tree: Tree, best: Option) -> str:
+def _tree(tree: BestTree, best: Option) -> str:
     guess = " What its siblings bring is guessed, not counted." if tree.is_guess else ""
     return (
         f"In long texts trees of {tree.num_nodes} nodes, {tree.depth} deep, would be "

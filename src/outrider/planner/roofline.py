@@ -20,7 +20,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.planner.devices import DeviceSheet
-from outrider.planner.rounds import Load
+from outrider.planner.rounds import DecodeLoad
 
 # Rows of a pass and sequences of a draft for which seconds are reckoned; between them lines.
 _MOST_ROWS = 4096
@@ -126,7 +126,7 @@ def rows_seconds(work: PassWork, sheet: DeviceSheet, num_rows: int) -> float:
     return sheet.overhead + norm
 
 
-def pass_seconds(work: PassWork, sheet: DeviceSheet, load: Load, rows_each: int) -> float:
+def pass_seconds(work: PassWork, sheet: DeviceSheet, load: DecodeLoad, rows_each: int) -> float:
     """Of a pass over `rows_each` rows of every sequence."""
     num_rows = load.batch * rows_each
     reading, attending = context_seconds(work, sheet)

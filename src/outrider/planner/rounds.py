@@ -29,7 +29,7 @@ _LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DecodeLoad:
     """`batch` sequences decode together; each holds `context` tokens, on the mean of the run."""
 
     batch: int = 1
@@ -56,7 +56,7 @@ class RoundTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class RoundForecast:
     """Of one way to draft: the law of its rounds, their times and a plain round's."""
 
     law: RoundStats
@@ -87,13 +87,18 @@ class Forecast:
         return speed_up(self.law.tokens, self.draft_over_plain)
 
 
-def plain_times(calibration: Calibration, load: Load) -> RoundTimes:
+def plain_times(calibration: Calibration, load: DecodeLoad) -> RoundTimes:
     """Of a round that drafts nothing."""
     return _times(calibration, None, load, PLAIN)
 
 
 def round_times(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundStats, *, depth: int
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    load: DecodeLoad,
+    law: RoundStats,
+    *,
+    depth: int,
 ) -> RoundTimes:
     """Of a round whose drafts are up to `depth` deep, on the mean."""
     if not depth or not law.drafting:
@@ -106,10 +111,15 @@ def round_times(
 
 
 def forecast(
-    calibration: Calibration, drafter: DrafterCosts, load: Load, law: RoundStats, *, depth: int
-) -> Forecast:
+    calibration: Calibration,
+    drafter: DrafterCosts,
+    load: DecodeLoad,
+    law: RoundStats,
+    *,
+    depth: int,
+) -> RoundForecast:
     times = round_times(calibration, drafter, load, law, depth=depth)
-    return Forecast(law, times, plain_times(calibration, load))
+    return RoundForecast(law, times, plain_times(calibration, load))
 
 
 def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | None:
@@ -131,7 +141,7 @@ def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | 
 def _times(
     calibration: Calibration,
     drafter: DrafterCosts | None,
-    load: Load,
+    load: DecodeLoad,
     law: RoundStats,
     *,
     num_drafting: float = 0.0,

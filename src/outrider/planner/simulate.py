@@ -21,7 +21,15 @@ from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
 from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
-from outrider.planner.simulate_events import Chance, Load, Pass, Running, Served, Simulated, Task
+from outrider.planner.simulate_events import (
+    Chance,
+    Running,
+    Simulated,
+    SimulatedJob,
+    SimulatedLoad,
+    SimulatedPass,
+    SimulatedResult,
+)
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -115,7 +123,7 @@ class SharedLanes(Generic[T]):
 
 def simulate(
     config: EngineConfig,
-    load: Load,
+    load: SimulatedLoad,
     costs: JobCosts,
     chance: Chance,
     *,
@@ -130,10 +138,10 @@ class _Simulation:
     def __init__(
         self,
         config: EngineConfig,
-        load: Load,
+        load: SimulatedLoad,
         costs: JobCosts,
         chance: Chance,
-        lanes: SharedLanes[Task],
+        lanes: SharedLanes[SimulatedJob],
     ) -> None:
         self._config, self._load, self._costs, self._chance = config, load, costs, chance
         self._lanes = lanes
@@ -152,7 +160,7 @@ class _Simulation:
         self._passes = count()
         self._jobs: list[JobTrace] = []
         self._rounds: list[RoundTrace] = []
-        self._served: list[Served] = []
+        self._served: list[SimulatedResult] = []
 
     def run(self) -> Simulated:
         self._arrive()
@@ -224,7 +232,7 @@ class _Simulation:
         reading = self._costs.pass_seconds(list(self._fed(job)))
         if job.kind is JobKind.DRAFT:
             drafting += self._costs.sync
-        task = Task(
+        task = SimulatedJob(
             lane,
             job,
             self._now,
@@ -272,7 +280,7 @@ class _Simulation:
     def _num_committed(self, seq: Running) -> int:
         return seq.length - self._ledger.num_unread(seq.seq_id)
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: SimulatedJob) -> None:
         trace = task.trace(self._now)
         self._jobs.append(trace)
         for observer in self._observers:
@@ -288,13 +296,13 @@ class _Simulation:
                 del self._live[seq.seq_id]
                 self._served.append(seq.served())
 
-    def _note_passes(self, task: Task) -> None:
+    def _note_passes(self, task: SimulatedJob) -> None:
         """Tell what the pass of a job did for each of its sequences, if it had one."""
         reads, judged = task.job.of(Stage.PREFILL), task.job.of(Stage.VERIFY)
         if not reads and not judged:
             return
         slowdown = (self._now - task.began) / task.seconds if task.seconds > 0 else 1.0
-        whole = Pass(task, next(self._passes), slowdown)
+        whole = SimulatedPass(task, next(self._passes), slowdown)
         self._rounds += [whole.read(work) for work in reads]
         for work in judged:
             seq = self._live[work.seq_id]

@@ -77,7 +77,7 @@ class JobCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTimes:
+class SimulatedTimes:
     """Seconds of the parts of a round of `batch` sequences with a context each. `ahead` is T_p,
     what is drafted beside a verification; `step` a draft step of one branch a sequence."""
 
@@ -98,10 +98,10 @@ class RoundTimes:
         return self.verify / self.step if self.step > 0 else None
 
 
-def round_times(costs: JobCosts, *, batch: int, context: int, k: int) -> RoundTimes:
+def round_times(costs: JobCosts, *, batch: int, context: int, k: int) -> SimulatedTimes:
     """Of full drafts of `k` tokens for everybody, each lane alone."""
     deep = [Drafted(k, context)] * batch
-    return RoundTimes(
+    return SimulatedTimes(
         plain=costs.pass_seconds([Fed(1, context, 1)] * batch),
         draft=costs.draft_seconds(deep),
         verify=costs.pass_seconds([Fed(k + 1, context, k + 1)] * batch),

@@ -78,7 +78,7 @@ class Chance:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """Tokens to read and to write, both at least one. `arrives` is in seconds since the beginning;
     a closed loop does not read it."""
 
@@ -88,7 +88,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SimulatedLoad:
     """`in_flight` is the number of users of a closed loop, None where requests come by the clock;
     then they are in the order of their arrival.
 
@@ -97,7 +97,7 @@ class Load:
     Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[SimulatedRequest, ...]
     in_flight: int | None = None
 
     @property
@@ -114,31 +114,31 @@ class Lengths:
     output: int
     spread: float = 0.0
 
-    def request(self, seq_id: int, seed: int) -> Request:
+    def request(self, seq_id: int, seed: int) -> SimulatedRequest:
         prompt, output = (
             self._around(mean, uniform(seed, decides, seq_id))
             for mean, decides in ((self.prompt, Decides.PROMPT), (self.output, Decides.OUTPUT))
         )
-        return Request(prompt, output)
+        return SimulatedRequest(prompt, output)
 
     def _around(self, mean: int, u: float) -> int:
         return max(round(mean * (1 + self.spread * (2 * u - 1))), 1)
 
 
-def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[Request, ...]:
+def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[SimulatedRequest, ...]:
     """The same whatever engine they are for."""
     return tuple(lengths.request(seq_id, seed) for seq_id in range(num))
 
 
-def poisson(requests: Iterable[Request], rate: float, *, seed: int) -> Load:
+def poisson(requests: Iterable[SimulatedRequest], rate: float, *, seed: int) -> SimulatedLoad:
     """`rate` is requests a second."""
     if not rate > 0:
         raise ContractError("a rate is above 0")
     found = tuple(requests)
     gaps = (-math.log1p(-uniform(seed, Decides.GAP, i)) / rate for i in range(len(found)))
-    return Load(
+    return SimulatedLoad(
         tuple(
-            Request(one.num_prompt, one.num_output, moment)
+            SimulatedRequest(one.num_prompt, one.num_output, moment)
             for one, moment in zip(found, accumulate(gaps), strict=True)
         )
     )
@@ -148,7 +148,7 @@ DRAFTER = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class SimulatedResult:
     """What became of a request. `arrivals` has a moment for each token, in seconds since the
     request came, at `arrived`."""
 
@@ -168,7 +168,7 @@ class Simulated:
     seconds: float
     jobs: tuple[JobTrace, ...]
     rounds: tuple[RoundTrace, ...]
-    served: tuple[Served, ...]
+    served: tuple[SimulatedResult, ...]
 
 
 @dataclass(slots=True)
@@ -196,12 +196,12 @@ class Running:
         """Tokens that it may still write."""
         return self.num_output - len(self.moments)
 
-    def served(self) -> Served:
-        return Served(self.seq_id, self.arrived, tuple(self.moments))
+    def served(self) -> SimulatedResult:
+        return SimulatedResult(self.seq_id, self.arrived, tuple(self.moments))
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SimulatedJob:
     """A job under way: what its parts take alone, and what was around when it began."""
 
     lane: str
@@ -234,11 +234,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class SimulatedPass:
     """A target pass that has ended, for the records of its sequences. It took `slowdown` times what
     `task` takes alone."""
 
-    task: Task
+    task: SimulatedJob
     index: int
     slowdown: float
 

@@ -32,13 +32,13 @@ from outrider.estimate.theory import (
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.metrics.timeline import Timeline, hit_rate, timeline
 from outrider.planner.simulate import simulate
-from outrider.planner.simulate_costs import JobCosts, RoundTimes, round_times
+from outrider.planner.simulate_costs import JobCosts, SimulatedTimes, round_times
 from outrider.planner.simulate_events import (
     DRAFTER,
     Chance,
     Lengths,
-    Load,
     Simulated,
+    SimulatedLoad,
     poisson,
     requests_of,
 )
@@ -54,7 +54,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class SimulatedNumbers:
     """`first_token`, `between_tokens` and `latency` are seconds of a request: to its first token,
     of each later one (its share of its round's), and to its last. `p_hit` is None where nothing
     was drafted ahead, `rounds_per_pass` how many sequences a verifying pass judged."""
@@ -100,11 +100,11 @@ class Numbers:
         }
 
 
-def numbers(engine: str, k: int, run: Simulated) -> Numbers:
+def numbers(engine: str, k: int, run: Simulated) -> SimulatedNumbers:
     """`engine` is what the run is called. There is at least one request."""
     drafter = DRAFTER if k else "none"
     judged = [trace.pass_index for trace in run.rounds if trace.num_emitted]
-    return Numbers(
+    return SimulatedNumbers(
         engine=engine,
         k=k,
         stats=summarise(run.rounds, drafter=drafter, k=k, total_seconds=run.seconds),
@@ -131,7 +131,7 @@ MOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class SimulatedStudy:
     """One comparison. `rates` are those of `Chance`; `p_hit` None is what `fan_out` reaches.
 
     `arrivals` is "closed" (`batch` users), "together", or requests a second. `batch` is the most
@@ -198,7 +198,7 @@ class Study:
         return JobCosts(self.calibration, self.drafter, self.fan_out, self.sync)
 
     @property
-    def times(self) -> RoundTimes:
+    def times(self) -> SimulatedTimes:
         """Of rounds of a full batch, in the middle of an output."""
         return round_times(self.costs, batch=self.most_live, context=self.mid_context, k=self.k)
 
@@ -212,12 +212,12 @@ class Study:
         return self.prompt + self.output // 2
 
     @property
-    def load(self) -> Load:
+    def load(self) -> SimulatedLoad:
         lengths = Lengths(self.prompt, self.output, self.spread)
         found = requests_of(lengths, self.requests, seed=self.seed)
         if isinstance(self.arrivals, float):
             return poisson(found, self.arrivals, seed=self.seed)
-        return Load(found, in_flight=self.batch if self.arrivals == CLOSED else None)
+        return SimulatedLoad(found, in_flight=self.batch if self.arrivals == CLOSED else None)
 
     def config(self, engine: str) -> EngineConfig:
         """That of one of ENGINES, or of PLAIN."""
@@ -264,11 +264,11 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SimulatedComparison:
     """`numbers` and `runs` have PLAIN and then each engine of the study, by name."""
 
-    study: Study
-    numbers: Mapping[str, Numbers]
+    study: SimulatedStudy
+    numbers: Mapping[str, SimulatedNumbers]
     runs: Mapping[str, Simulated]
 
     def speedup(self, engine: str) -> float | None:
@@ -277,13 +277,13 @@ class Comparison:
         return self.numbers[PLAIN].seconds / own if own > 0 else None
 
 
-def compare(study: Study) -> Comparison:
+def compare(study: SimulatedStudy) -> SimulatedComparison:
     """Plain decoding first, then every engine, on the same requests."""
     load, costs, chance = study.load, study.costs, study.chance
     runs: dict[str, Simulated] = {}
-    told: dict[str, Numbers] = {}
+    told: dict[str, SimulatedNumbers] = {}
     for engine in dict.fromkeys((PLAIN, *study.engines)):
         config = study.config(engine)
         runs[engine] = simulate(config, load, costs, chance, contention=study.contention)
         told[engine] = numbers(engine, config.k, runs[engine])
-    return Comparison(study, told, runs)
+    return SimulatedComparison(study, told, runs)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.draft import Outcome
 from outrider.core.protocols import VerifyRow
-from outrider.proof.cases import FIXED, Case, Text, generated
+from outrider.proof.cases import FIXED, RuleCase, Text, generated
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.laws import EveryBranch, Law, Sampler, exact_samplers, runs
 
@@ -86,7 +86,7 @@ def algebra(effort: Effort, *, seed: int) -> Part:
     return (check,)
 
 
-def prove_rule(sampler: Sampler, cases: Iterable[Case]) -> RuleProof:
+def prove_rule(sampler: Sampler, cases: Iterable[RuleCase]) -> RuleProof:
     """Enumerate `sampler` on `cases`."""
     num_cases = num_branches = 0
     worst, worst_case = 0.0, "none"
@@ -103,7 +103,7 @@ def prove_rule(sampler: Sampler, cases: Iterable[Case]) -> RuleProof:
     return RuleProof(sampler.name, num_cases, num_branches, worst, worst_case)
 
 
-def total_variation(sampler: Sampler, case: Case) -> tuple[float, int]:
+def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
     """Between what a round of `case` emits and the target's law; and the branches walked."""
     rows: dict[Text, VerifyRow] = {}
     known: dict[Text, Tensor] = {}
@@ -127,7 +127,7 @@ def total_variation(sampler: Sampler, case: Case) -> tuple[float, int]:
     return distance, num_branches
 
 
-def carried_on(found: Law, case: Case) -> Law:
+def carried_on(found: Law, case: RuleCase) -> Law:
     """The law of texts of `found`, each carried on by the target to the case's length."""
     result: Law = {}
     for text, weight in found.items():
@@ -136,7 +136,7 @@ def carried_on(found: Law, case: Case) -> Law:
     return result
 
 
-def _endings(text: Text, case: Case) -> Iterable[tuple[Text, float]]:
+def _endings(text: Text, case: RuleCase) -> Iterable[tuple[Text, float]]:
     if len(text) >= case.length:
         yield text, 1.0
         return

@@ -54,7 +54,7 @@ _NO_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RuleCase:
     """`target` has weights per depth, `proposal` per node.
 
     Nodes in `certain` are not drawn: they are their law's likeliest token, and the reported law is
@@ -162,10 +162,10 @@ def chain(
     targets: Sequence[Weights],
     proposals: Sequence[Weights],
     params: SamplingParams = PLAIN,
-) -> Case:
+) -> RuleCase:
     """One more target law than proposals: the bonus token's."""
     parents = tuple(range(ROOT, len(proposals) - 1))
-    return Case(
+    return RuleCase(
         name=name,
         parents=parents,
         target=tuple(targets),
@@ -176,9 +176,9 @@ def chain(
 
 def siblings(
     name: str, target: Weights, proposals: Sequence[Weights], *, distinct: bool = False
-) -> Case:
+) -> RuleCase:
     """Candidates for one token; the second target law is for what follows."""
-    return Case(
+    return RuleCase(
         name=name,
         parents=(ROOT,) * len(proposals),
         target=(target, target[1:] + target[:1]),
@@ -187,8 +187,8 @@ def siblings(
     )
 
 
-def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozenset()) -> Case:
-    return Case(
+def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozenset()) -> RuleCase:
+    return RuleCase(
         name=name,
         parents=parents,
         target=((3, 2, 2), (1, 4, 2), (2, 1, 1), (5, 1, 3)),
@@ -197,9 +197,9 @@ def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozens
     )
 
 
-def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = ()) -> Case:
+def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = ()) -> RuleCase:
     """A chain of two under `params`; no mass of its laws lies at a filter's edge."""
-    return Case(
+    return RuleCase(
         name=name,
         parents=(ROOT, 0),
         target=((6, 3, 2, 1), (2, 7, 1, 3), (1, 2, 9, 4)),
@@ -262,7 +262,7 @@ _PARAMS = (
 )
 
 
-def generated(seed: int) -> Iterator[Case]:
+def generated(seed: int) -> Iterator[RuleCase]:
     """Cases without end: mostly single drafts and short chains, now and then a tree."""
     rng = Random(seed)
     while True:
@@ -274,15 +274,15 @@ def generated(seed: int) -> Iterator[Case]:
         yield _generated_tree(rng)
 
 
-def _generated_chain(rng: Random, *, length: int, vocab_size: int) -> Case:
+def _generated_chain(rng: Random, *, length: int, vocab_size: int) -> RuleCase:
     targets = [_weights(rng, vocab_size) for _ in range(length + 1)]
     proposals = [_weights(rng, vocab_size) for _ in range(length)]
     return chain(f"generated chain of {length}", targets, proposals, rng.choice(_PARAMS))
 
 
-def _generated_tree(rng: Random) -> Case:
+def _generated_tree(rng: Random) -> RuleCase:
     parents = rng.choice(_SHAPES)
-    return Case(
+    return RuleCase(
         name=f"generated tree {parents}",
         parents=parents,
         target=tuple(_weights(rng, 3) for _ in range(3)),
@@ -308,7 +308,7 @@ TEXTS: tuple[Text, ...] = tuple(product(range(VOCAB), repeat=LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class WeightPair:
     """Whole-number weights of the next token after token 0: the target's and the drafter's."""
 
     name: str
@@ -325,12 +325,12 @@ class Pair:
 
 
 PAIRS = (
-    Pair("spiky", (90, 4, 2, 2, 1, 1), (50, 20, 10, 10, 5, 5)),
-    Pair("near-uniform", (17, 16, 18, 15, 16, 18), (16, 18, 15, 17, 18, 16)),
-    Pair("close", (400, 250, 150, 100, 60, 40), (375, 247, 156, 108, 68, 46)),
-    Pair("disjoint", (3, 2, 1, 0, 0, 0), (0, 0, 0, 1, 2, 3)),
-    Pair("certain target", (0, 1, 0, 0, 0, 0), (2, 3, 1, 1, 2, 1)),
-    Pair("certain draft", (3, 4, 1, 1, 2, 1), (0, 1, 0, 0, 0, 0)),
+    WeightPair("spiky", (90, 4, 2, 2, 1, 1), (50, 20, 10, 10, 5, 5)),
+    WeightPair("near-uniform", (17, 16, 18, 15, 16, 18), (16, 18, 15, 17, 18, 16)),
+    WeightPair("close", (400, 250, 150, 100, 60, 40), (375, 247, 156, 108, 68, 46)),
+    WeightPair("disjoint", (3, 2, 1, 0, 0, 0), (0, 0, 0, 1, 2, 3)),
+    WeightPair("certain target", (0, 1, 0, 0, 0, 0), (2, 3, 1, 1, 2, 1)),
+    WeightPair("certain draft", (3, 4, 1, 1, 2, 1), (0, 1, 0, 0, 0, 0)),
 )
 
 

@@ -21,14 +21,14 @@ from outrider.proof.algebra import algebra
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.ensemble import ensemble
 from outrider.proof.mutants import mutants
-from outrider.proof.parity import Subject, fingerprint, task
+from outrider.proof.parity import ParitySubject, fingerprint, task
 from outrider.proof.parity_part import parity
 
 PARTS = ("exact algebra", "chi-square ensemble", "same text", "planted bugs")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProofStep:
     """What a part is doing now; `part` counts from 1 to len(PARTS)."""
 
     part: int
@@ -114,7 +114,7 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
     return words
 
 
-def check_certifiable(subject: Subject) -> None:
+def check_certifiable(subject: ParitySubject) -> None:
     """Raise ConfigError for a sampler that does not claim to change nothing."""
     sampler = subject.config.sampler
     if sampler in LOSSY_SAMPLERS:
@@ -124,7 +124,7 @@ def check_certifiable(subject: Subject) -> None:
         )
 
 
-def about(subject: Subject, settings: Mapping[str, object]) -> dict[str, Any]:
+def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, Any]:
     """What is under test. Opens the pair, so that bad files are found before the work begins."""
     check_certifiable(subject)
     llm = subject.open(replace(subject.config, batch_size=1, arena_tokens=0))
@@ -156,7 +156,7 @@ def about(subject: Subject, settings: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def certify(subject: Subject, effort: Effort) -> Iterator[Step | Check]:
+def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
     """Run the parts; each check comes as soon as it is known."""
     seed = subject.params.seed
     # Made first: prompts that fit no window are an error before the work, not after half of it.
@@ -171,10 +171,10 @@ def certify(subject: Subject, effort: Effort) -> Iterator[Step | Check]:
         yield from _run(number, part)
 
 
-def _run(number: int, part: Part) -> Iterator[Step | Check]:
+def _run(number: int, part: Part) -> Iterator[ProofStep | Check]:
     while True:
         try:
-            yield Step(number, next(part))
+            yield ProofStep(number, next(part))
         except StopIteration as end:
             yield from end.value
             return

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from outrider.core.philox import Word, Words, philox_exponentials, philox_uniforms
 from outrider.core.rng import Role
-from outrider.proof.cases import LENGTH, START, VOCAB, Pair
+from outrider.proof.cases import LENGTH, START, VOCAB, WeightPair
 from outrider.verify.batched import (
     ChainNumbers,
     ChainVerdicts,
@@ -98,7 +98,7 @@ def _groups(expected: Sequence[float]) -> list[list[int]]:
 
 
 Judge: TypeAlias = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
-Many: TypeAlias = Callable[[Pair, int, Words], Tensor]
+Many: TypeAlias = Callable[[WeightPair, int, Words], Tensor]
 
 K = 2
 
@@ -106,7 +106,7 @@ K = 2
 def _rounds(judge: Judge) -> Many:
     """Texts of LENGTH tokens after START, in rounds of K drafts that `judge` decides."""
 
-    def texts(pair: Pair, seed: int, samples: Words) -> Tensor:
+    def texts(pair: WeightPair, seed: int, samples: Words) -> Tensor:
         p_VV, q_VV = pair.tables()
         text_BT = torch.full((len(samples), 1 + LENGTH + K), START)
         length_B = torch.ones(len(samples), dtype=torch.int64)
@@ -143,7 +143,7 @@ def _append(
 def _plainly(draw: Callable[[Tensor, int, Words, int], Tensor]) -> Many:
     """Texts of LENGTH tokens after START, each drawn from its law with its position's numbers."""
 
-    def texts(pair: Pair, seed: int, samples: Words) -> Tensor:
+    def texts(pair: WeightPair, seed: int, samples: Words) -> Tensor:
         p_VV, _ = pair.tables()
         tokens = [torch.full((len(samples),), START)]
         for position in range(1, 1 + LENGTH):

@@ -47,7 +47,7 @@ from outrider.engine.build import build_engine
 from outrider.kernels.reference.pointwise import argmax
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.algebra import DEFECTS
-from outrider.proof.cases import LENGTH, PAIRS, START, TEXTS, VOCAB, Pair, Text, turned
+from outrider.proof.cases import LENGTH, PAIRS, START, TEXTS, VOCAB, Text, WeightPair, turned
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
 from outrider.proof.laws import Sampler, exact_samplers, joint_winner, plain_law
@@ -57,7 +57,7 @@ _DRAWS_PORTION = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ChiSquareTrial:
     """One chi-square test: what was drawn, how often, and its p-value.
 
     `defect` is how the drawing fell over, None if it did not.
@@ -79,7 +79,7 @@ class Desk:
     _offers: dict[Text, tuple[Draft, Laws]] = field(default_factory=dict[Text, tuple[Draft, Laws]])
 
     @classmethod
-    def of(cls, sampler: Sampler, pair: Pair) -> Desk:
+    def of(cls, sampler: Sampler, pair: WeightPair) -> Desk:
         return cls(sampler, *pair.tables())
 
     def text(self, seed: int, sample: int) -> Text:
@@ -108,13 +108,13 @@ class Desk:
 class PairTrials:
     """One sampler on one pair: its trials, and how many walked texts are those on tensors."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ChiSquareTrial, ...]
     num_walked: int
     num_same: int
 
 
 def pair_trials(
-    sampler: Sampler, pair: Pair, *, seed: int, num_walked: int, num_texts: int
+    sampler: Sampler, pair: WeightPair, *, seed: int, num_walked: int, num_texts: int
 ) -> PairTrials:
     """Walked texts, and `num_texts` on tensors if the sampler has such a form (else 0 of them)."""
     walked: list[Text] = []
@@ -123,14 +123,14 @@ def pair_trials(
         return PairTrials((trial,), len(walked), len(walked))
     counts, first = _many(sampler.name, pair, seed=seed, num_texts=num_texts, keep=len(walked))
     name = f"{sampler.name}, {pair.name}, on tensors"
-    many = Trial(name, num_texts, p_value(counts, pair.text_law()))
+    many = ChiSquareTrial(name, num_texts, p_value(counts, pair.text_law()))
     num_same = sum(a == b for a, b in zip(walked, first, strict=True))
     return PairTrials((trial, many), len(walked), num_same)
 
 
 def walked_trial(
-    sampler: Sampler, pair: Pair, *, seed: int, num_texts: int, keep: list[Text] | None = None
-) -> Trial:
+    sampler: Sampler, pair: WeightPair, *, seed: int, num_texts: int, keep: list[Text] | None = None
+) -> ChiSquareTrial:
     """Texts drawn one by one; they are appended to `keep`."""
     desk = Desk.of(sampler, pair)
     texts = [] if keep is None else keep
@@ -145,7 +145,7 @@ def walked_trial(
 
 
 def _many(
-    name: str, pair: Pair, *, seed: int, num_texts: int, keep: int
+    name: str, pair: WeightPair, *, seed: int, num_texts: int, keep: int
 ) -> tuple[Sequence[int], list[Text]]:
     """How often each of TEXTS came, and the first `keep` texts."""
     place_T = torch.tensor([VOCAB**place for place in reversed(range(LENGTH))])
@@ -159,7 +159,7 @@ def _many(
     return host_ints(counts), first
 
 
-def race_trial(pair: Pair, *, seed: int, num_races: int) -> Trial:
+def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial:
     """Both winners of races over shared numbers, against their closed joint law."""
     p, q = turned(pair.target, START), turned(pair.proposal, START)
     p_V, q_V = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
@@ -173,16 +173,18 @@ def race_trial(pair: Pair, *, seed: int, num_races: int) -> Trial:
     return count_trial(f"shared races, {pair.name}", winners(), joint)
 
 
-def count_trial(name: str, draws: Iterable[Text], law: Mapping[Text, float]) -> Trial:
+def count_trial(name: str, draws: Iterable[Text], law: Mapping[Text, float]) -> ChiSquareTrial:
     """Draws by value against their law; a value that `law` does not have cannot be."""
     try:
         counts = Counter(draws)
     except DEFECTS as error:
-        return Trial(name, 0, 0.0, f"{type(error).__name__}: {error}")
+        return ChiSquareTrial(name, 0, 0.0, f"{type(error).__name__}: {error}")
     num_draws = sum(counts.values())
     if counts.keys() - law.keys():
-        return Trial(name, num_draws, 0.0, "a text that cannot be")
-    return Trial(name, num_draws, p_value([counts[text] for text in law], list(law.values())))
+        return ChiSquareTrial(name, num_draws, 0.0, "a text that cannot be")
+    return ChiSquareTrial(
+        name, num_draws, p_value([counts[text] for text in law], list(law.values()))
+    )
 
 
 TEXT_VOCAB = 4
@@ -246,25 +248,25 @@ def _next_law(context: Text) -> list[float]:
 class Family:
     """All trials of one certificate, judged together."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ChiSquareTrial, ...]
 
     @property
     def threshold(self) -> float:
         return threshold(len(self.trials))
 
     @property
-    def smallest(self) -> Trial:
+    def smallest(self) -> ChiSquareTrial:
         return min(self.trials, key=lambda trial: trial.p_value)
 
     @property
-    def failed(self) -> list[Trial]:
+    def failed(self) -> list[ChiSquareTrial]:
         return [t for t in self.trials if t.defect is not None or t.p_value < self.threshold]
 
 
 def ensemble(effort: Effort, *, seed: int, own: str) -> Part:
     """`own` is the sampler that the user chose; it is walked more often than the others."""
     drawn: list[PairTrials] = []
-    trials: list[Trial] = []
+    trials: list[ChiSquareTrial] = []
     for sampler in exact_samplers():
         num_walked = effort.num_walked_own if sampler.name == own else effort.num_walked
         for pair in PAIRS:

@@ -167,7 +167,7 @@ _NUM_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class MutantResult:
     """One planted bug: which part caught it and how, `caught_by` None if none did. `obstacle` is
     why it could not be planted."""
 
@@ -179,7 +179,7 @@ class Attempt:
 
 def mutants(*, seed: int) -> Part:
     """Plant every bug in turn. The process does nothing else meanwhile."""
-    attempts: list[Attempt] = []
+    attempts: list[MutantResult] = []
     for mutant in DECISIONS:
         yield mutant.name
         attempts.append(attempt(mutant, catch_by_algebra))
@@ -194,13 +194,13 @@ def mutants(*, seed: int) -> Part:
     return (_check(attempts),)
 
 
-def attempt(mutant: Mutant, catch: Callable[[], Caught]) -> Attempt:
+def attempt(mutant: Mutant, catch: Callable[[], Caught]) -> MutantResult:
     """What `catch` (part and finding) says with the bug in."""
     try:
         with planted(mutant):
-            return Attempt(mutant, *catch())
+            return MutantResult(mutant, *catch())
     except CannotPlantError as error:
-        return Attempt(mutant, None, "", obstacle=str(error))
+        return MutantResult(mutant, None, "", obstacle=str(error))
 
 
 def catch_by_algebra() -> Caught:
@@ -242,7 +242,7 @@ def embedded_texts(drafter: str) -> list[tuple[int, ...]]:
     return [result.token_ids for result in llm.generate(PROMPTS[:_NUM_PROMPTS], params)]
 
 
-def _check(attempts: list[Attempt]) -> Check:
+def _check(attempts: list[MutantResult]) -> Check:
     planted_ones = [a for a in attempts if a.obstacle is None]
     missed = [a for a in planted_ones if a.caught_by is None]
     unplanted = [a for a in attempts if a.obstacle is not None]

@@ -62,7 +62,7 @@ _HEADER_LENGTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ParitySubject:
     """A target, perhaps a draft model, and the user's settings. `draft` None: no draft model."""
 
     target: str
@@ -87,12 +87,14 @@ class Subject:
         return LLM(self.target, draft=self.draft, config=config)
 
 
-def subject_of(target: str, draft: str, config: EngineConfig, params: SamplingParams) -> Subject:
+def subject_of(
+    target: str, draft: str, config: EngineConfig, params: SamplingParams
+) -> ParitySubject:
     """`draft` may be auto or none. Raises ConfigError for what there is nothing to certify of."""
     if draft == "none" and config.drafter == "auto":
         config = replace(config, drafter="ngram")
     named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
-    found = Subject(target, named, config, params)
+    found = ParitySubject(target, named, config, params)
     if not KINDS[found.drafter].drafts:
         raise ConfigError(
             "speculation is off, so there is nothing to certify.",
@@ -136,7 +138,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class ParityCell:
     """One way of writing all prompts; `together` of them are in flight at once."""
 
     drafter: str
@@ -161,20 +163,20 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CellTexts:
     """A cell's texts, and how many tokens were drafted and accepted for each prompt."""
 
-    cell: Cell
+    cell: ParityCell
     texts: tuple[Ids, ...]
     acceptance: tuple[tuple[int, int], ...]
     exact_kernels: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ParityTask:
     """Prompts as ids, and what all cells share."""
 
-    subject: Subject
+    subject: ParitySubject
     prompts: tuple[Ids, ...]
     greedy: SamplingParams
     seeded: SamplingParams
@@ -188,13 +190,15 @@ class Task:
     def largest_k(self) -> int:
         return max(*KS, self.subject.config.k)
 
-    def plain(self, params: SamplingParams, sampler: str) -> Written:
+    def plain(self, params: SamplingParams, sampler: str) -> CellTexts:
         """The reference, without a drafter."""
         chunk = self.subject.config.prefill_chunk
-        cell = Cell(drafter="none", k=0, chunk=chunk, together=1, params=params, sampler=sampler)
+        cell = ParityCell(
+            drafter="none", k=0, chunk=chunk, together=1, params=params, sampler=sampler
+        )
         return self.write([cell])[0]
 
-    def groups(self) -> Iterator[list[Cell]]:
+    def groups(self) -> Iterator[list[ParityCell]]:
         """Cells by the engine that runs them; opening one may take a while."""
         config = self.subject.config
         for drafter in self.subject.drafters:
@@ -207,19 +211,19 @@ class Task:
         if config.resolved_controller != first.controller:
             yield [replace(first, controller=config.resolved_controller)]
 
-    def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[Cell]:
+    def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[ParityCell]:
         chunk = self.subject.config.prefill_chunk
         return [
-            Cell(
+            ParityCell(
                 drafter=drafter, k=k, chunk=chunk, together=together, params=params, sampler=sampler
             )
             for together in (BATCH, 1)
         ]
 
-    def write(self, group: Sequence[Cell]) -> list[Written]:
+    def write(self, group: Sequence[ParityCell]) -> list[CellTexts]:
         llm = self.subject.open(self.config_of(group[0]))
         return [
-            Written(
+            CellTexts(
                 cell,
                 tuple(result.token_ids for result in results),
                 tuple((r.stats.num_drafted, r.stats.num_accepted) for r in results),
@@ -229,7 +233,7 @@ class Task:
             for results in [_generate(llm, self.prompts, cell)]
         ]
 
-    def config_of(self, cell: Cell) -> EngineConfig:
+    def config_of(self, cell: ParityCell) -> EngineConfig:
         config = self.subject.config
         longest = max(map(len, self.prompts)) + self.greedy.max_tokens + self.largest_k + 1
         pages = -(-longest // config.page_size)
@@ -245,7 +249,7 @@ class Task:
         )
 
 
-def _generate(llm: LLM, prompts: Sequence[Ids], cell: Cell) -> list[GenerationResult]:
+def _generate(llm: LLM, prompts: Sequence[Ids], cell: ParityCell) -> list[GenerationResult]:
     guess = cell.params.prediction if "prediction" in KINDS[cell.drafter].must_have else ""
     params = replace(cell.params, prediction=guess)
     if cell.together == BATCH:
@@ -253,7 +257,7 @@ def _generate(llm: LLM, prompts: Sequence[Ids], cell: Cell) -> list[GenerationRe
     return [llm.generate([prompt], params)[0] for prompt in prompts]
 
 
-def task(subject: Subject, *, max_tokens: int) -> Task:
+def task(subject: ParitySubject, *, max_tokens: int) -> ParityTask:
     """The prompts that fit the pair's window, and at most `max_tokens` for each.
 
     Opens the pair to ask. Raises ConfigError if no prompt fits.
@@ -285,27 +289,27 @@ def task(subject: Subject, *, max_tokens: int) -> Task:
         max_tokens=max(params.max_tokens // 2, 1),
         temperature=subject.params.temperature or TEMPERATURE,
     )
-    return Task(subject, tuple(fitting), params, drawn)
+    return ParityTask(subject, tuple(fitting), params, drawn)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """Where a text leaves the plain one: token number `position` of the prompt's text. A token is
     None where a text had ended."""
 
-    cell: Cell
+    cell: ParityCell
     prompt: int
     position: int
     plain: int | None
     speculative: int | None
 
 
-def differences(written: Written, plain: Written) -> list[Difference]:
+def differences(written: CellTexts, plain: CellTexts) -> list[TokenDifference]:
     """The first difference of each prompt that has one."""
-    found: list[Difference] = []
+    found: list[TokenDifference] = []
     for prompt, (text, wanted) in enumerate(zip(written.texts, plain.texts, strict=True)):
         if text != wanted:
             at = common_prefix(text, wanted)
             ours, theirs = ((*ids, None)[at] for ids in (text, wanted))
-            found.append(Difference(written.cell, prompt, at, plain=theirs, speculative=ours))
+            found.append(TokenDifference(written.cell, prompt, at, plain=theirs, speculative=ours))
     return found

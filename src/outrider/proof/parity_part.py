@@ -33,7 +33,7 @@ from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.proof.check import Check, Part
-from outrider.proof.parity import BATCH, Difference, Ids, Task, Written, differences
+from outrider.proof.parity import BATCH, CellTexts, Ids, ParityTask, TokenDifference, differences
 from outrider.verify.rules import rule_for
 
 # Rounding moves logits by far less than this share of their range.
@@ -55,7 +55,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NearTie:
     """`margin` is the gap of the two best logits of plain decoding, `error` the kernels' own."""
 
     near_tie: bool
@@ -68,7 +68,7 @@ class Finding:
         return f"{kind}: margin {self.margin:.2e}, logit error {self.error:.2e}; {self.reason}"
 
 
-def look_into(model: CausalLM, place: Place, decide: Decide) -> Finding:
+def look_into(model: CausalLM, place: Place, decide: Decide) -> NearTie:
     """`decide` is plain decoding's choice from a row of logits. `model` must hold no sequences."""
     plain_V = replay(model, place, width=1, copies=1)
     best = torch.topk(plain_V, 2).values
@@ -78,14 +78,14 @@ def look_into(model: CausalLM, place: Place, decide: Decide) -> Finding:
         for width, copies in place.shapes
     )
     if decide(plain_V) != place.plain:
-        return Finding(False, margin, error, "plain decoding cannot be repeated")
+        return NearTie(False, margin, error, "plain decoding cannot be repeated")
     finite_V = plain_V[plain_V.isfinite()]
     if error > MAX_ROUNDING * float(finite_V.max() - finite_V.min()):
-        return Finding(False, margin, error, "packed passes are off by more than rounding")
+        return NearTie(False, margin, error, "packed passes are off by more than rounding")
     turned = any(decide(nudged_V) != place.plain for nudged_V in _nudged(plain_V, place, error))
     if turned:
-        return Finding(True, margin, error, "kernels are not row-invariant here")
-    return Finding(False, margin, error, "the kernels' error is too small to turn this choice")
+        return NearTie(True, margin, error, "kernels are not row-invariant here")
+    return NearTie(False, margin, error, "the kernels' error is too small to turn this choice")
 
 
 def _nudged(plain_V: Tensor, place: Place, error: float) -> Iterator[Tensor]:
@@ -146,11 +146,11 @@ _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenDifference:
     """A difference, and what was found of it if it was looked into."""
 
-    difference: Difference
-    finding: Finding | None
+    difference: TokenDifference
+    finding: NearTie | None
 
     def __str__(self) -> str:
         d = self.difference
@@ -158,7 +158,7 @@ class _Seen:
         return f"{where}: {self.finding}" if self.finding else where
 
 
-def parity(job: Task) -> Part:
+def parity(job: ParityTask) -> Part:
     """Two checks: texts, and acceptance."""
     yield "plain decoding, the reference"
     # By whether it is greedy: parameters may hold a mapping, so they are no keys.
@@ -166,12 +166,12 @@ def parity(job: Task) -> Part:
         True: job.plain(job.greedy, job.subject.config.sampler),
         False: job.plain(job.seeded, job.seeded_sampler),
     }
-    written: list[Written] = []
+    written: list[CellTexts] = []
     for group in job.groups():
         yield group[0].name
         written += job.write(group)
     found = [d for one in written for d in differences(one, plain[one.cell.params.greedy])]
-    seen: list[_Seen] = []
+    seen: list[_SeenDifference] = []
     if found:
         yield f"looking into {len(found)} differences"
         seen = list(_looked_into(job, found, plain))
@@ -179,10 +179,10 @@ def parity(job: Task) -> Part:
 
 
 def _texts(
-    job: Task,
-    written: Sequence[Written],
-    seen: Sequence[_Seen],
-    plain: Mapping[bool, Written],
+    job: ParityTask,
+    written: Sequence[CellTexts],
+    seen: Sequence[_SeenDifference],
+    plain: Mapping[bool, CellTexts],
 ) -> Check:
     exact_kernels = all(one.exact_kernels for one in written)
     num_tokens = sum(len(t) for one in written for t in plain[one.cell.params.greedy].texts)
@@ -225,9 +225,9 @@ def _shown(notes: Sequence[str]) -> tuple[str, ...]:
     return (*notes[:_MAX_SHOWN], *([f"and {rest} more like these"] if rest > 0 else []))
 
 
-def _acceptance(written: Sequence[Written], drafters: Sequence[str]) -> Check:
+def _acceptance(written: Sequence[CellTexts], drafters: Sequence[str]) -> Check:
     """Cells that must draft alike did so, prompt by prompt, and each drafter drafted."""
-    groups: dict[object, list[Written]] = {}
+    groups: dict[object, list[CellTexts]] = {}
     for one in written:
         groups.setdefault(one.cell.same_drafts, []).append(one)
     unlike = [
@@ -265,34 +265,34 @@ def _acceptance(written: Sequence[Written], drafters: Sequence[str]) -> Check:
     )
 
 
-def _drafted_by(drafter: str, written: Sequence[Written]) -> int:
+def _drafted_by(drafter: str, written: Sequence[CellTexts]) -> int:
     return sum(_drafted(one) for one in written if one.cell.drafter == drafter)
 
 
-def _drafted(one: Written) -> int:
+def _drafted(one: CellTexts) -> int:
     return sum(drafted for drafted, _ in one.acceptance)
 
 
-def _rate(one: Written) -> str:
+def _rate(one: CellTexts) -> str:
     return f"{sum(a for _, a in one.acceptance)} of {_drafted(one)}"
 
 
 def _looked_into(
-    job: Task, found: Sequence[Difference], plain: Mapping[bool, Written]
-) -> Iterator[_Seen]:
+    job: ParityTask, found: Sequence[TokenDifference], plain: Mapping[bool, CellTexts]
+) -> Iterator[_SeenDifference]:
     """Load the target once more, alone, and replay differences; equal ones are replayed once."""
     model = load_model(resolve(job.subject.target), _options(job))
-    findings: dict[object, Finding] = {}
+    findings: dict[object, NearTie] = {}
     for difference in found:
         greedy, turn = difference.cell.params.greedy, (difference.plain, difference.speculative)
         key = (greedy, difference.prompt, difference.position, turn)
         if key not in findings and len(findings) < _MAX_LOOKED_INTO:
             text = plain[greedy].texts[difference.prompt]
             findings[key] = _found(model, job, difference, text)
-        yield _Seen(difference, findings.get(key))
+        yield _SeenDifference(difference, findings.get(key))
 
 
-def _options(job: Task) -> LoadOptions:
+def _options(job: ParityTask) -> LoadOptions:
     config = job.subject.config
     longest = max(map(len, job.prompts)) + job.greedy.max_tokens
     room = Room(
@@ -311,9 +311,9 @@ def _options(job: Task) -> LoadOptions:
     )
 
 
-def _found(model: CausalLM, job: Task, difference: Difference, text: Ids) -> Finding:
+def _found(model: CausalLM, job: ParityTask, difference: TokenDifference, text: Ids) -> NearTie:
     if difference.plain is None or difference.speculative is None:
-        return Finding(False, 0.0, 0.0, "one text ended here and the other did not")
+        return NearTie(False, 0.0, 0.0, "one text ended here and the other did not")
     prompt = job.prompts[difference.prompt]
     place = Place(
         context=(*prompt, *text[: difference.position]),
@@ -325,7 +325,7 @@ def _found(model: CausalLM, job: Task, difference: Difference, text: Ids) -> Fin
     return look_into(model, place, _decision(job, place, difference))
 
 
-def _decision(job: Task, place: Place, difference: Difference) -> Decide:
+def _decision(job: ParityTask, place: Place, difference: TokenDifference) -> Decide:
     """What a round without a draft decides from a row of logits, with the keys of that place."""
     params, rule = difference.cell.params, rule_for(difference.cell.sampler)
     shaper = LogitsProcessor(

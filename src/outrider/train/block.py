@@ -63,7 +63,7 @@ class BlockAttention(nn.Module):
         return x.view(*x.shape[:-1], self._num_heads, -1).transpose(1, 2)
 
 
-class BlockLayer(nn.Module):
+class TrainedBlockLayer(nn.Module):
     def __init__(self, sizes: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
@@ -76,7 +76,7 @@ class BlockLayer(nn.Module):
         return x_AKD + self.mlp(self.post_attention_layernorm(x_AKD))
 
 
-class Block(nn.Module):
+class TrainedBlock(nn.Module):
     """Its state has the names and shapes of the files that drafters/block reads."""
 
     def __init__(self, config: BlockConfig, hidden_size: int) -> None:
@@ -98,7 +98,7 @@ class Block(nn.Module):
         self.fuse = nn.Linear(num_read, hidden_size, bias=False)
         self.distances = nn.Embedding(config.num_context, hidden_size)
         self.queries = nn.Embedding(config.num_places, hidden_size)
-        self.layers = nn.ModuleList(BlockLayer(sizes) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(TrainedBlockLayer(sizes) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden_size, config.rms_norm_eps)
         self.confidence = nn.Linear(hidden_size, 1)
 
@@ -137,12 +137,12 @@ class BlockRecipe:
             "hidden_layers": list(config.hidden_layers),
         }
 
-    def build(self, generator: torch.Generator) -> Block:
-        net = Block(self.config, self.spec.hidden_size)
+    def build(self, generator: torch.Generator) -> TrainedBlock:
+        net = TrainedBlock(self.config, self.spec.hidden_size)
         initialise(net, generator, num_layers=self.config.num_layers)
         return net
 
-    def loss(self, module: Block, batch: Batch) -> Tensor:
+    def loss(self, module: TrainedBlock, batch: Batch) -> Tensor:
         ids_BT, config = batch.ids_BT, self.config
         last_BTD, read_BTLD = self._read(ids_BT)
         first = config.num_context + batch.step % _STRIDE
@@ -165,11 +165,11 @@ class BlockRecipe:
             total = total + weight * distillation(logits_AKV[:, place], part)
         return total / sum(weights)
 
-    def measure(self, module: Block) -> Mapping[str, float]:
+    def measure(self, module: TrainedBlock) -> Mapping[str, float]:
         accepted = partial(self.accepted, module)
         return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
 
-    def accepted(self, module: Block, ids_T: Tensor, k: int) -> Tensor:
+    def accepted(self, module: TrainedBlock, ids_T: Tensor, k: int) -> Tensor:
         """accepted_T, as exam.py wants it; none where the context is shorter than the net's."""
         config = self.config
         accepted_T = torch.zeros_like(ids_T)
@@ -186,7 +186,7 @@ class BlockRecipe:
             accepted_T[config.num_context :] += going_A
         return accepted_T
 
-    def export(self, module: Block) -> Export:
+    def export(self, module: TrainedBlock) -> Export:
         values = config_values(self.config, self.spec)
         values["dtype"] = str(self.dtype).removeprefix("torch.")
         return Export(as_dtype(module.state_dict(), self.dtype), values)

@@ -35,7 +35,7 @@ class Saved:
     record: Mapping[str, object]
 
 
-class _File(Protocol):
+class _CheckpointFile(Protocol):
     def keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def get_tensor(self, name: str, /) -> Tensor: ...
@@ -64,7 +64,7 @@ def load(path: Path) -> Saved | None:
         return None
     try:
         check_header(path)
-        file = cast("_File", safe_open(path, framework="pt"))
+        file = cast("_CheckpointFile", safe_open(path, framework="pt"))
         text = (file.metadata() or {}).get(_RECORD, "")
         record: object = json.loads(text)
         # Copies: a mapped tensor would change under its readers when the file is replaced.
@@ -79,7 +79,7 @@ def load(path: Path) -> Saved | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """One measurement on held-out text, and the loss shown at that time (0 before any step)."""
 
     step: int
@@ -96,7 +96,7 @@ class Standing:
     seconds: float = 0.0
     num_tokens: int = 0
     loss: float = 0.0
-    history: list[Measured] = field(default_factory=list[Measured])
+    history: list[Measurement] = field(default_factory=list[Measurement])
 
     def took_step(self, loss: float, num_tokens: int, *, smooth: int) -> None:
         self.step += 1
@@ -106,7 +106,7 @@ class Standing:
     def measured(self, figures: Mapping[str, float]) -> None:
         if self.history and self.history[-1].step == self.step:
             self.history.pop()
-        self.history.append(Measured(self.step, self.seconds, self.loss, dict(figures)))
+        self.history.append(Measurement(self.step, self.seconds, self.loss, dict(figures)))
 
     def record(self) -> dict[str, object]:
         return asdict(self)
@@ -122,7 +122,7 @@ def read_standing(
     try:
         was = cast("dict[str, object]", record["facts"])
         values = cast("dict[str, Any]", record["standing"])
-        values["history"] = [Measured(**item) for item in values["history"]]
+        values["history"] = [Measurement(**item) for item in values["history"]]
         standing = Standing(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

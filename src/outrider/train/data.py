@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 
 from outrider.core.errors import ConfigError
-from outrider.core.files import Kind, read_bytes, read_text
+from outrider.core.files import FileKind, read_bytes, read_text
 
 # The word that means all of this where texts are named.
 PYTHON = "python"
@@ -34,15 +34,15 @@ _MAX_BYTES = 400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     path: Path
     licence: str
 
 
-def python_sources() -> list[Source]:
+def python_sources() -> list[TextSource]:
     """All of it, sorted by path."""
     found = dict([*_standard_library(), *_packages()])
-    return [Source(Path(path), found[path]) for path in sorted(found)]
+    return [TextSource(Path(path), found[path]) for path in sorted(found)]
 
 
 def _standard_library() -> Iterator[tuple[str, str]]:
@@ -169,7 +169,7 @@ def read_documents(file: TextFile, field: str = "") -> Iterator[Document]:
     cannot be read, or a line without text.
     """
     try:
-        text = read_text(file.path, Kind.TEXT)
+        text = read_text(file.path, FileKind.TEXT)
     except (OSError, UnicodeDecodeError) as error:
         if not file.named:
             return
@@ -187,7 +187,7 @@ def read_documents(file: TextFile, field: str = "") -> Iterator[Document]:
 def record_of(file: TextFile) -> FileRecord:
     """Raises ConfigError if the file cannot be read."""
     try:
-        content = read_bytes(file.path, Kind.TEXT)
+        content = read_bytes(file.path, FileKind.TEXT)
     except OSError as error:
         raise ConfigError(f"{file.path} cannot be read: {error.strerror}.", hint=_WHERE) from None
     digest = hashlib.sha256(content).hexdigest()

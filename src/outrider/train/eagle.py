@@ -33,7 +33,7 @@ from outrider.train.llama_module import (
     FFN,
     Attention,
     Heads,
-    Turns,
+    RotaryTables,
     accepted_drafts,
     as_dtype,
     attend,
@@ -49,7 +49,7 @@ from outrider.train.target import FrozenTarget
 from outrider.train.tokens import digest_of_ids, frequent_ids
 
 
-class EagleLayer(nn.Module):
+class TrainedEagleLayer(nn.Module):
     """Names as in published files."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -63,7 +63,7 @@ class EagleLayer(nn.Module):
         self.mlp = FFN(config)
 
     def turn(
-        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, kept: list[Heads]
+        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: RotaryTables, kept: list[Heads]
     ) -> Tensor:
         """The layer's states in its next turn; `kept` has keys and values of its turns so far."""
         pair = [self.input_layernorm(embedded_BTD), self.hidden_norm(states_BTD)]
@@ -81,10 +81,10 @@ class Eagle(nn.Module):
         layer = config.layer
         size = layer.hidden_size
         self.fc = nn.Linear(num_states * size, size, bias=False)
-        self.midlayer = EagleLayer(layer)
+        self.midlayer = TrainedEagleLayer(layer)
         self.norm = nn.RMSNorm(size, layer.rms_norm_eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
-        self.turns = Turns(layer, num_positions)
+        self.turns = RotaryTables(layer, num_positions)
 
     def forward(self, embedded_BTD: Tensor, hidden_BTKD: Tensor, num_turns: int) -> list[Tensor]:
         """logits_BTW of each turn; entry e has token e + 1 and the target's states of token e."""

@@ -35,8 +35,8 @@ from torch import Tensor
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.draft_model import begin_like
-from outrider.train.hybrid_module import GatedAttention, Hybrid, HybridLayer, fresh_hybrid
-from outrider.train.llama_module import Attention, Layer, Llama, as_dtype
+from outrider.train.hybrid_module import GatedAttention, Hybrid, TrainedHybridLayer, fresh_hybrid
+from outrider.train.llama_module import Attention, Llama, TrainedLlamaLayer, as_dtype
 from outrider.train.loop import Batch, Export
 from outrider.train.losses import LawCache, TopProbs, head_loss, next_token, top_laws
 from outrider.train.shapes import hybrid_config_json
@@ -53,12 +53,12 @@ def begin_as(net: Hybrid, teacher: Llama) -> None:
     net.model.embed_tokens.weight.copy_(teacher.model.embed_tokens.weight)
     net.model.embed_tokens.requires_grad_(requires_grad=not theirs.tie_word_embeddings)
     net.model.norm.weight.copy_(teacher.model.norm.weight - 1)
-    layers = cast("Sequence[HybridLayer]", net.model.layers)
-    taught = cast("Sequence[Layer]", teacher.model.layers)
+    layers = cast("Sequence[TrainedHybridLayer]", net.model.layers)
+    taught = cast("Sequence[TrainedLlamaLayer]", teacher.model.layers)
     last = len(taught) - 1
     spread = [round(number * last / max(len(layers) - 1, 1)) for number in range(len(layers))]
     pairs = [(layer, taught[number]) for layer, number in zip(layers, spread, strict=True)]
-    for layer, like in (*pairs, (cast("HybridLayer", net.mtp.layers[0]), taught[-1])):
+    for layer, like in (*pairs, (cast("TrainedHybridLayer", net.mtp.layers[0]), taught[-1])):
         layer.input_layernorm.weight.copy_(like.input_layernorm.weight - 1)
         layer.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight - 1)
         layer.mlp.load_state_dict(like.mlp.state_dict())
@@ -72,7 +72,7 @@ def _same_heads(own: QwenHybridConfig, theirs: LlamaConfig) -> bool:
     return plain and sizes[0] == sizes[1]
 
 
-def _begin_heads(heads: GatedAttention, taught: Layer) -> None:
+def _begin_heads(heads: GatedAttention, taught: TrainedLlamaLayer) -> None:
     """Gates begin about a half, which `o_proj` makes up for; norms begin as long as the teacher's
     queries and keys are on the whole."""
     own: Attention = taught.self_attn

@@ -41,7 +41,7 @@ from torch.nn import functional
 
 from outrider.kernels.reference.delta import NORM_EPS
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.train.llama_module import FFN, Heads, Turns, attend, initialise, later
+from outrider.train.llama_module import FFN, Heads, RotaryTables, attend, initialise, later
 from outrider.train.shapes import attending_sizes
 
 # Longer chunks take more products of tokens with tokens, shorter ones more turns of the loop.
@@ -103,7 +103,7 @@ def _chunks(x_BHTF: Tensor, missing: int, chunk: int) -> Tensor:
 _RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)
 
 
-class Norm(nn.Module):
+class OffsetNorm(nn.Module):
     """Scales by 1 + weight."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -130,10 +130,10 @@ class GatedAttention(nn.Module):
         self.k_proj = nn.Linear(hidden, config.num_kv_heads * head, bias=False)
         self.v_proj = nn.Linear(hidden, config.num_kv_heads * head, bias=False)
         self.o_proj = nn.Linear(width, hidden, bias=False)
-        self.q_norm = Norm(head, config.rms_norm_eps)
-        self.k_norm = Norm(head, config.rms_norm_eps)
+        self.q_norm = OffsetNorm(head, config.rms_norm_eps)
+        self.k_norm = OffsetNorm(head, config.rms_norm_eps)
 
-    def forward(self, x_BTD: Tensor, turns: Turns, kept: list[Heads]) -> Tensor:
+    def forward(self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads]) -> Tensor:
         """Causal; after a first turn as turns.py says. Keys and values are added to `kept`."""
         config = self._config
         head, groups = config.head_dim, config.num_heads // config.num_kv_heads
@@ -221,20 +221,20 @@ class Recurrence(nn.Module):
         return unit_BTGK.repeat_interleave(shared, 2).transpose(1, 2)
 
 
-class HybridLayer(nn.Module):
+class TrainedHybridLayer(nn.Module):
     def __init__(self, config: QwenHybridConfig, *, attends: bool) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = Norm(size, eps)
+        self.input_layernorm = OffsetNorm(size, eps)
         if attends:
             self.self_attn = GatedAttention(config)
         else:
             self.linear_attn = Recurrence(config)
         self.attends = attends
-        self.post_attention_layernorm = Norm(size, eps)
+        self.post_attention_layernorm = OffsetNorm(size, eps)
         self.mlp = FFN(attending_sizes(config))
 
-    def forward(self, x_BTD: Tensor, turns: Turns, kept: list[Heads]) -> Tensor:
+    def forward(self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads]) -> Tensor:
         """`kept` has keys and values of turns before this one: none, of a model's own layers."""
         y_BTD = self.input_layernorm(x_BTD)
         mixed = self.self_attn(y_BTD, turns, kept) if self.attends else self.linear_attn(y_BTD)
@@ -249,11 +249,11 @@ class HybridTrunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            HybridLayer(config, attends=index in config.attention_layers)
+            TrainedHybridLayer(config, attends=index in config.attention_layers)
             for index in range(config.num_layers)
         )
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.turns = Turns(attending_sizes(config), num_positions)
+        self.norm = OffsetNorm(config.hidden_size, config.rms_norm_eps)
+        self.turns = RotaryTables(attending_sizes(config), num_positions)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """What the output head reads, and the block: the last residual after its norm."""
@@ -269,14 +269,14 @@ class MtpBlock(nn.Module):
     def __init__(self, config: QwenHybridConfig) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.pre_fc_norm_embedding = Norm(size, eps)
-        self.pre_fc_norm_hidden = Norm(size, eps)
+        self.pre_fc_norm_embedding = OffsetNorm(size, eps)
+        self.pre_fc_norm_hidden = OffsetNorm(size, eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList([HybridLayer(config, attends=True)])
-        self.norm = Norm(size, eps)
+        self.layers = nn.ModuleList([TrainedHybridLayer(config, attends=True)])
+        self.norm = OffsetNorm(size, eps)
 
     def forward(
-        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, num_turns: int
+        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: RotaryTables, num_turns: int
     ) -> list[Tensor]:
         """What the output head reads in each turn. `states_BTD` are the model's."""
         kept: list[Heads] = []

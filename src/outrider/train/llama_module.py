@@ -44,7 +44,7 @@ from outrider.train.losses import TopProbs, distillation, top_laws
 _INITIAL_STD = 0.02
 
 
-class Turns(nn.Module):
+class RotaryTables(nn.Module):
     """Rotary tables of positions, outside the state: config.json determines them."""
 
     def __init__(self, config: LlamaConfig, num_positions: int) -> None:
@@ -85,7 +85,7 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x_BTD: Tensor, turns: Turns, mask_TT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, turns: RotaryTables, mask_TT: Tensor | None = None) -> Tensor:
         """Causal without a mask; with one, a token sees what the mask says."""
         q_BGTH = self._heads(self.q_proj(x_BTD), self._config.num_heads)
         k_BGTH = self._heads(self.k_proj(x_BTD), self._config.num_kv_heads)
@@ -118,7 +118,7 @@ class FFN(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
 
 
-class Layer(nn.Module):
+class TrainedLlamaLayer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -126,7 +126,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FFN(config)
 
-    def forward(self, x_BTD: Tensor, turns: Turns) -> Tensor:
+    def forward(self, x_BTD: Tensor, turns: RotaryTables) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), turns)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
@@ -137,9 +137,9 @@ class Trunk(nn.Module):
     def __init__(self, config: LlamaConfig, num_positions: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(TrainedLlamaLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.turns = Turns(config, num_positions)
+        self.turns = RotaryTables(config, num_positions)
 
     def forward(self, ids_BT: Tensor, kept: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """(x_BTD, kept_BTKD): the last residual before its norm, and those after `kept` layers."""
@@ -262,7 +262,7 @@ Heads = tuple[Tensor, Tensor]
 
 
 def heads_of(
-    own: Attention, config: LlamaConfig, x_BTD: Tensor, turns: Turns
+    own: Attention, config: LlamaConfig, x_BTD: Tensor, turns: RotaryTables
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, as many of each, turned by position."""
 

@@ -1,8 +1,8 @@
 """The loop that all recipes share: batches in, steps of AdamW, figures, a state on disk.
 
-A `Recipe` knows one kind of net: how it begins, what its loss is, how good it is on held-out text
-and what its folder holds. `Batches` know the text. The loop knows neither; it decides the learning
-rate, when to measure and when to save.
+A `TrainRecipe` knows one kind of net: how it begins, what its loss is, how good it is on held-out
+text and what its folder holds. `Batches` know the text. The loop knows neither; it decides the
+learning rate, when to measure and when to save.
 
 Nothing random is kept: how a net begins and which text comes at a step are functions of the seed
 and the step. So a run that was killed goes on from its last state as if it had never stopped, and
@@ -69,7 +69,7 @@ class Export:
     copied: tuple[Path, ...] = ()
 
 
-class Recipe(Protocol[M]):
+class TrainRecipe(Protocol[M]):
     """How one kind of net is trained. The module has what is trained and nothing else; models that
     only teach belong to the recipe."""
 
@@ -99,7 +99,7 @@ class Recipe(Protocol[M]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainPlan:
     """How long and how fast to learn. 0 steps or 0 seconds set no bound, but one of them must;
     seconds count all processes of a run together."""
 
@@ -148,12 +148,12 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Generic[M]):
+class TrainJob(Generic[M]):
     """All of one run; `file` is where its state is kept."""
 
-    recipe: Recipe[M]
+    recipe: TrainRecipe[M]
     batches: Batches
-    plan: Plan
+    plan: TrainPlan
     file: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -169,7 +169,7 @@ class Trainer(Generic[M]):
     Raises ConfigError if the state is of a run with other facts, CheckpointError if it is damaged.
     """
 
-    def __init__(self, job: Job[M], *, clock: Clock = HOST_CLOCK) -> None:
+    def __init__(self, job: TrainJob[M], *, clock: Clock = HOST_CLOCK) -> None:
         self._job, self._clock = job, clock
         generator = torch.Generator().manual_seed(job.plan.seed)
         self.module = job.recipe.build(generator).to(job.device)
@@ -284,7 +284,7 @@ class Trainer(Generic[M]):
         return standing
 
 
-def _adamw(module: nn.Module, plan: Plan) -> torch.optim.AdamW:
+def _adamw(module: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
         {"params": [one for one in parameters if one.ndim > 1], "weight_decay": plan.weight_decay},

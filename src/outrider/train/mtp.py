@@ -33,8 +33,8 @@ from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam
 from outrider.train.llama_module import (
     Heads,
-    Layer,
-    Turns,
+    RotaryTables,
+    TrainedLlamaLayer,
     accepted_drafts,
     as_dtype,
     attend,
@@ -61,7 +61,7 @@ class SharedHead(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class MtpLayer(Layer):
+class MtpLayer(TrainedLlamaLayer):
     """A decoder layer behind the matrix that joins token and state; names as in checkpoints."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -76,7 +76,7 @@ class MtpLayer(Layer):
         return torch.cat([self.enorm(embedded_BTD), self.hnorm(states_BTD)], dim=-1)
 
     def turn(
-        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: Turns, kept: list[Heads]
+        self, embedded_BTD: Tensor, states_BTD: Tensor, turns: RotaryTables, kept: list[Heads]
     ) -> Tensor:
         """The block's states in its next turn; `kept` has keys and values of its turns so far."""
         x_BTD = self.eh_proj(self.pair(embedded_BTD, states_BTD))
@@ -85,11 +85,11 @@ class MtpLayer(Layer):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
-class Blocks(nn.Module):
+class TrainedMtpBlocks(nn.Module):
     def __init__(self, config: LlamaConfig, num_positions: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(MtpLayer(config) for _ in range(config.num_layers))
-        self.turns = Turns(config, num_positions)
+        self.turns = RotaryTables(config, num_positions)
 
 
 class Mtp(nn.Module):
@@ -97,7 +97,7 @@ class Mtp(nn.Module):
 
     def __init__(self, config: LlamaConfig, num_positions: int) -> None:
         super().__init__()
-        self.model = Blocks(config, num_positions)
+        self.model = TrainedMtpBlocks(config, num_positions)
 
     def forward(self, embedded_BTD: Tensor, last_BTD: Tensor, num_turns: int) -> list[Tensor]:
         """What the output head reads in each turn. `last_BTD` are the target's residuals."""

@@ -28,7 +28,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.core.params import SamplingParams
 from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.data import Heard, find_files, unheard
@@ -44,9 +44,9 @@ from outrider.train.folder import (
     unwritable,
 )
 from outrider.train.llama_module import read_llama_config
-from outrider.train.loop import Job, Plan, Recipe, Trainer
+from outrider.train.loop import Trainer, TrainJob, TrainPlan, TrainRecipe
 from outrider.train.target import FrozenTarget
-from outrider.train.tokens import TokenFiles, Windows, Wish, tokenised
+from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
 
 # Texts that are written in one call.
 _TOGETHER = 64
@@ -84,7 +84,7 @@ def write_texts(
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenText:
     """Text of a model's own, in whole windows; `digest` says what it was written after."""
 
     ids: NDArray[np.integer[Any]]
@@ -99,7 +99,7 @@ def written_by(
     *,
     device: str = "auto",
     heard: Heard = unheard,
-) -> Written:
+) -> WrittenText:
     """About `num_tokens` in windows of which the first quarter is given and the rest written, every
     other one greedily and the others drawn at temperature 1.
 
@@ -122,7 +122,7 @@ def written_by(
             stream.write(np.asarray(rows, dtype=given.ids.dtype).tobytes())
             stream.flush()
     ids = np.memmap(path, dtype=given.ids.dtype, mode="r", shape=(num_rows * given.window,))
-    return Written(ids, f"{digest}-{num_rows}")
+    return WrittenText(ids, f"{digest}-{num_rows}")
 
 
 def _write_rows(llm: LLM, given: Windows, numbers: Iterable[int]) -> list[list[int]]:
@@ -166,13 +166,13 @@ class RunWish:
 
     folder: Path
     words: tuple[str, ...]
-    plan: Plan
+    plan: TrainPlan
     prompts: tuple[str, ...] = ()
     exam_tokens: int = 64
     k: int = 4
     batch_size: int = 4
     window: int = 256
-    text: Wish = field(default_factory=Wish)
+    text: TokenOptions = field(default_factory=TokenOptions)
     written: int = 0
     device: str = "auto"
     threads: int = 0
@@ -187,10 +187,10 @@ class TextSession:
     wish: RunWish
     claimed: Claimed
     device: torch.device
-    plan: Plan
+    plan: TrainPlan
     tokenizer: Tokenizer
     tokens: TokenFiles
-    written: Written | None = None
+    written: WrittenText | None = None
 
     @property
     def work(self) -> Path:
@@ -213,8 +213,8 @@ class TextSession:
             wish.plan.seed,
         )
 
-    def trainer(self, recipe: Recipe[M]) -> Trainer[M]:
-        job = Job(
+    def trainer(self, recipe: TrainRecipe[M]) -> Trainer[M]:
+        job = TrainJob(
             recipe=recipe,
             batches=self.windows(),
             plan=self.plan,
@@ -224,7 +224,7 @@ class TextSession:
         return Trainer(job)
 
     def finish(
-        self, trainer: Trainer[M], recipe: Recipe[M], target: str, told: Mapping[str, object]
+        self, trainer: Trainer[M], recipe: TrainRecipe[M], target: str, told: Mapping[str, object]
     ) -> None:
         """Write the folder, with its card. `told` is of the command and the machine."""
         made = Made(
@@ -294,7 +294,7 @@ def open_session(wish: RunWish, target: str) -> Session:
     return Session(text=text, target_name=target, target=frozen, exam=exam)
 
 
-def _own_text(wish: RunWish, target: Path, text: TextSession) -> Written:
+def _own_text(wish: RunWish, target: Path, text: TextSession) -> WrittenText:
     try:
         return written_by(
             *(target, text.given(), wish.written, text.work), device=wish.device, heard=wish.heard
@@ -308,7 +308,7 @@ def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
     asked = json.dumps([str(target), wish.exam_tokens, list(wish.prompts)])
     key = hashlib.sha256(asked.encode()).hexdigest()
     try:
-        kept = cast("dict[str, Any]", json.loads(read_text(path, Kind.RESULTS)))
+        kept = cast("dict[str, Any]", json.loads(read_text(path, FileKind.RESULTS)))
         if kept["key"] == key:
             return tuple(HeldOut(tuple(ids), num_prompt) for ids, num_prompt in kept["texts"])
     except (OSError, ValueError, KeyError, TypeError):

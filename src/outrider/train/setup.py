@@ -23,7 +23,7 @@ from outrider.train.draft_model import DraftChoices, DraftRecipe, PretrainRecipe
 from outrider.train.folder import fill, tokenizer_files
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
 from outrider.train.llama_module import read_llama_config
-from outrider.train.loop import Export, Recipe
+from outrider.train.loop import Export, TrainRecipe
 from outrider.train.losses import LawCache
 from outrider.train.session import RunWish, Session, TextSession, open_text, write_texts
 from outrider.train.shapes import draft_of, small_hybrid, small_llama
@@ -110,7 +110,7 @@ def own_writer(temperature: float, device: str) -> Callable[[Export, Tensor, int
     return write
 
 
-def open_pretrain(wish: RunWish, model: PretrainWish) -> tuple[TextSession, Recipe[Any]]:
+def open_pretrain(wish: RunWish, model: PretrainWish) -> tuple[TextSession, TrainRecipe[Any]]:
     """A model from scratch. Its window is eight times the one it learns in, as positions go on.
 
     Raises ConfigError for a teacher of a Llama, VocabularyError for one that reads ids differently.

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from outrider.core.errors import ConfigError
-from outrider.core.spec import Sizes
+from outrider.core.spec import ConfigSizes
 from outrider.kernels.reference.delta import StateShape
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
@@ -26,7 +26,7 @@ _MOST_HIDDEN = 1024
 _LEAST_HIDDEN = 64
 
 
-class LayerSizes(Sizes, Protocol):
+class LayerSizes(ConfigSizes, Protocol):
     """What configurations of all families that teach have in common."""
 
     @property

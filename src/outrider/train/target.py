@@ -32,7 +32,7 @@ from outrider.train.llama_module import Llama, read_llama
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TargetOutput:
     """What the target makes of a batch: the residual after its last layer, before the norm, and
     those after the layers asked for (0 is the embedding), as drafters get them from its arena."""
 
@@ -87,11 +87,11 @@ class FrozenTarget:
     def net(self) -> Llama:
         return self._net
 
-    def read(self, ids_BT: Tensor, hidden_layers: Sequence[int] = ()) -> Reading:
+    def read(self, ids_BT: Tensor, hidden_layers: Sequence[int] = ()) -> TargetOutput:
         """States of a batch, without gradients."""
         with torch.no_grad(), self._products():
             last_BTD, hidden_BTKD = self._net.model(ids_BT.to(self.device), hidden_layers)
-        return Reading(last_BTD, hidden_BTKD)
+        return TargetOutput(last_BTD, hidden_BTKD)
 
     def logits(self, last_BTD: Tensor, ids_W: Tensor | None = None) -> Tensor:
         """Logits of last residuals, of any leading shape, without gradients: of some ids, or of

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from outrider.core.errors import ConfigError, MachineError
 from outrider.train.data import find_files
-from outrider.train.tokens import Wish, draw
+from outrider.train.tokens import TokenOptions, draw
 
 END = "<|endoftext|>"
 # Documents whose tokens are counted, to say how long they are.
@@ -81,7 +81,9 @@ class MadeTokenizer:
     bytes_per_token: float
 
 
-def make_tokenizer(folder: Path, words: Sequence[str], size: int, wish: Wish) -> MadeTokenizer:
+def make_tokenizer(
+    folder: Path, words: Sequence[str], size: int, wish: TokenOptions
+) -> MadeTokenizer:
     """A tokenizer in the new folder `folder`, from the texts that `words` name (data.py).
 
     Raises ConfigError for a folder that holds something, or if there is no text; MachineError for

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, MachineError, VocabularyError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.models.families import LlamaConfig
 from outrider.train.data import (
     Document,
@@ -51,7 +51,7 @@ _BYTES_PER_TOKEN = 3.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class TokenOptions:
     """`max_tokens` 0 reads all; otherwise documents are drawn until about so many. `held_out` is
     the share of documents that nobody learns from."""
 
@@ -98,7 +98,7 @@ def tokenised(
     tokenizer: Tokenizer,
     vocab_size: int,
     folder: Path,
-    wish: Wish,
+    wish: TokenOptions,
     heard: Heard = unheard,
 ) -> TokenFiles:
     """The tokens of `files` in `folder`, made anew unless they are there already.
@@ -197,7 +197,7 @@ def _write(
     tokenizer: Tokenizer,
     fresh: TokenRecord,
     folder: Path,
-    wish: Wish,
+    wish: TokenOptions,
     heard: Heard,
 ) -> TokenRecord:
     sizes = {record.path: record.num_bytes for record in fresh.files}
@@ -240,7 +240,7 @@ class Drawn:
     files: tuple[TextFile, ...]
     kept: float
 
-    def documents(self, wish: Wish) -> Iterator[Document]:
+    def documents(self, wish: TokenOptions) -> Iterator[Document]:
         # Lots below `held_out` are the held-out ones, so the same share is taken of either side.
         for file in self.files:
             kept = self.kept if file.has_lines else 1.0
@@ -249,7 +249,7 @@ class Drawn:
                     yield document
 
 
-def draw(files: Sequence[TextFile], wish: Wish) -> Drawn:
+def draw(files: Sequence[TextFile], wish: TokenOptions) -> Drawn:
     """All files, or about as many as the wish needs, drawn by their names and sizes: what is not
     drawn is not read. Of JSON lines all files are read, and lines are drawn by their content."""
     if not wish.max_tokens:
@@ -281,7 +281,7 @@ def _write_record(path: Path, record: TokenRecord) -> None:
 def _read_record(path: Path) -> TokenRecord | None:
     """None if there is none, or one that another version wrote."""
     try:
-        values = cast("dict[str, Any]", json.loads(read_text(path, Kind.RESULTS)))
+        values = cast("dict[str, Any]", json.loads(read_text(path, FileKind.RESULTS)))
         values["files"] = tuple(FileRecord(**one) for one in values["files"])
         return TokenRecord(**values)
     except (OSError, ValueError, TypeError, KeyError):

@@ -23,7 +23,7 @@ from outrider.api.memory_parts import Part, files_of, memory_parts, needed
 from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.cache import capacity
-from outrider.cache.capacity import Limit, free_bytes, limits, total_bytes
+from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.native import cpu as huge_pages
@@ -43,8 +43,8 @@ def claiming(folder: Path, **claims: object) -> str:
     return str(folder)
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, *found: Limit) -> None:
-    def told(_: torch.device) -> tuple[Limit, ...]:
+def limited(monkeypatch: pytest.MonkeyPatch, *found: MemoryLimit) -> None:
+    def told(_: torch.device) -> tuple[MemoryLimit, ...]:
         return found
 
     monkeypatch.setattr(memory_plan, "limits", told)
@@ -73,7 +73,7 @@ def parts_of(plan: LoadPlan) -> dict[str, int]:
 def test_where_memory_is_not_short_no_size_changes(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limited(monkeypatch, Limit("plenty", 1 << 40))
+    limited(monkeypatch, MemoryLimit("plenty", 1 << 40))
     plan = embedded(config)
     assert fitted(plan)[0] == plan
 
@@ -111,7 +111,7 @@ def test_an_arena_that_nobody_sized_shrinks_and_the_text_stays(
     full = embedded(PLAIN)
     parts = memory_parts(full, files_of(full))
     most = needed(parts, of_addresses=False)
-    limited(monkeypatch, Limit("a tight limit", most - (20 << 20)))
+    limited(monkeypatch, MemoryLimit("a tight limit", most - (20 << 20)))
     small = LLM(config=PLAIN)
     assert small.free_tokens < whole.free_tokens == full.num_slots
     assert any("memory is short" in note for note in small.notes)
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused_with_sizes_and_a_way(
     config: EngineConfig, limit: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = claiming(tmp_path / "model", max_position_embeddings=100_000)
-    limited(monkeypatch, Limit("a tight limit", limit))
+    limited(monkeypatch, MemoryLimit("a tight limit", limit))
     with pytest.raises(CapacityError) as refused:
         fitted(plan_pair(name, None, config))
     message, hint = str(refused.value), refused.value.hint or ""
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_with_sizes_and_a_way(
 
 
 def test_where_nothing_helps_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, Limit("hardly anything", 1 << 20))
+    limited(monkeypatch, MemoryLimit("hardly anything", 1 << 20))
     with pytest.raises(CapacityError, match="hardly anything") as refused:
         fitted(embedded(PLAIN))
     assert refused.value.hint == "a smaller model, or a machine with more memory"

@@ -23,7 +23,7 @@ from outrider.bench.gemm.timers import PassTimer, pass_names
 from outrider.bench.gemm.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens
-from outrider.lab.gemm import Costs, products
+from outrider.lab.gemm import NonGemmCosts, products
 from outrider.lab.gemm_shape import GEMM_SHAPES
 
 AR = CostEngine(study="hits", method="ar")
@@ -197,7 +197,7 @@ def test_passes_are_timed_warm_and_to_and_fro(monkeypatch: pytest.MonkeyPatch) -
         return 9.0 if run.count(name) == 1 else 1.0
 
     monkeypatch.setattr(PassTimer, "_once", took)
-    shape, make = pair_shape("8b/1b"), Make(costs=Costs())
+    shape, make = pair_shape("8b/1b"), Make(costs=NonGemmCosts())
     timer = PassTimer(shape, cast("CostPair", None))
     orders: list[list[str]] = []
     for repeat in (0, 1):
@@ -253,7 +253,11 @@ def test_every_contestant_has_room_and_one_visit_a_repeat(
         assert target.max_logits >= one.batch * (one.k + 1)
         assert draft.max_rows >= one.batch * max(one.fan_out, 2)
     study = CostStudy(
-        pairs=(pair_shape("8b/1b"),), make=Make(costs=Costs()), grid=grid, text=text, sizes=Sizes()
+        pairs=(pair_shape("8b/1b"),),
+        make=Make(costs=NonGemmCosts()),
+        grid=grid,
+        text=text,
+        sizes=Sizes(),
     )
     units = [unit for unit in replace(study, repeats=2).units() if unit.part == "engines"]
     taken = [name for unit in units for name in unit.turns]
@@ -309,7 +313,7 @@ def test_pairs_are_known_or_written() -> None:
 
 
 def test_facts_say_what_is_missing() -> None:
-    make = Make(costs=Costs(), quantise="int8")
+    make = Make(costs=NonGemmCosts(), quantise="int8")
     shape = pair_shape("8b/1b").sampled(Fraction(1, 16), 4)
     target, draft = facts(shape, make, "engines")
     assert (target["num_layers"], draft["num_layers"]) == (2, 1)

@@ -13,12 +13,12 @@ from doubles.command_line import Command
 from outrider.cli import doctor as examine
 from outrider.core.errors import MachineError
 from outrider.kernels.bandwidth import Ceiling
-from outrider.kernels.native.tuning import Answer, Timing
+from outrider.kernels.native.tuning import KernelTiming, TunedKernel
 from outrider.kernels.registry import Choice, Kernels, choose
 
 pytestmark = pytest.mark.weights
 
-TIMINGS = (Timing("2", "1 row, large", 900.0), Timing("4", "1 row, large", 450.0))
+TIMINGS = (KernelTiming("2", "1 row, large", 900.0), KernelTiming("4", "1 row, large", 450.0))
 CEILINGS = (
     Ceiling("L2", 1 << 19, 1, 70.0),
     Ceiling("L2", 1 << 20, 2, 141.25),
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         wishes["force_reference"] = True
         kernels = choose(**wishes)
         linear = Choice("linear", "native", kind="tiles", why="1.31x as fast as vectors")
-        why = Answer("4", TIMINGS).why
+        why = TunedKernel("4", TIMINGS).why
         threads = Choice("threads", "4", why=why, timings=TIMINGS)
         return replace(kernels, choices=(linear, *kernels.choices[1:]), threads=threads)
 

@@ -17,7 +17,7 @@ from outrider.cli.plan_page import command_of
 from outrider.core.config import EngineConfig
 from outrider.core.settings import ProgramConfig
 from outrider.planner.advise import Question, advise
-from outrider.planner.candidates import Candidate
+from outrider.planner.candidates import DraftOption
 
 pytestmark = pytest.mark.wide
 
@@ -184,7 +184,7 @@ def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], s
 
 
 def test_the_command_has_all_that_was_planned_for() -> None:
-    plan = advise(flat(costs(0.1, [0.9] * 4)), Question(candidates=(Candidate("model", 4),)))
+    plan = advise(flat(costs(0.1, [0.9] * 4)), Question(candidates=(DraftOption("model", 4),)))
     assert plan.best is not None
     program = ProgramConfig(target="a b", draft="small")
     engine = EngineConfig(

@@ -77,21 +77,21 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
 def test_simulated_rounds_are_the_engines(tmp_path: Path) -> None:
     """The exam of a finished draft says what the engine then does after the same prompts."""
     from outrider.bench.workload import builtin_texts
-    from outrider.train.loop import Plan
+    from outrider.train.loop import TrainPlan
     from outrider.train.session import RunWish, open_session
     from outrider.train.setup import DraftWish, draft_recipe
-    from outrider.train.tokens import Wish
+    from outrider.train.tokens import TokenOptions
 
     (tmp_path / "text.py").write_text("x = 1\n" * 400, encoding="utf-8")
     prompts = tuple(builtin_texts("code")[:3])
     wish = RunWish(
         folder=tmp_path / "run",
         words=("text.py",),
-        plan=Plan(steps=1),
+        plan=TrainPlan(steps=1),
         prompts=prompts,
         exam_tokens=40,
         window=16,
-        text=Wish(held_out=0.0),
+        text=TokenOptions(held_out=0.0),
         device="cpu",
     )
     session = open_session(wish, "outrider/embedded")

@@ -11,8 +11,8 @@ from outrider.control.exploration import (
     PROBE_ROUNDS,
     SHARE,
     SWEEP_ROUNDS,
+    DepthSweep,
     Probes,
-    Sweep,
     sweep_depths,
 )
 
@@ -37,7 +37,7 @@ def test_the_depths_of_a_sweep(k: int, wanted: tuple[int, ...]) -> None:
 
 
 def test_a_sweep_stays_for_rounds_that_tell_something() -> None:
-    sweep = Sweep((0, 2))
+    sweep = DepthSweep((0, 2))
     seen: list[int | None] = []
     for index in range(2 * SWEEP_ROUNDS * 2):
         seen.append(sweep.depth)
@@ -47,7 +47,7 @@ def test_a_sweep_stays_for_rounds_that_tell_something() -> None:
 
 
 def test_a_sweep_does_not_wait_for_ever() -> None:
-    sweep = Sweep((0, 2))
+    sweep = DepthSweep((0, 2))
     ends = [sweep.advance(telling=False) for _ in range(2 * MOST_SWEEP_ROUNDS)]
     assert [index for index, end in enumerate(ends) if end] == [
         MOST_SWEEP_ROUNDS - 1,
@@ -57,7 +57,7 @@ def test_a_sweep_does_not_wait_for_ever() -> None:
 
 
 def test_a_sweep_can_be_ended() -> None:
-    sweep = Sweep((0, 1, 2))
+    sweep = DepthSweep((0, 1, 2))
     sweep.end()
     assert sweep.depth is None
 

@@ -24,7 +24,7 @@ from outrider.core import settings
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.files import (
     MAX_JSON_VALUES,
-    Kind,
+    FileKind,
     open_regular,
     parse_json,
     read_bytes,
@@ -152,15 +152,15 @@ def test_a_file_that_says_it_is_empty_is_read_whole() -> None:
     if not path.exists():
         pytest.skip("only Linux has files of the system")
     assert path.stat().st_size == 0
-    assert read_bytes(path, Kind.SYSTEM).startswith(b"Name:")
+    assert read_bytes(path, FileKind.SYSTEM).startswith(b"Name:")
 
 
 def test_a_text_is_read_as_python_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "text"
     for data in (b"", b"a", b"a\r\nb\rc\n\r\n", "naïve".encode() * 100_000):
         path.write_bytes(data)
-        assert read_bytes(path, Kind.TEMPLATE) == data
-        assert read_text(path, Kind.TEMPLATE) == path.read_text("utf-8")
+        assert read_bytes(path, FileKind.TEMPLATE) == data
+        assert read_text(path, FileKind.TEMPLATE) == path.read_text("utf-8")
 
 
 def test_files_are_closed(tmp_path: Path) -> None:

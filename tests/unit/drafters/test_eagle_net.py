@@ -21,7 +21,7 @@ from outrider.core.tree import ROOT
 from outrider.drafters.eagle.net import EagleNet
 from outrider.drafters.eagle.weights import load_eagle
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 
 IDS = (3, 4, 9, 17, 40, 41, 95)
@@ -44,8 +44,8 @@ def target() -> LlamaModel:
     return random_llama()
 
 
-def heads_in(folder: Path, layers: tuple[int, ...]) -> Heads:
-    return Heads(folder, "eagle", Room(num_slots=256, page_size=4, hidden_layers=layers))
+def heads_in(folder: Path, layers: tuple[int, ...]) -> HeadsToLoad:
+    return HeadsToLoad(folder, "eagle", Room(num_slots=256, page_size=4, hidden_layers=layers))
 
 
 def loaded(folder: Path, written: EagleFolder, target: LlamaModel) -> EagleNet:

@@ -45,7 +45,7 @@ from outrider.drafters.native import (
     fused_head_drafts,
 )
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 
@@ -99,7 +99,7 @@ def unchecked(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 2
     # Rows for the levels of three trees.
     room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=48, hidden_layers=layers)
     if name in EAGLES:
-        return load_eagle(Heads(EAGLES[name].write(folder), "eagle", room), target)
+        return load_eagle(HeadsToLoad(EAGLES[name].write(folder), "eagle", room), target)
     config = block_like(target.config, family=name)
     written = write_mtp(folder, config, mtp_tensors(config))
     (net,) = load_mtp(written, read_mtp_config(written, target.spec), target, room)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape
+from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
 from outrider.kernels.registry import Delta
 
 SHAPE = StateShape(
@@ -90,7 +90,7 @@ def nothing(count: int) -> tuple[None, ...]:
     return (None,) * count
 
 
-def layer_of(delta: Delta, text: Text, runs: Sequence[Run], cells: Cells) -> Tensor:
+def layer_of(delta: Delta, text: Text, runs: Sequence[TokenRun], cells: Cells) -> Tensor:
     """out_NHV of what a layer does between its first product and its output norm."""
     first_NP = torch.cat([text.mixed_NC, text.gates_N2H], dim=1)
     shape = text.shape
@@ -102,7 +102,7 @@ def layer_of(delta: Delta, text: Text, runs: Sequence[Run], cells: Cells) -> Ten
 def whole_layer(delta: Delta, text: Text) -> Tensor:
     """The same of a text that is read at once."""
     count = len(text.mixed_NC)
-    runs = [Run(0, nothing(count), nothing(count))]
+    runs = [TokenRun(0, nothing(count), nothing(count))]
     return layer_of(delta, text, runs, some_cells(text.shape))
 
 

@@ -8,13 +8,13 @@ import torch
 
 from outrider.core.errors import MachineError
 from outrider.kernels import bandwidth as ceiling
-from outrider.kernels.bandwidth import Reader
+from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.build import Built
 
 
-def reader(threads: int) -> Reader:
+def reader(threads: int) -> BandwidthReader:
     try:
-        return Reader(threads)
+        return BandwidthReader(threads)
     except MachineError as error:
         pytest.skip(str(error))
 
@@ -39,4 +39,4 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ceiling, "built_kernels", none)
     with pytest.raises(MachineError, match="no C\\+\\+ compiler found"):
-        Reader()
+        BandwidthReader()

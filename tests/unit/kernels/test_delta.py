@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.kernels.reference.delta import Run, torch_delta
+from outrider.kernels.reference.delta import TokenRun, torch_delta
 from outrider.kernels.registry import Delta, choose
 from unit.kernels.delta_cases import (
     HOST,
@@ -47,8 +47,8 @@ def test_it_is_the_formula(delta: Delta, text: Text) -> None:
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_a_text_cut_in_two_has_the_same_bits(delta: Delta, cut: int, text: Text) -> None:
     cells = some_cells()
-    layer_of(delta, text.part(0, cut), [Run(0, (*nothing(cut - 1), 4), nothing(cut))], cells)
-    rest = Run(0, nothing(9 - cut), nothing(9 - cut), source=4)
+    layer_of(delta, text.part(0, cut), [TokenRun(0, (*nothing(cut - 1), 4), nothing(cut))], cells)
+    rest = TokenRun(0, nothing(9 - cut), nothing(9 - cut), source=4)
     got_NHV = layer_of(delta, text.part(cut, 9), [rest], cells)
     assert torch.equal(got_NHV, whole_layer(delta, text)[cut:])
 
@@ -58,11 +58,11 @@ def test_replaying_inputs_gives_the_bits_of_the_state(delta: Delta, kept: int, t
     """Of 2 tokens with a state and 6 with inputs, go on after any of them, and fold on the way."""
     cells = some_cells()
     states = (None, 0, *range(1, 7))
-    layer_of(delta, text.part(0, 8), [Run(0, states, (None, None, *range(6)))], cells)
+    layer_of(delta, text.part(0, 8), [TokenRun(0, states, (None, None, *range(6)))], cells)
     replayed = tuple(range(kept))
-    more = Run(0, (None,), (None,), source=0, replayed=replayed, fold=9)
+    more = TokenRun(0, (None,), (None,), source=0, replayed=replayed, fold=9)
     got_NHV = layer_of(delta, text.part(8, 9), [more], cells)
-    directly = Run(0, (None,), (None,), source=kept)
+    directly = TokenRun(0, (None,), (None,), source=kept)
     wanted_NHV = layer_of(delta, text.part(8, 9), [directly], cells)
     assert torch.equal(got_NHV, wanted_NHV)
     folded, known = cells.states[9], cells.states[kept]
@@ -75,19 +75,19 @@ def test_siblings_start_where_their_parent_ended(delta: Delta, text: Text) -> No
     cells = some_cells()
     states: tuple[int | None, ...] = (None, 3, None, None)
     runs = [
-        Run(0, states, nothing(4)),
-        Run(4, nothing(5), nothing(5), source=3),
+        TokenRun(0, states, nothing(4)),
+        TokenRun(4, nothing(5), nothing(5), source=3),
     ]
     got_NHV = layer_of(delta, text, runs, cells)
     other = text.rows([0, 1, *range(4, 9)])
-    alone_NHV = layer_of(delta, other, [Run(0, nothing(7), nothing(7))], some_cells())
+    alone_NHV = layer_of(delta, other, [TokenRun(0, nothing(7), nothing(7))], some_cells())
     assert torch.equal(got_NHV[4:], alone_NHV[2:])
     assert torch.equal(got_NHV[:4], whole_layer(delta, text)[:4])
 
 
 def test_only_cells_that_runs_name_are_written(delta: Delta, text: Text) -> None:
     cells = some_cells()
-    layer_of(delta, text, [Run(0, (*nothing(8), 2), (*nothing(8), 3))], cells)
+    layer_of(delta, text, [TokenRun(0, (*nothing(8), 2), (*nothing(8), 3))], cells)
     written = [n for n, cell in enumerate(cells.states) if cell.state_LHKV.any()]
     noted = [n for n, cell in enumerate(cells.inputs) if cell.key_LGK.any()]
     assert (written, noted) == ([2], [3])
@@ -97,7 +97,7 @@ def test_only_cells_that_runs_name_are_written(delta: Delta, text: Text) -> None
 def test_native_cells_are_those_of_the_reference(text: Text) -> None:
     kernels = choose(device=HOST, dtype=torch.float32)
     ours, theirs = some_cells(), some_cells()
-    run = Run(0, (*range(8), None), (*range(9),))
+    run = TokenRun(0, (*range(8), None), (*range(9),))
     layer_of(torch_delta, text, [run], ours)
     layer_of(kernels.delta, text, [run], theirs)
     assert_cells_close(ours, theirs)
@@ -109,9 +109,9 @@ def test_states_too_large_for_caches_are_the_same(delta: Delta) -> None:
     shape = replace(WIDE, num_heads=heads, num_channels=(2 * WIDE.num_key_heads + heads) * size)
     text, ours, theirs = some_text(3, shape), some_cells(shape, 3), some_cells(shape, 3)
     for rule, cells in ((delta, ours), (torch_delta, theirs)):
-        layer_of(rule, text.part(0, 2), [Run(0, (None, 0), (None, None))], cells)
-        layer_of(rule, text.part(2, 3), [Run(0, (1,), (0,), source=0)], cells)
-        layer_of(rule, text.part(2, 3), [Run(0, (None,), (None,), 0, (0,), 2)], cells)
+        layer_of(rule, text.part(0, 2), [TokenRun(0, (None, 0), (None, None))], cells)
+        layer_of(rule, text.part(2, 3), [TokenRun(0, (1,), (0,), source=0)], cells)
+        layer_of(rule, text.part(2, 3), [TokenRun(0, (None,), (None,), 0, (0,), 2)], cells)
     assert_cells_close(ours, theirs)
     assert torch.equal(ours.states[1].state_LHKV, ours.states[2].state_LHKV)
 

@@ -35,8 +35,8 @@ from outrider.kernels.native.tuning import (
     BUDGET_SECONDS,
     MARGIN,
     MAX_TURNS,
-    Answer,
-    Timing,
+    KernelTiming,
+    TunedKernel,
     copied,
     decide,
     forget,
@@ -75,7 +75,7 @@ class Race:
 
         return turn
 
-    def decide(self, folder: Path | None = None, **asked: str) -> Answer:
+    def decide(self, folder: Path | None = None, **asked: str) -> TunedKernel:
         """As a new process would."""
         return decide(ASKED | asked, self.contest, folder=folder, clock=self.clock, known={})
 
@@ -262,7 +262,7 @@ def test_threads_are_a_contest_only_where_there_is_a_choice(
         pytest.skip(str(built.refusal))
     monkeypatch.setattr(contests, "num_physical_cores", lambda: 1)
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0,))
-    assert thread_answer(built.library, tmp_path) == Answer("1")
+    assert thread_answer(built.library, tmp_path) == TunedKernel("1")
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0, 1))
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
     answer = thread_answer(built.library, tmp_path)
@@ -299,7 +299,7 @@ def test_kinds_of_integers_are_tried_where_nothing_refuses_them(
     monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
     monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
     refused |= {DOTS: "no AVX512-BF16", TILES: "no AMX"}
-    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == Answer(VECTORS)
+    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == TunedKernel(VECTORS)
     assert not tried
     del refused[TILES]
     for number, scheme in enumerate(("int8", "int4"), start=1):
@@ -316,8 +316,8 @@ def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
 ) -> None:
     if built_kernels(env.compiler(), env.cache_folder()).library is None:
         pytest.skip("no native kernels")
-    timings = (Timing(VECTORS, "a", 2.0), Timing(TILES, "a", 1.0))
-    found = Answer(TILES, timings)
+    timings = (KernelTiming(VECTORS, "a", 2.0), KernelTiming(TILES, "a", 1.0))
+    found = TunedKernel(TILES, timings)
     made: list[str] = []
     monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(registry, "kind_answer", lambda *_: found)  # pyright: ignore
@@ -368,6 +368,6 @@ def test_a_kind_that_cannot_be_used_leaves_vectors(
     refused = {DOTS: "they multiply bfloat16 only"}
     monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
     library: Any = None
-    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == Answer(TILES)
+    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == TunedKernel(TILES)
     refused[TILES] = "they multiply bfloat16 and integers only"
-    assert kind_answer(library, torch.float32, "none", tmp_path) == Answer(VECTORS)
+    assert kind_answer(library, torch.float32, "none", tmp_path) == TunedKernel(VECTORS)

@@ -13,18 +13,18 @@ import pytest
 from outrider.core.env import cache_folder, compiler
 from outrider.kernels.native import build, forward
 from outrider.kernels.native.ops import Pass
-from outrider.kernels.native.rounds import Memory, Round, Row
-from outrider.kernels.native.trees import Tree, TreeDrafts, TreeRow
+from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
+from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
-        ("Memory", Memory, {"described": "pass"}),
+        ("Memory", MemoryStruct, {"described": "pass"}),
         ("Row", Row, {}),
-        ("Round", Round, {}),
+        ("Round", RoundStruct, {}),
         ("Pass", Pass, {}),
     ),
     "tree_drafts.cpp": (
-        ("Tree", Tree, {}),
+        ("Tree", TreeStruct, {}),
         ("TreeRow", TreeRow, {}),
         ("TreeDrafts", TreeDrafts, {}),
     ),

@@ -23,7 +23,7 @@ from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.ops import NativeOps
 from outrider.kernels.native.quantised import NativeQuantised
-from outrider.kernels.native.tuning import Answer
+from outrider.kernels.native.tuning import TunedKernel
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import SCHEMES, TorchQuantised
 from outrider.models.decoder import Room
@@ -243,8 +243,8 @@ def test_a_pass_in_one_call_has_the_bits_of_its_operators(
     def built(*_: object) -> Built:
         return in_software
 
-    def wins(*_: object) -> Answer:
-        return Answer(kind)
+    def wins(*_: object) -> TunedKernel:
+        return TunedKernel(kind)
 
     monkeypatch.setattr(registry, "built_kernels", built)
     monkeypatch.setattr(registry, "kind_answer", wins)

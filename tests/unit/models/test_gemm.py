@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
-from outrider.lab.gemm import Costs, GemmModel, make_gemm, products
+from outrider.lab.gemm import GemmModel, NonGemmCosts, make_gemm, products
 from outrider.lab.gemm_shape import GEMM_SHAPES, gemm_shape
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
@@ -24,14 +24,14 @@ ROOM = Room(num_slots=64, page_size=8, max_rows=16, max_logits=16)
 
 
 def made(
-    costs: Costs | None = None,
+    costs: NonGemmCosts | None = None,
     *,
     name: str = "64x160x3x4x2x16",
     quantise: str = "none",
     dtype: str = "auto",
 ) -> GemmModel:
     options = LoadOptions(room=ROOM, device="cpu", threads=1, quantise=quantise, dtype=dtype)
-    return make_gemm(gemm_shape(name), costs or Costs(), options)
+    return make_gemm(gemm_shape(name), costs or NonGemmCosts(), options)
 
 
 def multiplied(model: GemmModel, num_rows: int) -> list[tuple[int, int, int]]:
@@ -63,19 +63,19 @@ def test_a_layer_is_seven_products_of_the_right_sizes() -> None:
     assert multiplied(made(), 5) == [(5, *sizes) for _ in range(3) for sizes in layer]
 
 
-@pytest.mark.parametrize("costs", [Costs(attention=True), Costs(norms=True)])
-def test_with_what_surrounds_them_they_are_fused_as_in_real_layers(costs: Costs) -> None:
+@pytest.mark.parametrize("costs", [NonGemmCosts(attention=True), NonGemmCosts(norms=True)])
+def test_with_what_surrounds_them_they_are_fused_as_in_real_layers(costs: NonGemmCosts) -> None:
     layer = [(128, 64), (64, 64), (320, 64), (64, 160)]
     assert multiplied(made(costs), 2) == [(2, *sizes) for _ in range(3) for sizes in layer]
 
 
 def test_a_head_multiplies_by_the_vocabulary() -> None:
-    assert multiplied(made(Costs(head=True)), 2)[-1] == (2, SHAPE.vocab_size, 64)
+    assert multiplied(made(NonGemmCosts(head=True)), 2)[-1] == (2, SHAPE.vocab_size, 64)
 
 
 @pytest.mark.parametrize("attention", [False, True])
 def test_attention_and_norms_run_where_they_are_asked_for(attention: bool) -> None:
-    model = made(Costs(attention=attention, norms=not attention))
+    model = made(NonGemmCosts(attention=attention, norms=not attention))
     calls = {"attention": 0, "rms_norm": 0}
 
     def counted(name: str) -> object:
@@ -193,7 +193,7 @@ def test_what_cannot_be_taken_is_refused() -> None:
         with pytest.raises(ConfigError):
             wrong()
     with pytest.raises(ConfigError, match="no cost 'atention'") as caught:
-        Costs.named(["atention"])
+        NonGemmCosts.named(["atention"])
     assert "attention" in (caught.value.hint or "")
     with pytest.raises(ConfigError, match="dtype"):
         made(dtype="int3")

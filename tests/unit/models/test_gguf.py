@@ -18,14 +18,14 @@ from doubles.gguf_file import Floats, Gguf, decoded, tokenizer_for
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 from outrider.lab.gguf import FORMATS, encoded, interleave
-from outrider.lab.gguf_export import Exported, Wish, export
+from outrider.lab.gguf_export import Exported, GgufOptions, export
 from outrider.models.loading import resolve
 from outrider.models.weights import Weights
 
 
 def exported(folder: Path, name: str = "f32", **wish: Any) -> Gguf:
     path = folder / f"{name}.gguf"
-    *_, last = export(folder, path, Wish(form=name, force=True, **wish))
+    *_, last = export(folder, path, GgufOptions(form=name, force=True, **wish))
     assert last.num_tensors == last.num_tensors_in_all
     assert last.num_bytes == path.stat().st_size
     return Gguf.read(path)
@@ -147,7 +147,7 @@ def test_what_llama_cpp_would_run_otherwise_is_refused(name: str, tmp_path: Path
 )
 def test_the_embedded_target_in_every_format(name: str, largest: float, tmp_path: Path) -> None:
     source = resolve("outrider/embedded")
-    *_, last = export(source, tmp_path / "m.gguf", Wish(form=name, pre_tokenizer="gpt-2"))
+    *_, last = export(source, tmp_path / "m.gguf", GgufOptions(form=name, pre_tokenizer="gpt-2"))
     assert "token ids" in last.notes[0]
     file = Gguf.read(tmp_path / "m.gguf")
     kinds = {tensor[1].ndim: tensor[0] for tensor in file.tensors.values()}
@@ -169,7 +169,7 @@ def test_places_that_are_taken_or_too_small_are_refused(
         (tmp_path / "no" / "m.gguf", "no folder"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            next(export(folder, place, Wish()))
+            next(export(folder, place, GgufOptions()))
     assert path.read_text() == "mine"
 
     def nearly_full(_: Path) -> SimpleNamespace:
@@ -177,7 +177,7 @@ def test_places_that_are_taken_or_too_small_are_refused(
 
     monkeypatch.setattr("shutil.disk_usage", nearly_full)
     with pytest.raises(MachineError, match="free"):
-        next(export(folder, path, Wish(force=True)))
+        next(export(folder, path, GgufOptions(force=True)))
     assert path.read_text() == "mine"
 
 
@@ -217,7 +217,7 @@ def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "llama2")
-    run = export(folder, folder / "m.gguf", Wish())
+    run = export(folder, folder / "m.gguf", GgufOptions())
     assert isinstance(next(run), Exported)
     run.close()
     assert not [path for path in folder.iterdir() if "gguf" in path.name]

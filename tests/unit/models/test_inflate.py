@@ -18,7 +18,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.lab import inflate_files
-from outrider.lab.inflate import SHAPES, Inflation, Shape, inflated_config, shape_called
+from outrider.lab.inflate import SHAPES, Inflation, ModelShape, inflated_config, shape_called
 from outrider.lab.inflate_files import write_inflated
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
@@ -27,7 +27,7 @@ from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.weights import Weights
 
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.
-SMALL = {"x4": Shape(1024, 9, 8, 2, 768), "x2": Shape(512, 10, 8, 4, 1024)}
+SMALL = {"x4": ModelShape(1024, 9, 8, 2, 768), "x2": ModelShape(512, 10, 8, 4, 1024)}
 PARAMS = SamplingParams(max_tokens=40)
 PROMPTS = ["def quicksort(items):", "Question: Tom has 3 apples and buys 4 more."]
 
@@ -97,7 +97,7 @@ def test_no_weight_is_skipped_or_shared(inflated: Callable[[str], Path]) -> None
     )
 
 
-def _shards(shape: Shape) -> list[dict[str, Tensor]]:
+def _shards(shape: ModelShape) -> list[dict[str, Tensor]]:
     source = resolve("outrider/embedded")
     small = read_native_config(source)
     assert isinstance(small, LlamaConfig)
@@ -113,14 +113,14 @@ def test_it_is_the_same_whenever_it_is_made() -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(1024, 4, 8, 2, 768),
-        Shape(1000, 9, 8, 2, 768),
-        Shape(768, 9, 8, 2, 768),
-        Shape(1024, 9, 8, 8, 768),
-        Shape(1024, 9, 8, 2, 512),
+        ModelShape(1024, 4, 8, 2, 768),
+        ModelShape(1000, 9, 8, 2, 768),
+        ModelShape(768, 9, 8, 2, 768),
+        ModelShape(1024, 9, 8, 8, 768),
+        ModelShape(1024, 9, 8, 2, 512),
     ],
 )
-def test_a_shape_that_cannot_hold_it_is_refused(shape: Shape, tmp_path: Path) -> None:
+def test_a_shape_that_cannot_hold_it_is_refused(shape: ModelShape, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         next(write_inflated(resolve("outrider/embedded"), shape, tmp_path, torch.bfloat16))
 

@@ -25,22 +25,22 @@ from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp.net import load_mtp
 from outrider.drafters.mtp.weights import MtpConfig, read_mtp_config
 from outrider.lab import inflate
-from outrider.lab.inflate import Shape
+from outrider.lab.inflate import ModelShape
 from outrider.lab.inflate_files import write_inflated, write_inflated_heads
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
-from outrider.models.heads import Heads, hidden_layers_of, kind_of
+from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 pytestmark = pytest.mark.wide
 
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.
-SMALL = {"x4": Shape(1024, 10, 8, 2, 768), "x2": Shape(512, 9, 8, 4, 1024)}
+SMALL = {"x4": ModelShape(1024, 10, 8, 2, 768), "x2": ModelShape(512, 9, 8, 4, 1024)}
 PROMPTS = ["def quicksort(items):", "Question: Tom has 3 apples and buys 4 more."]
 PARAMS = SamplingParams(max_tokens=24)
 # Of a random target of 64 channels and 2 layers.
-TINY = {"x4": Shape(256, 4, 8, 4, 128), "x2": Shape(128, 3, 4, 4, 96)}
+TINY = {"x4": ModelShape(256, 4, 8, 4, 128), "x2": ModelShape(128, 3, 4, 4, 96)}
 TEXT = (5, 12, 0, 77, 31, 5, 90, 8)
 
 
@@ -126,7 +126,7 @@ def net_in(folder: Path, target: NormedTarget) -> HeadNet:
     layers = hidden_layers_of(folder, kind, target.spec.num_layers)
     room = Room(num_slots=64, page_size=4, hidden_layers=layers)
     if kind == "eagle":
-        return load_eagle(Heads(folder, kind, room), target)
+        return load_eagle(HeadsToLoad(folder, kind, room), target)
     config = read_mtp_config(folder, target.spec)
     assert isinstance(config, MtpConfig)
     return load_mtp(folder, config, target, room)[1]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import CheckpointError
-from outrider.core.files import Kind
+from outrider.core.files import FileKind
 from outrider.models.json_object import JsonObject
 
 
@@ -77,7 +77,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
-        file.truncate(Kind.CONFIG.max_bytes + 1)
+        file.truncate(FileKind.CONFIG.max_bytes + 1)
     with pytest.raises(CheckpointError, match="more than the 4 MiB that a model's configuration"):
         JsonObject.read(path)
 

@@ -18,8 +18,8 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import RoundStats
-from outrider.planner.advise import Plan, Question, advise
-from outrider.planner.candidates import Candidate, Engines, Job, gain
+from outrider.planner.advise import AdvisedPlan, Question, advise
+from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
 from outrider.planner.devices import Power
 from outrider.planner.energy import Energy
 from outrider.planner.overlap import AheadWays
@@ -29,12 +29,12 @@ from outrider.planner.roofline import PassWork
 FAR = 100_000
 
 
-def asked(*candidates: Candidate, **job: int) -> Question:
-    return Question(job=Job(**{"new_tokens": FAR, **job}), candidates=candidates)
+def asked(*candidates: DraftOption, **job: int) -> Question:
+    return Question(job=PlannedJob(**{"new_tokens": FAR, **job}), candidates=candidates)
 
 
-def chains(name: str = "model", most: int = 12) -> tuple[Candidate, ...]:
-    return tuple(Candidate(name, k) for k in range(1, most + 1))
+def chains(name: str = "model", most: int = 12) -> tuple[DraftOption, ...]:
+    return tuple(DraftOption(name, k) for k in range(1, most + 1))
 
 
 def test_the_best_of_two_drafters() -> None:
@@ -77,7 +77,7 @@ def test_not_when_nothing_pays() -> None:
 def test_not_when_it_may_cost_time() -> None:
     """A gain of 5 % from times that scatter by 10 %."""
     calibration = flat(costs(0.7, [0.8] * 2), scatter=0.1)
-    plan = advise(calibration, asked(Candidate("model", 1)))
+    plan = advise(calibration, asked(DraftOption("model", 1)))
     assert plan.best is not None
     assert plan.best.speed_up == pytest.approx(1.06, abs=0.01)
     assert plan.best.low < 1
@@ -120,14 +120,17 @@ def test_batch_and_context_at_which_it_stops_paying() -> None:
     calibration = replace(
         calibration, target=replace(calibration.target, per_context=1e-4, per_read=1e-3)
     )
-    plan = advise(calibration, asked(Candidate("model", 4), new_tokens=64))
+    plan = advise(calibration, asked(DraftOption("model", 4), new_tokens=64))
     drafter, law = calibration.drafters[0], round_law(Rates((0.8,)), 4)
     batch, context = plan.break_even_batch, plan.break_even_context
     assert batch is not None
     assert context is not None
     for job, less in (
-        (Job(batch=batch, new_tokens=64), Job(batch=batch - 1, new_tokens=64)),
-        (Job(context=context, new_tokens=64), Job(context=context - 1, new_tokens=64)),
+        (PlannedJob(batch=batch, new_tokens=64), PlannedJob(batch=batch - 1, new_tokens=64)),
+        (
+            PlannedJob(context=context, new_tokens=64),
+            PlannedJob(context=context - 1, new_tokens=64),
+        ),
     ):
         assert gain(calibration, drafter, job, law) <= 1 + 1e-3
         assert gain(calibration, drafter, less, law) > 1 - 1e-3
@@ -139,8 +142,8 @@ def test_batch_and_context_at_which_it_stops_paying() -> None:
 def test_short_texts_and_batches_that_end_apart_gain_less() -> None:
     calibration = flat(costs(0.1, [0.8] * 8))
     speeds: list[float] = []
-    for job in (Job(1, 0, FAR), Job(1, 0, 16), Job(8, 0, 64)):
-        plan = advise(calibration, Question(job=job, candidates=(Candidate("model", 8),)))
+    for job in (PlannedJob(1, 0, FAR), PlannedJob(1, 0, 16), PlannedJob(8, 0, 64)):
+        plan = advise(calibration, Question(job=job, candidates=(DraftOption("model", 8),)))
         assert plan.best is not None
         speeds.append(plan.best.speed_up / plan.best.steady)
     assert speeds[0] == pytest.approx(1, abs=1e-3)
@@ -150,7 +153,7 @@ def test_short_texts_and_batches_that_end_apart_gain_less() -> None:
 
 def test_what_was_replayed_goes_before_places() -> None:
     drafter = replace(costs(0.1, [0.5] * 4), laws=(RoundStats((0.9,), 1.0, 1.0),))
-    plan = advise(flat(drafter), asked(Candidate("model", 1), Candidate("model", 2)))
+    plan = advise(flat(drafter), asked(DraftOption("model", 1), DraftOption("model", 2)))
     tokens = {option.k: option.tokens for option in plan.options}
     assert tokens[1] == 1.9
     assert tokens[2] == pytest.approx(1.75, abs=1e-3)
@@ -163,7 +166,7 @@ def test_trees_where_ranks_were_counted() -> None:
     rows = Curve(((1.0, 1.0), (16.0, 1.0), (17.0, 2.0), (64.0, 4.0)))
     drafter = replace(costs(0.05, [0.6] * 4), chances=((0.6, 0.2),) * 4)
     calibration = replace(flat(drafter), target=PassCosts(rows))
-    plan = advise(calibration, Question(job=Job(new_tokens=FAR)))
+    plan = advise(calibration, Question(job=PlannedJob(new_tokens=FAR)))
     assert plan.best is not None
     assert plan.best.num_nodes == 15
     assert "trees of 15 nodes" in plan.verdict
@@ -173,7 +176,7 @@ def test_a_tree_is_named_where_long_texts_gain_by_it() -> None:
     """15 nodes cost as many rows as a chain of 4; with dear rows they do not pay."""
     rows = Curve(((1.0, 1.0), (16.0, 1.0), (17.0, 2.0), (64.0, 4.0)))
     cheap = replace(flat(costs(0.05, [0.6] * 4)), target=PassCosts(rows))
-    question = Question(job=Job(new_tokens=FAR), trees=("model",))
+    question = Question(job=PlannedJob(new_tokens=FAR), trees=("model",))
     plan = advise(cheap, question)
     assert plan.tree is not None
     assert plan.best is not None
@@ -191,13 +194,13 @@ def test_a_tree_is_named_where_long_texts_gain_by_it() -> None:
         assert less.tree is None
 
 
-def everything(contention: float, batch: int) -> Plan:
+def everything(contention: float, batch: int) -> AdvisedPlan:
     engines = Engines(
         names=("single", "pd", "pdv", "ssd"),
         ways=AheadWays(contention=contention, p_hit=0.9),
     )
-    job = Job(batch=batch, new_tokens=FAR)
-    question = Question(job=job, candidates=(Candidate("model", 4),), engines=engines)
+    job = PlannedJob(batch=batch, new_tokens=FAR)
+    question = Question(job=job, candidates=(DraftOption("model", 4),), engines=engines)
     return advise(flat(costs(0.2, [0.9] * 4)), question)
 
 
@@ -219,10 +222,10 @@ def test_engines_on_one_device_and_on_two() -> None:
     assert many["pdv"] < many["single"] == many["pd"]
 
 
-def ahead_only(step: float, rate: float) -> Plan:
+def ahead_only(step: float, rate: float) -> AdvisedPlan:
     """Of a drafter whose verdicts are all foreseen, on a device of its own."""
     engines = Engines(names=("single", "ssd"), ways=AheadWays(contention=0.0, p_hit=1.0))
-    question = replace(asked(Candidate("model", 4)), engines=engines)
+    question = replace(asked(DraftOption("model", 4)), engines=engines)
     return advise(flat(costs(step, [rate] * 4)), question)
 
 
@@ -246,7 +249,7 @@ def test_joules_of_drafting_ahead_are_not_told() -> None:
     spec = ModelSpec("t", "llama", 1000, 64, 2, 2, 2, 32, 256, 512, 10**6, 2, 2)
     energy = Energy(Power(1.0, 1e-7, 1e-9), PassWork(spec), PassWork(spec))
     engines = Engines(names=("single", "ssd"), ways=AheadWays(contention=0.0))
-    question = replace(asked(Candidate("model", 4)), engines=engines, energy=energy)
+    question = replace(asked(DraftOption("model", 4)), engines=engines, energy=energy)
     spent = {one.engine: one.joules for one in advise(flat(costs(0.1, [0.9])), question).engines}
     assert spent["single"] is not None
     assert spent["ssd"] is None
@@ -266,10 +269,10 @@ def sized(calibration: Calibration) -> Calibration:
 def test_a_target_that_does_not_fit() -> None:
     calibration = sized(flat(costs(0.1, [0.9])))
     with pytest.raises(CapacityError, match=r"16.2 GB \(16 GB of weights, 0.228 GB") as caught:
-        advise(calibration, Question(job=Job(context=100), memory_limit=10**10))
+        advise(calibration, Question(job=PlannedJob(context=100), memory_limit=10**10))
     assert "--quantise int8" in str(caught.value.hint)
     with pytest.raises(CapacityError, match=r"4 x 1128 tokens") as caught:
-        advise(calibration, Question(job=Job(4, 1000), memory_limit=17 * 10**9))
+        advise(calibration, Question(job=PlannedJob(4, 1000), memory_limit=17 * 10**9))
     assert "lower --batch" in str(caught.value.hint)
 
 
@@ -277,12 +280,12 @@ def test_a_drafter_that_does_not_fit_beside_it() -> None:
     heavy = replace(costs(0.1, [0.9] * 4), memory_bytes=10**10, kv_bytes_per_token=10**5)
     light = costs(0.3, [0.8] * 4, name="mtp")
     calibration = sized(flat(heavy, light))
-    plan = advise(calibration, Question(job=Job(context=100), memory_limit=20 * 10**9))
+    plan = advise(calibration, Question(job=PlannedJob(context=100), memory_limit=20 * 10**9))
     assert plan.best is not None
     assert plan.best.drafter == "mtp"
     assert plan.left_out == ("model: with it 26.3 GB are needed, and there are 20 GB",)
     assert plan.memory_bytes == 16_228_000_000
-    roomy = advise(calibration, Question(job=Job(context=100), memory_limit=30 * 10**9))
+    roomy = advise(calibration, Question(job=PlannedJob(context=100), memory_limit=30 * 10**9))
     assert roomy.memory_bytes == 16_228_000_000 + 10**10 + 228 * 10**5
 
 
@@ -294,7 +297,7 @@ def test_drafters_of_whom_nothing_is_known() -> None:
     silent = DrafterCosts("ngram", calibration.drafters[0].draft, num_rounds=40)
     assert advise(flat(silent), Question()).left_out == ("ngram: it drafted nothing in 40 rounds",)
     with pytest.raises(ConfigError, match="no drafter 'modle'") as caught:
-        advise(calibration, asked(Candidate("modle", 2)))
+        advise(calibration, asked(DraftOption("modle", 2)))
     assert "'model'" in str(caught.value.hint)
 
 
@@ -303,28 +306,28 @@ def test_questions_that_make_no_sense() -> None:
         Engines(names=("sdd",))
     assert "'ssd'" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="0 tokens deep"):
-        Candidate("model", 0)
+        DraftOption("model", 0)
     with pytest.raises(ConfigError, match="a batch of 0"):
-        Job(batch=0)
+        PlannedJob(batch=0)
 
 
 def test_joules_where_somebody_gave_an_energy() -> None:
     spec = ModelSpec("t", "llama", 1000, 64, 2, 2, 2, 32, 256, 512, 10**6, 2, 2)
     energy = Energy(Power(1.0, 1e-7, 1e-9), PassWork(spec))
-    question = replace(asked(Candidate("model", 4), new_tokens=200), energy=energy)
+    question = replace(asked(DraftOption("model", 4), new_tokens=200), energy=energy)
     plan = advise(flat(costs(0.1, [0.9] * 4)), question)
     assert plan.best is not None
     assert plan.best.joules is not None
     assert plan.plain_joules is not None
     assert plan.plain_joules / plan.best.joules == pytest.approx(plan.best.steady, rel=0.1)
-    assert advise(flat(costs(0.1, [0.9] * 4)), asked(Candidate("model", 4))).plain_joules is None
+    assert advise(flat(costs(0.1, [0.9] * 4)), asked(DraftOption("model", 4))).plain_joules is None
 
 
 def test_only_the_draft_model_spends_its_joules() -> None:
     spec = ModelSpec("t", "llama", 1000, 64, 2, 2, 2, 32, 256, 512, 10**6, 2, 2)
     energy = Energy(Power(0.0, 1e-7, 0.0), PassWork(spec), PassWork(spec))
     both = flat(costs(0.1, [0.9] * 4), costs(0.1, [0.9] * 4, name="ngram"))
-    ways = Candidate("model", 4), Candidate("ngram", 4)
+    ways = DraftOption("model", 4), DraftOption("ngram", 4)
     plan = advise(both, replace(asked(*ways), energy=energy))
     spent = {one.drafter: one.joules for one in plan.options}
     assert spent["model"] == pytest.approx(5 * (spent["ngram"] or 0.0), rel=0.1)

@@ -21,16 +21,16 @@ from outrider.planner.overlap import (
     outcome_chances,
 )
 from outrider.planner.places import Rates, round_law
-from outrider.planner.rounds import Forecast, Load, forecast
+from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 shares = st.floats(0, 1)
 APART = AheadWays(contention=0.0)
 
 
-def found(beta: float, k: int, step: float, batch: int = 1) -> Forecast:
+def found(beta: float, k: int, step: float, batch: int = 1) -> RoundForecast:
     calibration = flat(costs(step))
     law = round_law(Rates((beta,)), k)
-    return forecast(calibration, calibration.drafters[0], Load(batch), law, depth=k)
+    return forecast(calibration, calibration.drafters[0], DecodeLoad(batch), law, depth=k)
 
 
 @examples(20)
@@ -56,7 +56,7 @@ def test_without_a_hit_it_is_no_worse_than_in_turns(
     beta: float, k: int, step: float, b: int
 ) -> None:
     turns = found(beta, k, step, b)
-    got = ahead(costs(step), Load(b), turns, AheadWays(p_hit=0.0, contention=0.0))
+    got = ahead(costs(step), DecodeLoad(b), turns, AheadWays(p_hit=0.0, contention=0.0))
     if got.fallback == "jit":
         assert got.speed_up == pytest.approx(turns.speed_up)
     else:
@@ -68,7 +68,7 @@ def test_without_a_hit_it_is_no_worse_than_in_turns(
 @given(beta=st.floats(0.1, 0.99), k=st.integers(1, 8), step=st.floats(0.001, 0.1), hit=shares)
 def test_it_gains_at_most_what_it_hides(beta: float, k: int, step: float, hit: float) -> None:
     turns = found(beta, k, step)
-    got = ahead(costs(step), Load(), turns, AheadWays(p_hit=hit, contention=0.0))
+    got = ahead(costs(step), DecodeLoad(), turns, AheadWays(p_hit=hit, contention=0.0))
     assert got.hides == ((k + 1) * step <= 1)
     if got.hides:
         most = turns.speed_up * (1 + turns.draft_over_verify)
@@ -79,8 +79,8 @@ def test_it_gains_at_most_what_it_hides(beta: float, k: int, step: float, hit: f
 
 def test_a_shared_memory_takes_the_gain_away() -> None:
     turns = found(0.9, 4, 0.1)
-    apart = ahead(costs(0.1), Load(), turns, AheadWays(p_hit=1.0, contention=0.0))
-    shared = ahead(costs(0.1), Load(), turns, AheadWays(p_hit=1.0, contention=1.0))
+    apart = ahead(costs(0.1), DecodeLoad(), turns, AheadWays(p_hit=1.0, contention=0.0))
+    shared = ahead(costs(0.1), DecodeLoad(), turns, AheadWays(p_hit=1.0, contention=1.0))
     assert apart.speed_up == pytest.approx(turns.law.tokens)
     # One step more than in turns: over the draft that is being verified.
     assert shared.speed_up == pytest.approx(turns.law.tokens / 1.5)
@@ -91,7 +91,7 @@ def test_with_no_fallback_hits_come_in_runs() -> None:
     """A dear drafter: after a miss nothing is drafted, and then one token has all branches."""
     turns = found(0.9, 4, 0.25, batch=8)
     ways = AheadWays(fan_out=8, contention=0.0)
-    got = ahead(costs(0.25), Load(8), turns, ways)
+    got = ahead(costs(0.25), DecodeLoad(8), turns, ways)
     hit, after_miss = foreseen(turns.law, ways), foreseen(PLAIN, ways)
     assert got.fallback == "none"
     assert got.times.p_hit == pytest.approx(after_miss / (1 - hit + after_miss))
@@ -140,7 +140,7 @@ def test_how_deep_can_be_hidden() -> None:
 def test_lanes_of_one_device_gain_nothing(beta: float, k: int, step: float, batch: int) -> None:
     calibration = flat(costs(step))
     law = round_law(Rates((beta,)), k)
-    drafter, load = calibration.drafters[0], Load(batch)
+    drafter, load = calibration.drafters[0], DecodeLoad(batch)
     turns = forecast(calibration, drafter, load, law, depth=k).times.total
     shared = lanes(calibration, drafter, load, law, contention=1.0)
     apart = lanes(calibration, drafter, load, law, contention=0.0)
@@ -151,4 +151,4 @@ def test_lanes_of_one_device_gain_nothing(beta: float, k: int, step: float, batc
 def test_one_sequence_cannot_be_in_two_lanes() -> None:
     calibration = flat(costs(0.1))
     law = round_law(Rates((0.8,)), 4)
-    assert lanes(calibration, calibration.drafters[0], Load(), law, contention=0.0) == 1.4
+    assert lanes(calibration, calibration.drafters[0], DecodeLoad(), law, contention=0.0) == 1.4

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PLAIN, RoundStats
-from outrider.planner.advise import Point, frontier
+from outrider.planner.advise import RatePoint, frontier
 from outrider.planner.devices import Power, device_sheet
 from outrider.planner.energy import Energy, joules_a_token, round_joules
 from outrider.planner.places import Rates, round_law
 from outrider.planner.roofline import PassWork, calibrate
-from outrider.planner.rounds import Load, plain_times, round_times
+from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 
 TARGET = ModelSpec("t", "llama", 32_000, 4096, 32, 32, 8, 128, 11_008, 4096, 7 * 10**9, 2, 2)
 DRAFT = ModelSpec("d", "llama", 32_000, 1024, 8, 8, 8, 128, 2816, 4096, 3 * 10**8, 2, 2)
 numbers = st.floats(0.1, 10)
-points = st.lists(st.builds(Point, st.just("way"), numbers, numbers), max_size=7)
+points = st.lists(st.builds(RatePoint, st.just("way"), numbers, numbers), max_size=7)
 
 
 def test_every_term() -> None:
     energy = Energy(Power(10.0, 1e-9, 1e-12), PassWork(TARGET), PassWork(DRAFT))
-    law, load = round_law(Rates((0.5,)), 2), Load(3, 100)
+    law, load = round_law(Rates((0.5,)), 2), DecodeLoad(3, 100)
     kv = TARGET.kv_bytes_per_token, DRAFT.kv_bytes_per_token
     moved = 14e9 + 300 * kv[0] + 2 * (6e8 + 300 * kv[1])
     counted = 9 * (14e9 + 100 * 4 * 32 * 32 * 128) + 2 * 3 * (6e8 + 100 * 4 * 8 * 8 * 128)
@@ -41,14 +41,14 @@ def test_a_drafter_that_rests_moves_nothing() -> None:
     """A share of rounds drafts; its passes are counted in those alone."""
     energy = Energy(Power(0.0, 1e-9, 0.0), PassWork(TARGET), PassWork(DRAFT))
     law = RoundStats((0.25, 0.125), 0.5, 2.0)
-    found = joules_a_token(energy, Load(1, 0), law, 1.0, depth=2)
+    found = joules_a_token(energy, DecodeLoad(1, 0), law, 1.0, depth=2)
     assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / law.tokens)
 
 
 def test_a_draft_device_of_its_own_flows_while_it_drafts() -> None:
     """Its watts in all the round's time, its own joules a byte and a FLOP."""
     target, draft = Power(10.0, 1e-9, 1e-12), Power(2.0, 3e-9, 5e-12)
-    law, load = round_law(Rates((0.5,)), 2), Load()
+    law, load = round_law(Rates((0.5,)), 2), DecodeLoad()
     works = PassWork(TARGET), PassWork(DRAFT)
     one = round_joules(Energy(target, *works), load, law, 0.2, depth=2)
     two = round_joules(Energy(target, *works, draft), load, law, 0.2, depth=2)
@@ -67,7 +67,7 @@ def by_length(device: str, beta: float, batch: int) -> tuple[list[float], list[f
     sheet = device_sheet(device)
     assert sheet.power is not None
     calibration = calibrate(TARGET, DRAFT, sheet)
-    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), Load(batch, 200)
+    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), DecodeLoad(batch, 200)
     joules, seconds = list[float](), list[float]()
     for k in range(13):
         law = round_law(Rates((beta,)), k)
@@ -99,7 +99,7 @@ def test_a_gain_in_time_need_not_be_one_in_energy() -> None:
     sheet = device_sheet("h100")
     assert sheet.power is not None
     calibration = calibrate(TARGET, DRAFT, sheet)
-    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), Load(64, 500)
+    energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), DecodeLoad(64, 500)
     law = round_law(Rates((0.45,)), 2)
     took = round_times(calibration, calibration.drafters[0], load, law, depth=2).total
     plain = plain_times(calibration, load).total
@@ -110,7 +110,7 @@ def test_a_gain_in_time_need_not_be_one_in_energy() -> None:
 
 @examples(20)
 @given(points=points)
-def test_a_frontier_has_what_no_other_beats(points: list[Point]) -> None:
+def test_a_frontier_has_what_no_other_beats(points: list[RatePoint]) -> None:
     kept = frontier(points)
     for one in points:
         beaten = any(o.each >= one.each and o.total >= one.total for o in kept)

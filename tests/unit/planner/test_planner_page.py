@@ -11,7 +11,7 @@ from checks.documents import Document
 from doubles.planned import costs, flat
 from outrider.core.spec import ModelSpec
 from outrider.planner.advise import Question, advise
-from outrider.planner.candidates import Candidate, Job
+from outrider.planner.candidates import DraftOption, PlannedJob
 from outrider.planner.devices import SHEETS, device_sheet
 from outrider.planner.roofline import PassWork, calibrate, ridge_rows
 
@@ -50,7 +50,7 @@ def test_the_sheet_that_is_shown_is_one(tmp_path: Path) -> None:
 
 def test_a_batch_that_ends_apart_gains_a_fifth_less() -> None:
     assert "gain a fifth less than one long text" in PAGE.prose
-    question = Question(job=Job(8, 0, 64), candidates=(Candidate("model", 8),))
+    question = Question(job=PlannedJob(8, 0, 64), candidates=(DraftOption("model", 8),))
     best = advise(flat(costs(0.1, [0.8] * 8)), question).best
     assert best is not None
     assert round(best.speed_up / best.steady, 1) == 0.8

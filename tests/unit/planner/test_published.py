@@ -13,7 +13,7 @@ from outrider.estimate.cost import Curve
 from outrider.estimate.theory import chances, geometric
 from outrider.planner.overlap import AheadWays, ahead
 from outrider.planner.places import Rates, round_law
-from outrider.planner.rounds import Forecast, Load, forecast
+from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 KS = (2, 4, 6, 8, 10, 12)
 SMALL = (0.36, 0.69, 1.02, 1.35, 1.67, 2.01)
@@ -29,9 +29,12 @@ def drafter(times: tuple[float, ...]) -> DrafterCosts:
     return DrafterCosts("model", ((1, curve),))
 
 
-def rounds(times: tuple[float, ...]) -> list[Forecast]:
+def rounds(times: tuple[float, ...]) -> list[RoundForecast]:
     calibration = flat(drafter(times))
-    return [forecast(calibration, drafter(times), Load(), round_law(RATES, k), depth=k) for k in KS]
+    return [
+        forecast(calibration, drafter(times), DecodeLoad(), round_law(RATES, k), depth=k)
+        for k in KS
+    ]
 
 
 def test_tokens_of_a_round() -> None:
@@ -84,7 +87,9 @@ def test_a_cheaper_drafter_gains_more_and_hides_less() -> None:
 
 def test_the_best_length_for_the_small_target() -> None:
     even = DrafterCosts("model", ((1, Curve(((1.0, 0.1675), (20.0, 3.35)))),))
-    found = [forecast(flat(even), even, Load(), round_law(RATES, k), depth=k) for k in range(21)]
+    found = [
+        forecast(flat(even), even, DecodeLoad(), round_law(RATES, k), depth=k) for k in range(21)
+    ]
     speeds = [one.speed_up for one in found]
     assert (speeds.index(max(speeds)), f"{max(speeds):.2f}") == (7, "2.62")
 
@@ -93,7 +98,9 @@ def test_from_six_tokens_on_drafting_cannot_be_hidden() -> None:
     for one, k, taken in zip(rounds(SMALL), KS, SMALL, strict=True):
         # In the table, drafting ahead takes as long as drafting: no step over the trunk.
         assert (one.draft_over_verify > 1) == (k >= 6) == (taken > 1)
-    got = ahead(drafter(SMALL), Load(), rounds(SMALL)[1], AheadWays(p_hit=1.0, contention=0.0))
+    got = ahead(
+        drafter(SMALL), DecodeLoad(), rounds(SMALL)[1], AheadWays(p_hit=1.0, contention=0.0)
+    )
     assert got.times.ahead == pytest.approx(0.69 + 0.36)
 
 

@@ -17,7 +17,7 @@ from outrider.estimate.cost import Curve
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
 from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import (
-    Load,
+    DecodeLoad,
     binomial,
     break_even,
     forecast,
@@ -26,12 +26,12 @@ from outrider.planner.rounds import (
 )
 
 shares = st.floats(0, 1)
-loads = st.builds(Load, batch=st.integers(1, 40), context=st.floats(0, 5000))
+loads = st.builds(DecodeLoad, batch=st.integers(1, 40), context=st.floats(0, 5000))
 
 
 @examples(20)
 @given(load=loads, step=st.floats(0.001, 2), per_row=st.floats(0, 0.1))
-def test_no_draft_no_gain(load: Load, step: float, per_row: float) -> None:
+def test_no_draft_no_gain(load: DecodeLoad, step: float, per_row: float) -> None:
     calibration = sloped(costs(step), per_row=per_row)
     found = forecast(calibration, calibration.drafters[0], load, PLAIN, depth=0)
     assert found.speed_up == 1
@@ -41,7 +41,7 @@ def test_no_draft_no_gain(load: Load, step: float, per_row: float) -> None:
 @examples(20)
 @given(beta=shares, k=st.integers(1, 12), step=st.floats(0.001, 2), load=loads)
 def test_where_verifying_is_free_it_is_the_usual_formula(
-    beta: float, k: int, step: float, load: Load
+    beta: float, k: int, step: float, load: DecodeLoad
 ) -> None:
     calibration = flat(costs(step))
     law = round_law(Rates((beta,)), k)
@@ -61,13 +61,13 @@ def test_every_term_of_a_round() -> None:
         rule=0.125,
     )
     law = round_law(Rates((0.5,)), 3)
-    found = round_times(calibration, calibration.drafters[0], Load(2, 100), law, depth=3)
+    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2, 100), law, depth=3)
     assert found.verify == pytest.approx(8 + 0.01 * 200 + 0.0001 * 800)
     assert found.host == pytest.approx(7 + 2 * 0.5 + 8 * 0.125)
     # E = 1 + 1/2 + 1/4 + 1/8, of each of the two.
     assert found.draft == pytest.approx(3 * 0.75 + 0.001 * 3 * 200 + 0.04 * 2 * 1.875)
     assert found.total == found.draft + found.verify + found.host
-    plain = plain_times(calibration, Load(2, 100))
+    plain = plain_times(calibration, DecodeLoad(2, 100))
     assert (plain.draft, plain.host) == (0, pytest.approx(8.25))
     assert plain.verify == pytest.approx(2 + 2 + 0.02)
 
@@ -75,7 +75,7 @@ def test_every_term_of_a_round() -> None:
 def test_both_meanings_of_t_sd_differ_where_verifying_costs_rows() -> None:
     calibration = sloped(costs(0.1), per_row=0.25)
     law = round_law(Rates((0.9,)), 4)
-    found = forecast(calibration, calibration.drafters[0], Load(), law, depth=4)
+    found = forecast(calibration, calibration.drafters[0], DecodeLoad(), law, depth=4)
     assert found.draft_over_plain == pytest.approx(0.4)
     assert found.draft_over_verify == pytest.approx(0.4 / 2)
     assert found.speed_up == pytest.approx(law.tokens / 2.4)
@@ -86,7 +86,7 @@ def test_only_those_that_draft_cost_rows() -> None:
     """Two sequences that draft 4 tokens in half of the rounds: 0, 1 or 2 of them at once."""
     calibration = sloped(costs(0.5, each=0.5), per_row=0.1)
     law = round_law(Rates((0.5,), offered=(0.5, 1.0)), 4)
-    found = round_times(calibration, calibration.drafters[0], Load(2), law, depth=4)
+    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2), law, depth=4)
     assert found.draft == pytest.approx(0.5 * 2 + 0.25 * 4)
     assert found.verify == pytest.approx(1.1 + 0.1 * 4)
 
@@ -96,7 +96,7 @@ def test_only_those_that_draft_read_what_was_emitted() -> None:
     free = costs(0.5, each=0.5)
     law = RoundStats((0.4, 0.2), drafting=0.5, num_drafted=2.0)
     without, found = (
-        round_times(flat(one), one, Load(2), law, depth=2)
+        round_times(flat(one), one, DecodeLoad(2), law, depth=2)
         for one in (free, replace(free, per_emitted=0.1))
     )
     assert found.draft - without.draft == pytest.approx(0.1 * 1.6)
@@ -125,7 +125,7 @@ def longest(
 
     def gain(k: int) -> float:
         law = round_law(rates, k)
-        return forecast(calibration, drafter, Load(batch), law, depth=k).speed_up
+        return forecast(calibration, drafter, DecodeLoad(batch), law, depth=k).speed_up
 
     k = max(range(most + 1), key=gain)
     return k, gain(k)
@@ -154,7 +154,9 @@ def test_gains_end_at_some_batch(beta: float, step: float, per_row: float) -> No
     law = round_law(Rates((beta,)), 4)
 
     def gain(batch: int) -> float:
-        return forecast(calibration, calibration.drafters[0], Load(batch), law, depth=4).speed_up
+        return forecast(
+            calibration, calibration.drafters[0], DecodeLoad(batch), law, depth=4
+        ).speed_up
 
     assert all(b <= a + 1e-9 for a, b in pairwise(gain(2**i) for i in range(9)))
     found = break_even(gain, least=1, most=256)

@@ -27,7 +27,7 @@ from outrider.planner.roofline import (
     row_seconds,
     rows_seconds,
 )
-from outrider.planner.rounds import Load
+from outrider.planner.rounds import DecodeLoad
 
 
 def spec(name: str, parameters: int, layers: int, width: int, quantise: str = "none") -> ModelSpec:
@@ -143,7 +143,7 @@ def test_a_mixture_is_at_its_ridge_where_computing_takes_as_long_as_reading() ->
 def test_a_pass_costs_what_the_calibration_says_of_it() -> None:
     sheet = device_sheet("a100")
     costs = calibrate(EIGHT_B, None, sheet).target
-    found = pass_seconds(PassWork(EIGHT_B), sheet, Load(4, 1000), 4)
+    found = pass_seconds(PassWork(EIGHT_B), sheet, DecodeLoad(4, 1000), 4)
     assert found == pytest.approx(costs.seconds(16, 4 * 1000, 16 * 1000))
 
 

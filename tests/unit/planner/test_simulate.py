@@ -14,7 +14,7 @@ from outrider.estimate.theory import AheadTimes, expected_tokens
 from outrider.metrics.timeline import seconds, shared_seconds
 from outrider.planner.simulate import simulate
 from outrider.planner.simulate_costs import JobCosts
-from outrider.planner.simulate_events import Chance, Load, Request, Simulated
+from outrider.planner.simulate_events import Chance, Simulated, SimulatedLoad, SimulatedRequest
 
 ENGINES = ("single", "pd", "pdv", "ssd")
 ALL_KEPT, NONE_KEPT = (1.0,), (0.0,)
@@ -35,7 +35,7 @@ def run(
 ) -> Simulated:
     """Requests of a single prompt token, all at once."""
     config = EngineConfig(schedule=engine, k=k, batch_size=len(outputs))
-    load = Load(tuple(Request(1, count) for count in outputs))
+    load = SimulatedLoad(tuple(SimulatedRequest(1, count) for count in outputs))
     return simulate(config, load, known, chance, contention=contention)
 
 
@@ -146,7 +146,7 @@ def test_verdicts_are_those_of_the_seed_whatever_the_engine() -> None:
 def test_only_what_was_drafted_ahead_since_the_last_draft_is_a_hit() -> None:
     """New drafts go first, so with several requests not every verdict is drafted for."""
     config = EngineConfig(schedule="ssd", k=4, batch_size=4)
-    load = Load(tuple(Request(1, 41 + i, arrives=1.3 * i) for i in range(4)))
+    load = SimulatedLoad(tuple(SimulatedRequest(1, 41 + i, arrives=1.3 * i) for i in range(4)))
     found = simulate(config, load, costs(1.0, 0.3), Chance((0.8,), p_hit=1.0))
     for seq_id in range(4):
         own = [job for job in found.jobs if seq_id in job.seq_ids]
@@ -168,7 +168,7 @@ def test_lanes_of_their_own_overlap_and_raise_throughput() -> None:
     config = EngineConfig(
         schedule="pdv", k=4, batch_size=2, hybrid_threshold=0, decode_batch=1, verify_batch=1
     )
-    load = Load((Request(1, 50), Request(1, 50)))
+    load = SimulatedLoad((SimulatedRequest(1, 50), SimulatedRequest(1, 50)))
     found = simulate(config, load, costs(1.0, 0.25), Chance(ALL_KEPT))
     # One by one 2 x 10 rounds of two seconds; side by side half of that and a start.
     assert found.seconds == pytest.approx(21)
@@ -179,7 +179,9 @@ def test_lanes_of_their_own_overlap_and_raise_throughput() -> None:
 def crowd(engine: str, step: float, *, threshold: int = 0, contention: float = 0.0) -> float:
     """Seconds of four users who come one by one and whose texts differ in length."""
     config = EngineConfig(schedule=engine, k=4, batch_size=4, hybrid_threshold=threshold)
-    load = Load(tuple(Request(1 + i % 3, 90 + 17 * (i % 5)) for i in range(16)), in_flight=4)
+    load = SimulatedLoad(
+        tuple(SimulatedRequest(1 + i % 3, 90 + 17 * (i % 5)) for i in range(16)), in_flight=4
+    )
     chance = Chance((0.8,), p_hit=0.9)
     return simulate(config, load, costs(1.0, step), chance, contention=contention).seconds
 
@@ -202,7 +204,7 @@ def test_lanes_are_joined_where_side_by_side_they_only_slow_each_other_down() ->
 
 def test_a_closed_loop_keeps_its_users_busy() -> None:
     config = EngineConfig(schedule="single", k=0, batch_size=8)
-    load = Load(tuple(Request(1, 10) for _ in range(5)), in_flight=2)
+    load = SimulatedLoad(tuple(SimulatedRequest(1, 10) for _ in range(5)), in_flight=2)
     found = simulate(config, load, costs(1.0, 0.1), Chance(ALL_KEPT))
     assert max(job.num_live for job in found.jobs) == 2
     assert found.seconds == pytest.approx(30)
@@ -212,7 +214,9 @@ def test_a_closed_loop_keeps_its_users_busy() -> None:
 
 def test_requests_wait_for_a_place_and_lanes_for_requests() -> None:
     config = EngineConfig(schedule="single", k=0, batch_size=1)
-    load = Load((Request(1, 2), Request(1, 2), Request(1, 1, arrives=9.0)))
+    load = SimulatedLoad(
+        (SimulatedRequest(1, 2), SimulatedRequest(1, 2), SimulatedRequest(1, 1, arrives=9.0))
+    )
     found = simulate(config, load, costs(1.0, 0.1), Chance(ALL_KEPT))
     ends = {one.seq_id: one.ended for one in found.served}
     assert ends == {0: 2.0, 1: 4.0, 2: 10.0}
@@ -221,7 +225,7 @@ def test_requests_wait_for_a_place_and_lanes_for_requests() -> None:
 
 def test_a_prompt_is_read_in_chunks_beside_others() -> None:
     config = EngineConfig(schedule="pd", k=0, batch_size=2, prefill_chunk=10)
-    load = Load((Request(1, 6), Request(31, 1)))
+    load = SimulatedLoad((SimulatedRequest(1, 6), SimulatedRequest(31, 1)))
     found = simulate(config, load, costs(1.0, 0.1), Chance(ALL_KEPT))
     read = [trace.num_prompt_tokens for trace in found.rounds if trace.seq_id == 1]
     assert read == [10, 10, 10, 0]
@@ -244,7 +248,7 @@ def gaps(jobs: tuple[JobTrace, ...]) -> list[tuple[str, float, float]]:
     return found
 
 
-requests = st.builds(Request, st.integers(1, 40), st.integers(1, 25))
+requests = st.builds(SimulatedRequest, st.integers(1, 40), st.integers(1, 25))
 seconds_each = st.floats(1e-3, 2.0)
 
 
@@ -266,7 +270,7 @@ seconds_each = st.floats(1e-3, 2.0)
 )
 def test_every_sequence_ends_and_lanes_wait_only_for_each_other(
     engine: str,
-    work: list[Request],
+    work: list[SimulatedRequest],
     known: JobCosts,
     chance: Chance,
     contention: float,
@@ -281,7 +285,7 @@ def test_every_sequence_ends_and_lanes_wait_only_for_each_other(
         prefill_chunk=chunk,
         hybrid_threshold=threshold,
     )
-    found = simulate(config, Load(tuple(work)), known, chance, contention=contention)
+    found = simulate(config, SimulatedLoad(tuple(work)), known, chance, contention=contention)
     told = {one.seq_id: len(one.arrivals) for one in found.served}
     assert told == {seq_id: one.num_output for seq_id, one in enumerate(work)}
     for seq_id, one in enumerate(work):

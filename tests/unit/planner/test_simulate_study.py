@@ -10,9 +10,9 @@ import pytest
 from doubles.invented_costs import calibration, drafter
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import Misses, expected_hit_rate, expected_tokens, optimal
-from outrider.planner.simulate_study import ENGINES, PLAIN, Study, compare
+from outrider.planner.simulate_study import ENGINES, PLAIN, SimulatedStudy, compare
 
-STUDY = Study(
+STUDY = SimulatedStudy(
     calibration=calibration(1.0, 0.1),
     drafter=drafter(0.1),
     rates=(0.8,),

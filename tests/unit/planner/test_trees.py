@@ -15,7 +15,7 @@ from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
 from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law
 from outrider.planner.places import Rates, round_law
-from outrider.planner.rounds import Load, forecast
+from outrider.planner.rounds import DecodeLoad, forecast
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
     lambda shares: tuple(sorted(shares, reverse=True))
@@ -58,18 +58,20 @@ def test_the_tree_ends_where_the_next_tile_begins() -> None:
     calibration = replace(flat(costs(0.01)), target=PassCosts(rows))
     counted = replace(costs(0.01), chances=((0.6, 0.2, 0.1),) * 5)
     for batch, nodes in ((1, 15), (2, 7)):
-        found = best_tree(calibration, counted, Load(batch), Rates((0.6,)), depth=5)
+        found = best_tree(calibration, counted, DecodeLoad(batch), Rates((0.6,)), depth=5)
         assert found is not None
         assert found.tokens > round_law(Rates((0.6,)), 5).tokens
         law = tree_law(counted.chances, nodes)
         depth = len(law.kept)
         assert (found.num_nodes, found.depth, found.is_guess) == (nodes, depth, False)
-        long = forecast(calibration, counted, Load(batch), law, depth=depth)
+        long = forecast(calibration, counted, DecodeLoad(batch), law, depth=depth)
         assert found.speed_up == pytest.approx(long.speed_up)
-    guessed = best_tree(calibration, costs(0.01), Load(), Rates((0.6,)), depth=5)
+    guessed = best_tree(calibration, costs(0.01), DecodeLoad(), Rates((0.6,)), depth=5)
     assert guessed is not None
     assert guessed.is_guess
-    assert best_tree(calibration, costs(0.01), Load(), Rates((0.6,)), depth=MOST_NODES) is None
+    assert (
+        best_tree(calibration, costs(0.01), DecodeLoad(), Rates((0.6,)), depth=MOST_NODES) is None
+    )
 
 
 def test_siblings_are_guessed_where_nobody_counted_them() -> None:

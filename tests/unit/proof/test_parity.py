@@ -15,29 +15,31 @@ from outrider.proof.mutants import ROUNDS
 from outrider.proof.parity import (
     BATCH,
     PROMPTS,
-    Cell,
-    Subject,
-    Task,
-    Written,
+    CellTexts,
+    ParityCell,
+    ParitySubject,
+    ParityTask,
     differences,
     fingerprint,
     subject_of,
     task,
 )
-from outrider.proof.parity_part import Finding, parity
+from outrider.proof.parity_part import NearTie, parity
 from outrider.proof.planting import planted
 
 EMBEDDED = "outrider/embedded"
 SMALL = Effort(greedy_tokens=10)
-CELL = Cell(drafter="ngram", k=2, chunk=64, together=1, params=SamplingParams(), sampler="block")
+CELL = ParityCell(
+    drafter="ngram", k=2, chunk=64, together=1, params=SamplingParams(), sampler="block"
+)
 
 
-def embedded(config: EngineConfig | None = None, **params: object) -> Subject:
+def embedded(config: EngineConfig | None = None, **params: object) -> ParitySubject:
     config = config or EngineConfig(threads=1)
     return subject_of(EMBEDDED, "auto", config, SamplingParams(**params))  # pyright: ignore[reportArgumentType]
 
 
-def checks_of(subject: Subject) -> tuple[Check, ...]:
+def checks_of(subject: ParitySubject) -> tuple[Check, ...]:
     part = parity(task(subject, max_tokens=SMALL.greedy_tokens))
     while True:
         try:
@@ -116,8 +118,8 @@ def test_prompts_that_do_not_fit_are_left_out() -> None:
         task(embedded(EngineConfig(context=20)), max_tokens=64)
 
 
-def written(*texts: tuple[int, ...]) -> Written:
-    return Written(CELL, texts, ((0, 0),) * len(texts), exact_kernels=True)
+def written(*texts: tuple[int, ...]) -> CellTexts:
+    return CellTexts(CELL, texts, ((0, 0),) * len(texts), exact_kernels=True)
 
 
 def test_the_first_difference_of_each_text_is_found() -> None:
@@ -135,17 +137,17 @@ def test_near_ties_are_excused_only_where_kernels_are_not_row_invariant(
 ) -> None:
     """Every second text differs in its last token, and every look finds a near-tie."""
 
-    def write(job: Task, group: list[Cell]) -> list[Written]:
+    def write(job: ParityTask, group: list[ParityCell]) -> list[CellTexts]:
         texts = [tuple(range(job.greedy.max_tokens)) for _ in job.prompts]
         if group[0].drafter == "ngram":
             texts[::2] = [(*text[:-1], 99) for text in texts[::2]]
         drafted = ((8, 3 + group[0].chunk // 64),) * len(texts)
-        return [Written(cell, tuple(texts), drafted, exact_kernels) for cell in group]
+        return [CellTexts(cell, tuple(texts), drafted, exact_kernels) for cell in group]
 
-    def look(*_: object) -> Finding:
-        return Finding(True, 1e-4, 1e-3, "kernels are not row-invariant here")
+    def look(*_: object) -> NearTie:
+        return NearTie(True, 1e-4, 1e-3, "kernels are not row-invariant here")
 
-    monkeypatch.setattr(Task, "write", write)
+    monkeypatch.setattr(ParityTask, "write", write)
     monkeypatch.setattr("outrider.proof.parity_part.look_into", look)
     texts, acceptance = checks_of(embedded())
     assert texts.holds is holds

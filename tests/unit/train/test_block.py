@@ -21,7 +21,7 @@ from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.train.block import Block, BlockRecipe, block_sizes, check_window
+from outrider.train.block import BlockRecipe, TrainedBlock, block_sizes, check_window
 from outrider.train.exam import Exam, HeldOut, rounds
 from outrider.train.folder import fill
 from outrider.train.loop import Batch
@@ -43,7 +43,7 @@ def recipe(texts: tuple[HeldOut, ...] = ()) -> BlockRecipe:
     )
 
 
-def built(own: BlockRecipe) -> Block:
+def built(own: BlockRecipe) -> TrainedBlock:
     generator = torch.Generator().manual_seed(4)
     net = own.build(generator)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_an_exported_folder_computes_the_same(tmp_path: Path) -> None:
     close_to(guess.confidence_BK, sure_1K.sigmoid().detach())
 
 
-def train(own: BlockRecipe, ids_BT: torch.Tensor, steps: int) -> tuple[Block, list[float]]:
+def train(own: BlockRecipe, ids_BT: torch.Tensor, steps: int) -> tuple[TrainedBlock, list[float]]:
     net = own.build(torch.Generator().manual_seed(0))
     # Untyped in PyTorch.
     optimiser = cast("Any", torch.optim.AdamW(net.parameters(), lr=3e-3))

@@ -24,13 +24,13 @@ from outrider.drafters.eagle.weights import load_eagle
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads, hidden_layers_of, kind_of
+from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 from outrider.train.eagle import Eagle, EagleRecipe, fused_layers
 from outrider.train.exam import Exam, HeldOut
 from outrider.train.folder import fill
-from outrider.train.loop import Job, Plan, Trainer
+from outrider.train.loop import Trainer, TrainJob, TrainPlan
 from outrider.train.target import FrozenTarget
 from outrider.train.tokens import frequent_ids
 
@@ -81,7 +81,7 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     target.state.open(0, ())
     target.step([StepRow.chain(0, text[:-1])], DraftNeeds(hidden_layers=LAYERS))
     target.state.commit({0: range(len(text) - 1)})
-    net = load_eagle(Heads(folder, "eagle", ROOM), target)
+    net = load_eagle(HeadsToLoad(folder, "eagle", ROOM), target)
     limits = HeadLimits(chunk=64, reach=8, window=256, first=1)
     drafter = HiddenDrafter("eagle", [net], DraftSampler(first_maximum, "it"), limits)
     drafter.open(0, text)
@@ -127,8 +127,8 @@ def test_the_exam_counts_what_the_drafter_would_get_right(tmp_path: Path) -> Non
 @pytest.mark.parametrize("ids", [IDS, tuple(range(96))], ids=["some ids", "all ids"])
 def test_a_short_run_learns_and_its_folder_drafts(ids: tuple[int, ...], tmp_path: Path) -> None:
     own = recipe(ids=ids)
-    plan = Plan(steps=40, learning_rate=5e-3, warmup_steps=5)
-    job = Job(recipe=own, batches=Repeating(), plan=plan, file=tmp_path / "state", device=CPU)
+    plan = TrainPlan(steps=40, learning_rate=5e-3, warmup_steps=5)
+    job = TrainJob(recipe=own, batches=Repeating(), plan=plan, file=tmp_path / "state", device=CPU)
     trainer = Trainer(job)
     losses = [progress.loss for progress in trainer.run()]
     assert losses[-1] < 0.6 * losses[0]

@@ -12,9 +12,9 @@ from torch import Tensor
 from doubles.repeating import Repeating
 from outrider.train.folder import fill
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
-from outrider.train.hybrid_module import HybridLayer
-from outrider.train.llama_module import Layer, Llama, as_dtype, config_json, fresh_llama
-from outrider.train.loop import Export, Job, Plan, Trainer
+from outrider.train.hybrid_module import TrainedHybridLayer
+from outrider.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, config_json, fresh_llama
+from outrider.train.loop import Export, Trainer, TrainJob, TrainPlan
 from outrider.train.losses import LawCache, distillation, next_token, top_laws
 from outrider.train.shapes import small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
@@ -105,12 +105,12 @@ def test_heads_of_a_teacher_attend_alike() -> None:
     teacher = teacher_net(3)
     with torch.no_grad():
         # Such that all queries and keys are about as long as on the whole.
-        cast("Layer", teacher.model.layers[2]).self_attn.q_proj.weight.mul_(2)
+        cast("TrainedLlamaLayer", teacher.model.layers[2]).self_attn.q_proj.weight.mul_(2)
     net = recipe().build(torch.Generator().manual_seed(1))
     begin_as(net, teacher)
     x_BTD = torch.randn(2, WINDOW, 64, generator=torch.Generator().manual_seed(2))
-    layer = cast("HybridLayer", net.model.layers[2])
-    taught = cast("Layer", teacher.model.layers[2])
+    layer = cast("TrainedHybridLayer", net.model.layers[2])
+    taught = cast("TrainedLlamaLayer", teacher.model.layers[2])
     with torch.no_grad():
         found: Tensor = layer.self_attn(layer.input_layernorm(x_BTD), net.model.turns, [])
         wanted: Tensor = taught.self_attn(taught.input_layernorm(x_BTD), teacher.model.turns)
@@ -123,8 +123,8 @@ def test_heads_of_a_teacher_attend_alike() -> None:
 def test_a_short_run_learns_text_and_drafts(tmp_path: Path, taught: bool) -> None:
     teacher = taught_in(tmp_path / "teacher") if taught else None
     own = recipe(teacher)
-    plan = Plan(steps=15, learning_rate=1e-2, warmup_steps=3)
-    job = Job(recipe=own, batches=TEXT, plan=plan, file=tmp_path / "state", device=CPU)
+    plan = TrainPlan(steps=15, learning_rate=1e-2, warmup_steps=3)
+    job = TrainJob(recipe=own, batches=TEXT, plan=plan, file=tmp_path / "state", device=CPU)
     trainer = Trainer(job)
     losses = [progress.loss for progress in trainer.run()]
     before, after = trainer.standing.history[0].figures, trainer.standing.history[-1].figures

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.reference.delta import Cells, DeltaInputs, Run, recur
+from outrider.kernels.reference.delta import Cells, DeltaInputs, TokenRun, recur
 from outrider.train.hybrid_module import chunked_delta
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -52,7 +52,7 @@ def test_any_chunk_gives_what_the_decoder_computes(seed: int, num_tokens: int, c
     q_THK, k_THK, v_THV, rate_TH, fade_TH = (part[0].transpose(0, 1) for part in values)
     wanted_THV = torch.empty(num_tokens, 3, 5)
     none = (None,) * num_tokens
-    run = Run(0, states=none, inputs=none)
+    run = TokenRun(0, states=none, inputs=none)
     decoded = DeltaInputs(q_THK, k_THK, v_THV, rate_TH, fade_TH.exp())
     recur(decoded, [run], Cells([], []), 0, wanted_THV)
     found_HTV = chunked_delta(*values, chunk=chunk)[0]

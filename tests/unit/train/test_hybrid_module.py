@@ -18,7 +18,7 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -84,7 +84,7 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path) -> None:
     target.step([StepRow.chain(0, TEXT[:-1])], DraftNeeds(hidden_layers=(LAYERS,)))
     target.state.commit({0: range(len(TEXT) - 1)})
     drafter = mtp_drafter(
-        Heads(tmp_path, "mtp", ROOM),
+        HeadsToLoad(tmp_path, "mtp", ROOM),
         target,
         SAMPLER,
         chunk=64,

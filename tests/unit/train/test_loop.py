@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from doubles.clocks import FakeClock
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.train.checkpoint import load
-from outrider.train.loop import Batch, Export, Job, Plan, Progress, Trainer
+from outrider.train.loop import Batch, Export, Progress, Trainer, TrainJob, TrainPlan
 
 SIZE = 4
 
@@ -67,16 +67,16 @@ class ToyRecipe:
 
 
 def trainer(
-    path: Path, plan: Plan, recipe: ToyRecipe | None = None, batches: ToyBatches | None = None
+    path: Path, plan: TrainPlan, recipe: ToyRecipe | None = None, batches: ToyBatches | None = None
 ) -> Trainer[Line]:
     recipe = recipe or ToyRecipe(FakeClock())
-    job = Job(recipe=recipe, batches=batches or ToyBatches(), plan=plan, file=path)
+    job = TrainJob(recipe=recipe, batches=batches or ToyBatches(), plan=plan, file=path)
     return Trainer(job, clock=recipe.clock)
 
 
-def plan(**changes: float) -> Plan:
+def plan(**changes: float) -> TrainPlan:
     wish = {"steps": 60, "learning_rate": 0.05, "warmup_steps": 5, "save_seconds": 10.0}
-    return Plan(**{**wish, **changes})  # pyright: ignore[reportArgumentType]
+    return TrainPlan(**{**wish, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def test_it_learns_and_says_so(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_killed_run_loses_no_more_than_it_said(tmp_path: Path) -> None:
 
 @given(st.integers(1, 1000), st.floats(0.1, 1e4))
 def test_the_rate_rises_and_then_falls_to_its_floor(steps: int, seconds: float) -> None:
-    made = Plan(steps=steps, seconds=seconds, warmup_steps=10, floor=0.1)
+    made = TrainPlan(steps=steps, seconds=seconds, warmup_steps=10, floor=0.1)
     rates = [made.rate(step, made.share(step, 0.0)) for step in range(steps + 1)]
     assert all(0 < rate <= made.learning_rate for rate in rates)
     assert all(later <= rate for rate, later in pairwise(rates[10:]))
@@ -168,7 +168,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_state(tmp_path
 
 def test_a_run_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="end"):
-        Plan()
+        TrainPlan()
 
 
 @pytest.mark.parametrize("content", [b"", b"no tensors", b"\x02\0\0\0\0\0\0\0{}"])

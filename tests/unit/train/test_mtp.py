@@ -20,12 +20,12 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.mtp.net import mtp_drafter
 from outrider.models.decoder import Room
-from outrider.models.heads import Heads
+from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 from outrider.train.exam import Exam, HeldOut
 from outrider.train.folder import fill
-from outrider.train.loop import Job, Plan, Trainer
+from outrider.train.loop import Trainer, TrainJob, TrainPlan
 from outrider.train.mtp import Mtp, MtpRecipe
 from outrider.train.target import FrozenTarget
 
@@ -69,7 +69,7 @@ def drafted(folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
     target.step([row], DraftNeeds(hidden_layers=(2,)))
     target.state.commit({0: range(len(text) - 1)})
     drafter = mtp_drafter(
-        Heads(folder, "mtp", ROOM),
+        HeadsToLoad(folder, "mtp", ROOM),
         target,
         SAMPLER,
         chunk=64,
@@ -121,8 +121,8 @@ def test_the_exam_counts_what_the_drafter_would_get_right(tmp_path: Path) -> Non
 def test_a_short_run_learns_and_its_folder_drafts(tmp_path: Path) -> None:
     """The target's own law at every place is learned in all turns."""
     own = recipe(1)
-    plan = Plan(steps=40, learning_rate=5e-3, warmup_steps=5)
-    job = Job(recipe=own, batches=Repeating(), plan=plan, file=tmp_path / "state", device=CPU)
+    plan = TrainPlan(steps=40, learning_rate=5e-3, warmup_steps=5)
+    job = TrainJob(recipe=own, batches=Repeating(), plan=plan, file=tmp_path / "state", device=CPU)
     trainer = Trainer(job)
     losses = [progress.loss for progress in trainer.run()]
     assert losses[-1] < 0.6 * losses[0]

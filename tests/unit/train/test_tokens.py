@@ -15,7 +15,7 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.train.data import find_files
 from outrider.train.tokenizer import train_bpe, write_tokenizer
-from outrider.train.tokens import TokenFiles, Windows, Wish, tokenised
+from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -35,8 +35,10 @@ def write_texts(folder: Path, count: int = 40) -> Path:
     return folder
 
 
-def made(folder: Path, tokenizer: Tokenizer, work: Path, wish: Wish | None = None) -> TokenFiles:
-    wish = wish or Wish(held_out=0.3)
+def made(
+    folder: Path, tokenizer: Tokenizer, work: Path, wish: TokenOptions | None = None
+) -> TokenFiles:
+    wish = wish or TokenOptions(held_out=0.3)
     return tokenised(find_files([str(folder)]), tokenizer, VOCAB, work, wish)
 
 
@@ -91,7 +93,7 @@ def test_tokens_are_made_once_for_the_same_contents(tokenizer: Tokenizer, tmp_pa
 def test_reading_is_heard_of_to_its_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
     told: list[float] = []
     files = find_files([str(write_texts(tmp_path / "texts", 150))])
-    words = (files, tokenizer, tokenizer.vocab_size, tmp_path / "work", Wish())
+    words = (files, tokenizer, tokenizer.vocab_size, tmp_path / "work", TokenOptions())
     tokenised(*words, lambda _, share: told.append(share))
     assert len(told) == 3
     assert told == sorted(told)
@@ -103,7 +105,9 @@ def test_reading_is_heard_of_to_its_end(tokenizer: Tokenizer, tmp_path: Path) ->
 def test_a_share_of_the_texts_can_be_enough(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "texts", 200)
     whole = made(folder, tokenizer, tmp_path / "a").record
-    part = made(folder, tokenizer, tmp_path / "b", Wish(max_tokens=1000, held_out=0.3)).record
+    part = made(
+        folder, tokenizer, tmp_path / "b", TokenOptions(max_tokens=1000, held_out=0.3)
+    ).record
     assert 0.1 * whole.num_documents < part.num_documents < 0.7 * whole.num_documents
     assert part.num_held_out > 0
 
@@ -119,7 +123,7 @@ def test_an_empty_text_and_a_foreign_vocabulary_are_refused(
     (folder / "a.txt").write_text("one two", encoding="utf-8")
     files = find_files([str(folder)])
     with pytest.raises(VocabularyError, match="knows 20 ids"):
-        tokenised(files, tokenizer, 20, tmp_path, Wish(held_out=0.0))
+        tokenised(files, tokenizer, 20, tmp_path, TokenOptions(held_out=0.0))
     with pytest.raises(ConfigError, match="less than one window"):
         Windows(np.arange(3, dtype=np.uint16), "", 2, 8, 0)
 

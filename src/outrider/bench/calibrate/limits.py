@@ -16,8 +16,8 @@ import torch
 from outrider.bench.gemm.pair import Make
 from outrider.bench.gemm.timers import ProductTimer
 from outrider.core.config import EngineConfig
-from outrider.core.files import Kind, read_text
-from outrider.lab.gemm import Costs
+from outrider.core.files import FileKind, read_text
+from outrider.lab.gemm import NonGemmCosts
 
 _CPU_MAX = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -43,7 +43,7 @@ def clocks(device: str) -> dict[str, float | None]:
 def _cpu_mhz() -> float | None:
     """The mean of all cores."""
     try:
-        lines = read_text(Path("/proc/cpuinfo"), Kind.SYSTEM).splitlines()
+        lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
         mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     except (OSError, ValueError):
         return None
@@ -59,7 +59,7 @@ def _cpu_limit() -> float | None:
 def _word(path: Path, place: int = 0) -> str:
     """A word of a small file, empty if there is none."""
     try:
-        words = read_text(path, Kind.SYSTEM).split()
+        words = read_text(path, FileKind.SYSTEM).split()
     except (OSError, UnicodeDecodeError):
         return ""
     return words[place] if place < len(words) else ""
@@ -93,7 +93,7 @@ def compute_ceiling(engine: EngineConfig) -> ComputeCeiling:
     """Of products with weights as `engine` holds them. A fraction of a second."""
     timer = ProductTimer(
         Make(
-            costs=Costs(),
+            costs=NonGemmCosts(),
             device=engine.device,
             dtype=engine.dtype,
             quantise=engine.quantise,

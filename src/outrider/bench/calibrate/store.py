@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.bench.store import write_text
 from outrider.core.errors import ConfigError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 from outrider.estimate.calibration import Calibration
 
 FOLDER = "calibrations"
@@ -48,7 +48,7 @@ def load(cache: Path | None, question: Question) -> Stored:
     if path is None or not path.exists():
         return Stored(None, path)
     try:
-        record: Any = json.loads(read_text(path, Kind.CALIBRATION))
+        record: Any = json.loads(read_text(path, FileKind.CALIBRATION))
         if record["format"] != _FORMAT or record["question"] != json.loads(_asked(question)):
             return Stored(None, path, f"{path} is of another version; measuring anew")
         return Stored(Calibration.of_json(json.dumps(record["calibration"])), path)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
-from outrider.lab.gemm import Costs, GemmModel, make_gemm, products
+from outrider.lab.gemm import GemmModel, NonGemmCosts, make_gemm, products
 from outrider.lab.gemm_shape import FULL_VOCABULARY, GEMM_SHAPES, MAX_TOKENS, GemmShape, gemm_shape
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
@@ -64,7 +64,7 @@ class Make:
     """How models are made. A target among several `ranks` is a Llama of random weights, which has
     all costs; the draft model should then have them too."""
 
-    costs: Costs
+    costs: NonGemmCosts
     dtype: str = "auto"
     quantise: str = "none"
     device: str = "auto"
@@ -134,7 +134,7 @@ def pair_shape(name: str) -> PairShape:
     return PairShape(name=name, target=gemm_shape(target), draft=gemm_shape(draft))
 
 
-def num_weights(shape: GemmShape, costs: Costs) -> int:
+def num_weights(shape: GemmShape, costs: NonGemmCosts) -> int:
     sizes = products(shape, fused=costs.fused).values()
     head = FULL_VOCABULARY * shape.hidden_size if costs.head else 0
     return shape.num_layers * sum(num_out * num_in for num_out, num_in in sizes) + head

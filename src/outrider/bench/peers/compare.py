@@ -33,7 +33,7 @@ from outrider.bench.peers.report import summary
 from outrider.bench.peers.results import LOGS, Journal
 from outrider.bench.workload import WORKLOADS, fingerprint, load_prompts
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.lab.gguf_export import Wish, export
+from outrider.lab.gguf_export import GgufOptions, export
 from outrider.lab.inflate import shape_called
 from outrider.lab.inflate_files import write_inflated
 from outrider.models.hf_config import read_config
@@ -118,7 +118,7 @@ def _file(source: Path, form: str, weights: WeightsFolder) -> Path:
     path = weights.folder / f"{source.name}-{weights_digest(source)}-{form}.gguf"
     if not path.exists():
         weights.tell(f"writing {path.name}, once")
-        for _ in export(source, path, Wish(form=form, pre_tokenizer=PRE_TOKENIZER)):
+        for _ in export(source, path, GgufOptions(form=form, pre_tokenizer=PRE_TOKENIZER)):
             pass
     return path
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.core.errors import ContractError
-from outrider.core.files import Kind, read_bytes, read_text
+from outrider.core.files import FileKind, read_bytes, read_text
 
 # One request of a big model on a small machine.
 LIMIT_SECONDS = 900.0
@@ -136,7 +136,7 @@ class Cpu:
 def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
     """Busy and total seconds of all CPUs; parent and CPU seconds of every process."""
     try:
-        words = read_text(Path("/proc/stat"), Kind.SYSTEM).split("\n", 1)[0].split()[1:9]
+        words = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:9]
     except OSError:
         return None
     per_second = os.sysconf("SC_CLK_TCK")
@@ -146,7 +146,7 @@ def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
         if entry.name.isdigit():
             try:
                 # The name may hold anything; the rest follows its last bracket.
-                line = read_bytes(entry / "stat", Kind.SYSTEM).decode("utf-8", "replace")
+                line = read_bytes(entry / "stat", FileKind.SYSTEM).decode("utf-8", "replace")
                 rest = line.rpartition(")")[2].split()
             except OSError:
                 continue

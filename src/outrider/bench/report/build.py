@@ -23,7 +23,7 @@ from outrider.bench.studies.drafters_report import SCHEMA as DRAFTERS
 from outrider.bench.studies.engines_record import SCHEMA as ENGINES
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 4
@@ -163,7 +163,7 @@ def _text(path: Path) -> str:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise RecordError(f"{size / 1e6:,.0f} MB are more than a results file has")
-        return read_text(path, Kind.RESULTS)
+        return read_text(path, FileKind.RESULTS)
     except OSError as error:
         raise RecordError(f"it cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from outrider.bench.charts import (
 )
 from outrider.bench.frame import Ratio
 from outrider.bench.report.parts import Claim, Figure
-from outrider.planner.advise import Point as Setting
+from outrider.planner.advise import RatePoint as Setting
 from outrider.planner.advise import frontier
 
 BASELINES = ("off", "plain")

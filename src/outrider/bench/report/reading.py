@@ -18,7 +18,7 @@ from outrider.bench.machine import is_busy, said_of
 from outrider.bench.pages import Picture, Section
 from outrider.bench.report.parts import Claim, Origin, Part, Record, Source
 from outrider.bench.store import RecordError, fits, made
-from outrider.core.files import Kind, read_bytes
+from outrider.core.files import FileKind, read_bytes
 
 T = TypeVar("T")
 
@@ -255,6 +255,6 @@ def _bytes(path: Path) -> bytes | None:
     try:
         if path.is_symlink() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return None
-        return read_bytes(path, Kind.PICTURE)
+        return read_bytes(path, FileKind.PICTURE)
     except OSError:
         return None

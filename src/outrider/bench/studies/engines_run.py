@@ -32,7 +32,7 @@ from outrider.bench.turns import visit
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
-from outrider.kernels.bandwidth import Reader
+from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.metrics.timeline import timeline
 from outrider.models.llama import LlamaModel
@@ -204,7 +204,7 @@ def _read_seconds(tensors: Sequence[Tensor]) -> float:
     """The median of a few turns, by one thread or by all, whichever is faster."""
     medians: list[float] = []
     for threads in sorted({1, len(hardware_threads())}):
-        reader, times = Reader(threads), list[float]()
+        reader, times = BandwidthReader(threads), list[float]()
         for _ in range(_READ_TURNS + 1):
             began = HOST_CLOCK()
             reader.read(tensors)

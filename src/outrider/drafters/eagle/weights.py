@@ -30,7 +30,7 @@ from outrider.drafters.eagle.net import (
 from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
 from outrider.models.families import LlamaConfig, parse_llama
-from outrider.models.heads import Heads, HeadTarget, head_memory, is_eagle3
+from outrider.models.heads import HeadsToLoad, HeadTarget, head_memory, is_eagle3
 from outrider.models.json_object import JsonObject
 from outrider.models.rope import rope_tables
 from outrider.models.weights import DERIVED, WeightReader, Weights
@@ -117,7 +117,7 @@ EMBEDDING = "embed_tokens"
 _DERIVED = (*DERIVED, "t2d")
 
 
-def load_eagle(heads: Heads, target: NormedTarget) -> EagleNet:
+def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EagleNet:
     """Raises CheckpointError, naming file and tensor, for heads that are incomplete, not of this
     target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)

@@ -40,7 +40,7 @@ from outrider.drafters.native import HeadBuffers, HeadPass, fused_head_drafts, h
 from outrider.kernels.native.forward import Entrance, Forward, ForwardBuffers, ForwardParts
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Passes, Room, Scratch
-from outrider.models.heads import HeadMemory, Heads
+from outrider.models.heads import HeadMemory, HeadsToLoad
 from outrider.models.rope import rope_tables
 
 # The residual after the block's one layer, of every token.
@@ -192,7 +192,7 @@ _log = logging.getLogger(__name__)
 
 
 def mtp_drafter(
-    heads: Heads, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
+    heads: HeadsToLoad, target: CausalLM, sampler: DraftSampler, *, chunk: int, batch_size: int
 ) -> HiddenDrafter:
     """Trees only where there is one block.
 

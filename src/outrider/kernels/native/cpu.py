@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 PAGE_BYTES = 2 << 20
 # Regions that small tensors share, of whichever model; a full one is freed with the last of them.
@@ -242,7 +242,8 @@ def cache_bytes() -> dict[int, int]:
     for folder in _CACHES.glob("index*"):
         try:
             level, kind, size = (
-                read_text(folder / name, Kind.SYSTEM).strip() for name in ("level", "type", "size")
+                read_text(folder / name, FileKind.SYSTEM).strip()
+                for name in ("level", "type", "size")
             )
             if kind != "Instruction":
                 found[int(level)] = int(size[:-1]) * _UNITS[size[-1]]
@@ -269,7 +270,9 @@ def num_physical_cores() -> int:
 
 def _siblings(cpu: int) -> str:
     try:
-        return read_text(_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", Kind.SYSTEM)
+        return read_text(
+            _TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", FileKind.SYSTEM
+        )
     except OSError:
         return str(cpu)
 
@@ -279,7 +282,7 @@ def cpu_identity() -> str:
     """Equal for two machines only if code compiled for one may run on the other."""
     lines = [platform.machine(), platform.processor(), platform.system()]
     try:
-        text = read_text(_CPUINFO, Kind.SYSTEM)
+        text = read_text(_CPUINFO, FileKind.SYSTEM)
     except OSError:
         return "\n".join(lines)
     first_core = text.split("\n\n", 1)[0]

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run
+from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 
 _ABSENT = -1
 _Numbers = np.ndarray[Any, np.dtype[np.int32]]
 _Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class _Layer(Structure):
+class _DeltaStruct(Structure):
     _fields_ = [
         ("conv", c_void_p),
         ("rate", c_void_p),
@@ -59,8 +59,8 @@ class NativeDelta:
         self._call = library.outrider_delta
         self._call.argtypes = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p)
         self._call.restype = None
-        self._layers: dict[int, tuple[DeltaWeights, _Layer]] = {}
-        self._runs: Sequence[Run] | None = None
+        self._layers: dict[int, tuple[DeltaWeights, _DeltaStruct]] = {}
+        self._runs: Sequence[TokenRun] | None = None
         self._arrays: tuple[_Numbers | _Addresses, ...] = ()
         self._pass = _Pass()
 
@@ -68,7 +68,7 @@ class NativeDelta:
         self,
         first_NP: Tensor,
         weights: DeltaWeights,
-        runs: Sequence[Run],
+        runs: Sequence[TokenRun],
         cells: Cells,
         layer: int,
         out_NO: Tensor,
@@ -86,7 +86,7 @@ class NativeDelta:
             out_NO.data_ptr(),
         )
 
-    def _described(self, weights: DeltaWeights) -> _Layer:
+    def _described(self, weights: DeltaWeights) -> _DeltaStruct:
         found = self._layers.get(id(weights))
         if found is None:
             # The weights are kept along, so that no others can have their identity.
@@ -94,7 +94,7 @@ class NativeDelta:
             self._layers[id(weights)] = found
         return found[1]
 
-    def _describe(self, runs: Sequence[Run], cells: Cells) -> None:
+    def _describe(self, runs: Sequence[TokenRun], cells: Cells) -> None:
         replayed = [cell for run in runs for cell in run.replayed]
         rows: list[tuple[int, ...]] = []
         end = 0
@@ -127,10 +127,10 @@ def _number(cell: int | None) -> int:
     return _ABSENT if cell is None else cell
 
 
-def _layer(weights: DeltaWeights) -> _Layer:
+def _layer(weights: DeltaWeights) -> _DeltaStruct:
     taps, channels = weights.conv_JC.shape
     keys = weights.num_key_heads * weights.key_dim
-    return _Layer(
+    return _DeltaStruct(
         weights.conv_JC.data_ptr(),
         weights.rate_H.data_ptr(),
         weights.dt_bias_H.data_ptr(),

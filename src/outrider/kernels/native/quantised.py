@@ -28,7 +28,7 @@ from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import GROUP, in_parts, num_groups
 
 
-class _Weights(Structure):
+class _QuantisedStruct(Structure):
     _fields_ = [
         ("team", c_void_p),
         ("packed", c_void_p),
@@ -67,7 +67,7 @@ class NativeQuantised:
             part_PY = lay_out(values_OI, scales, self._block)
             start = first // self._block
             data_PY[start : start + part_PY.shape[0], : part_PY.shape[1]] = part_PY
-        weights = _Weights(self._team, data_PY.data_ptr(), num_in, num_out)
+        weights = _QuantisedStruct(self._team, data_PY.data_ptr(), num_in, num_out)
         pointer = ctypes.addressof(weights)
         return PackedLinear(num_out, num_in, data_PY, pointer, weights, call=self._call)
 

@@ -49,7 +49,7 @@ class CacheSpan:
     pages: Sequence[int]
 
 
-class Memory(Structure):
+class MemoryStruct(Structure):
     _fields_ = [
         ("decoder", c_void_p),
         ("described", Pass),
@@ -89,7 +89,7 @@ class Row(Structure):
     ]
 
 
-class Round(Structure):
+class RoundStruct(Structure):
     _fields_ = [
         ("team", c_void_p),
         ("target", c_void_p),
@@ -119,7 +119,7 @@ class Lane:
         self._batch_size = batch_size
         self.unread = (c_int32 * size)()
         self._columns = [(c_int32 * size)() for _ in range(6)]
-        self.memory = Memory(forward.address, forward.blank_pass(model.page_size))
+        self.memory = MemoryStruct(forward.address, forward.blank_pass(model.page_size))
         described = self.memory.described
         tokens, positions, slots, seq, visible, wanted = map(ctypes.addressof, self._columns)
         described.positions, described.slots = positions, slots
@@ -189,7 +189,7 @@ class ChainRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
+class DraftedChains:
     """The drafts of all rows; `laws_BKV` are what those at a temperature were drawn from, None if
     all are greedy."""
 
@@ -206,7 +206,7 @@ class NativeChains:
         self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
         self._best = (c_int64 * batch_size)()
         self._max_logits, self._vocab_size = model.logits_MV.shape[0], vocab_size
-        self._round = Round(
+        self._round = RoundStruct(
             model.forward.team,
             None,
             self._lane.address,
@@ -229,7 +229,7 @@ class NativeChains:
             and sum(len(row.feed.unread) for row in rows) <= len(self._lane.unread)
         )
 
-    def __call__(self, rows: Sequence[ChainRow]) -> Chains | None:
+    def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
         """None if some logits are no numbers; memory then holds nothing that counts."""
         most, at = max(row.depth for row in rows), 0
         for index, row in enumerate(rows):
@@ -247,7 +247,7 @@ class NativeChains:
         if not self._run(self._address):
             return None
         drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
-        return Chains(drafted, laws_BKV)
+        return DraftedChains(drafted, laws_BKV)
 
 
 RULES = {"token": 0, "block": 1, "match": 2}
@@ -306,7 +306,7 @@ class NativeRounds:
         self._best = (c_int64 * num_logits)()
         self._leftover_V = torch.empty(vocab_size)
         self._laws_LV = torch.empty(0)
-        self._round = Round(
+        self._round = RoundStruct(
             target.forward.team,
             self._target.address,
             None if self._draft is None else self._draft.address,

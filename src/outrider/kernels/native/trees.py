@@ -36,7 +36,7 @@ from outrider.kernels.native.rounds import CacheSpan, Lane, RoundModel
 MOST_NODES, MOST_WIDTH = 256, 16
 
 
-class Tree(Structure):
+class TreeStruct(Structure):
     """As in csrc/trees.h."""
 
     _fields_ = [
@@ -57,14 +57,14 @@ class Tree(Structure):
     ]
 
 
-def new_tree(limits: TreeLimits) -> Tree:
+def new_tree(limits: TreeLimits) -> TreeStruct:
     """Of the root alone, which is to be read next."""
-    tree = Tree(limits.num_nodes, limits.depth, limits.width, SHARPNESS)
+    tree = TreeStruct(limits.num_nodes, limits.depth, limits.width, SHARPNESS)
     tree.num_level, tree.level[0], tree.least_read = 1, ROOT, limits.least_read
     return tree
 
 
-def kept_nodes(tree: Tree) -> KeptNodes:
+def kept_nodes(tree: TreeStruct) -> KeptNodes:
     count: int = tree.num_kept
     return KeptNodes(tree.tokens[:count], tree.parents[:count], tree.worths[:count])
 
@@ -91,7 +91,7 @@ class NativeTrees:
         """As MakeNodes says."""
         return _NativeNodes(self, limits) if fits(limits) else ChosenNodes(limits, self.rank)
 
-    def grow(self, tree: Tree, logits_MV: Tensor) -> bool:
+    def grow(self, tree: TreeStruct, logits_MV: Tensor) -> bool:
         if len(logits_MV) != tree.num_level:
             raise ContractError("there is a row of logits for each node of the level")
         address, size = logits_MV.data_ptr(), logits_MV.shape[1]

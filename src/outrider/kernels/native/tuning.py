@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     """The median of a candidate's turns at one work, such as "9 rows, large"."""
 
     candidate: str
@@ -67,11 +67,11 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TunedKernel:
     """The candidate to use, and every candidate's timings, the plain one's first."""
 
     chosen: str
-    timings: tuple[Timing, ...] = ()
+    timings: tuple[KernelTiming, ...] = ()
 
     def gain(self, candidate: str) -> float:
         """How many times as fast as the plain candidate `candidate` is."""
@@ -98,7 +98,7 @@ class Answer:
 # Candidates by name, the plain one first; of each, a turn at every work by name.
 ModeTrial = Mapping[str, Mapping[str, Callable[[], object]]]
 # What a process knows already, by folder and question.
-Known = dict[tuple[Path | None, str], Answer]
+Known = dict[tuple[Path | None, str], TunedKernel]
 _KNOWN: Known = {}
 _LOCK = RLock()
 
@@ -110,7 +110,7 @@ def decide(
     folder: Path | None,
     clock: Callable[[], float] = perf_counter,
     known: Known = _KNOWN,
-) -> Answer:
+) -> TunedKernel:
     """The answer to `question`, from this process, from `folder`, or by a contest of at most about
     a second. `question` must name all that the answer depends on, the `candidates` of the contest,
     separated by commas, among it; `contest` is made only if need be, and its candidates do the same
@@ -139,7 +139,7 @@ def _found_or_made(
     contest: Callable[[], ModeTrial],
     folder: Path | None,
     clock: Callable[[], float],
-) -> Answer:
+) -> TunedKernel:
     path = folder / _file_name(question) if folder else None
     found = _read(path, question) if path else None
     if found is not None:
@@ -155,7 +155,7 @@ def _found_or_made(
 
 def time_in_turns(
     contest: ModeTrial, *, started: float, clock: Callable[[], float] = perf_counter
-) -> tuple[Timing, ...]:
+) -> tuple[KernelTiming, ...]:
     """Medians over rotating turns, until the budget that began at `started` is spent; the first
     turn of each warms it up."""
     turns = [(name, work, call) for name, works in contest.items() for work, call in works.items()]
@@ -170,17 +170,17 @@ def time_in_turns(
         if turn >= MIN_TURNS and clock() - started > BUDGET_SECONDS:
             break
     return tuple(
-        Timing(name, work, round(1e6 * statistics.median(found), 3))
+        KernelTiming(name, work, round(1e6 * statistics.median(found), 3))
         for (name, work), found in seconds.items()
     )
 
 
-def _judged(timings: tuple[Timing, ...]) -> Answer:
+def _judged(timings: tuple[KernelTiming, ...]) -> TunedKernel:
     """The fastest by MARGIN over the plain one; of those, the earlier where they are equal."""
-    plain = Answer(timings[0].candidate, timings)
+    plain = TunedKernel(timings[0].candidate, timings)
     gains = {timing.candidate: plain.gain(timing.candidate) for timing in timings}
     fastest = max(gains, key=lambda name: gains[name])
-    return Answer(fastest, timings) if gains[fastest] >= MARGIN else plain
+    return TunedKernel(fastest, timings) if gains[fastest] >= MARGIN else plain
 
 
 def _file_name(question: Mapping[str, str]) -> str:
@@ -188,13 +188,15 @@ def _file_name(question: Mapping[str, str]) -> str:
     return f"measured-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path, question: Mapping[str, str]) -> Answer | None:
+def _read(path: Path, question: Mapping[str, str]) -> TunedKernel | None:
     """The answer in a file, or None if it is none of ours or not to this question."""
     try:
         record: Any = json.loads(read_private(path, _MAX_BYTES))
         if record["format"] != FORMAT or record["question"] != dict(question):
             return None
-        answer = Answer(str(record["chosen"]), tuple(_timing(raw) for raw in record["timings"]))
+        answer = TunedKernel(
+            str(record["chosen"]), tuple(_timing(raw) for raw in record["timings"])
+        )
     except (OSError, NotPrivateError, RecursionError):
         return None
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
@@ -202,11 +204,11 @@ def _read(path: Path, question: Mapping[str, str]) -> Answer | None:
     return answer if _is_whole(answer, question["candidates"].split(",")) else None
 
 
-def _timing(raw: Any) -> Timing:
-    return Timing(str(raw["candidate"]), str(raw["work"]), float(raw["microseconds"]))
+def _timing(raw: Any) -> KernelTiming:
+    return KernelTiming(str(raw["candidate"]), str(raw["work"]), float(raw["microseconds"]))
 
 
-def _is_whole(answer: Answer, candidates: Sequence[str]) -> bool:
+def _is_whole(answer: TunedKernel, candidates: Sequence[str]) -> bool:
     """Each of these and nobody else has a possible time for every work, and one is chosen."""
     works: dict[str, set[str]] = {}
     for timing in answer.timings:
@@ -218,7 +220,7 @@ def _is_whole(answer: Answer, candidates: Sequence[str]) -> bool:
     return len(set(map(frozenset, works.values()))) == 1
 
 
-def _write(path: Path, question: Mapping[str, str], answer: Answer) -> Answer:
+def _write(path: Path, question: Mapping[str, str], answer: TunedKernel) -> TunedKernel:
     """Keep `answer`, written beside its name and moved into place."""
     record = {"format": FORMAT, "question": dict(question), **asdict(answer)}
     text = json.dumps(record, indent=1) + "\n"
@@ -255,7 +257,7 @@ def about_machine(library: ctypes.CDLL) -> dict[str, str]:
     return {"library": library_key(library), "hardware_threads": cpus}
 
 
-def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
+def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
     """The number of threads as a candidate's name: the physical cores, or all hardware threads.
 
     A process keeps one team of threads for all its models, so their number is decided once, on
@@ -263,7 +265,7 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
     """
     candidates = {str(n): n for n in (num_physical_cores(), len(hardware_threads()))}
     if len(candidates) == 1:
-        return Answer(str(num_physical_cores()))
+        return TunedKernel(str(num_physical_cores()))
     question = about_machine(library) | {
         "choice": "threads",
         "candidates": ",".join(candidates),
@@ -278,7 +280,7 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> Answer:
 
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
-) -> Answer:
+) -> TunedKernel:
     """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; the
     one that the environment names goes first. Those that `refused_kinds` names are never taken.
 
@@ -295,11 +297,11 @@ def kind_answer(
                 f"OUTRIDER_LINEARS: {wanted!r} is no kind of linear.",
                 hint=f"unset it, or set it to one of: {', '.join(ENDINGS)}",
             )
-        return Answer(wanted if wanted in candidates else VECTORS)
+        return TunedKernel(wanted if wanted in candidates else VECTORS)
     if scheme == "none":
-        return Answer(kind_by_rule(library, refused))
+        return TunedKernel(kind_by_rule(library, refused))
     if candidates == [VECTORS]:
-        return Answer(VECTORS)
+        return TunedKernel(VECTORS)
     question = about_machine(library) | {
         "choice": "linear",
         "scheme": scheme,

@@ -94,7 +94,7 @@ class StateShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Packed tokens from `first` on, each the parent of the next.
 
     The state before them is that of cell `source` (None: nothing was read yet) after `replayed`
@@ -163,7 +163,7 @@ class DeltaInputs:
 def torch_delta(
     first_NP: Tensor,
     weights: DeltaWeights,
-    runs: Sequence[Run],
+    runs: Sequence[TokenRun],
     cells: Cells,
     layer: int,
     out_NO: Tensor,
@@ -184,7 +184,7 @@ def torch_delta(
 def convolve(
     mixed_NC: Tensor,
     conv_JC: Tensor,
-    runs: Sequence[Run],
+    runs: Sequence[TokenRun],
     cells: Cells,
     layer: int,
     out_NC: Tensor,
@@ -210,7 +210,7 @@ def convolve(
 
 
 def _remembered(
-    run: Run, cells: Cells, layer: int, mixed_NC: Tensor, num_rows: int
+    run: TokenRun, cells: Cells, layer: int, mixed_NC: Tensor, num_rows: int
 ) -> Sequence[Tensor]:
     """The last `num_rows` inputs before a run, oldest first, as parts to put together."""
     num_replayed = min(len(run.replayed), num_rows)
@@ -256,7 +256,7 @@ def by_row(function: Callable[[Tensor], Tensor], x_NF: Tensor) -> Tensor:
 
 
 def recur(
-    inputs: DeltaInputs, runs: Sequence[Run], cells: Cells, layer: int, out_NHV: Tensor
+    inputs: DeltaInputs, runs: Sequence[TokenRun], cells: Cells, layer: int, out_NHV: Tensor
 ) -> None:
     """Writes the recurrence's part of the cells that `runs` name."""
     shared = inputs.v_NHV.shape[1] // inputs.k_NGK.shape[1]
@@ -280,7 +280,7 @@ def recur(
                 cell.decay_LH[layer].copy_(decay_H)
 
 
-def _started(run: Run, cells: Cells, layer: int, k_NHK: Tensor, v_NHV: Tensor) -> Tensor:
+def _started(run: TokenRun, cells: Cells, layer: int, k_NHK: Tensor, v_NHV: Tensor) -> Tensor:
     """The state before the first token of a run, in memory of its own."""
     if run.source is None:
         state_HKV = v_NHV.new_zeros(*k_NHK.shape[1:], v_NHV.shape[2])

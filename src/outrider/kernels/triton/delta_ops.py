@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run
+from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 from outrider.kernels.triton import delta
 from outrider.kernels.triton.delta_tables import DeltaTables, delta_tables
 from outrider.kernels.triton.scratch import Room
@@ -29,14 +29,14 @@ class TritonDelta:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._runs: Sequence[Run] | None = None
+        self._runs: Sequence[TokenRun] | None = None
         self._tables: DeltaTables | None = None
 
     def __call__(
         self,
         first_NP: Tensor,
         weights: DeltaWeights,
-        runs: Sequence[Run],
+        runs: Sequence[TokenRun],
         cells: Cells,
         layer: int,
         out_NO: Tensor,

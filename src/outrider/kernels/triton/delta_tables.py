@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.reference.delta import Cells, Run
+from outrider.kernels.reference.delta import Cells, TokenRun
 
 # An address and the floats of a layer there; of a row of this pass, 0 and the row's number.
 LINE_FIELDS = 2
@@ -54,7 +54,9 @@ class DeltaTables:
         return self.groups_U1.shape[0] - 1
 
 
-def delta_tables(runs: Sequence[Run], cells: Cells, taps: int, device: torch.device) -> DeltaTables:
+def delta_tables(
+    runs: Sequence[TokenRun], cells: Cells, taps: int, device: torch.device
+) -> DeltaTables:
     """One copy to the device. The runs take the packed tokens from 0 on, without a gap."""
     group_R = _groups(runs)
     order = sorted(range(len(runs)), key=lambda index: (group_R[index], index))
@@ -72,7 +74,7 @@ def delta_tables(runs: Sequence[Run], cells: Cells, taps: int, device: torch.dev
     return DeltaTables(*_on_device(arrays, device))
 
 
-def _groups(runs: Sequence[Run]) -> list[int]:
+def _groups(runs: Sequence[TokenRun]) -> list[int]:
     """A number for each run, from 0 on without a gap: the same for runs that read of each other."""
     group_R: list[int] = []
     writer: dict[tuple[str, int], int] = {}
@@ -91,7 +93,7 @@ def _groups(runs: Sequence[Run]) -> list[int]:
     return [numbers[group] for group in group_R]
 
 
-def _lines(runs: Sequence[Run], cells: Cells, taps: int) -> _Table:
+def _lines(runs: Sequence[TokenRun], cells: Cells, taps: int) -> _Table:
     """lines_NT2: token n's convolution reads line t by tap t, its own row by the last."""
     num_tokens, window = runs[-1].stop, taps - 1
     lines_NT2 = np.zeros((num_tokens, taps, LINE_FIELDS), dtype=np.int64)
@@ -114,7 +116,7 @@ def _lines(runs: Sequence[Run], cells: Cells, taps: int) -> _Table:
 
 
 def _before(
-    run: Run,
+    run: TokenRun,
     cells: Cells,
     of_this_pass: tuple[dict[int, list[_Line]], dict[int, _Line]],
     window: int,
@@ -138,7 +140,7 @@ def _before(
     return [*lines, *replayed][len(replayed) :]
 
 
-def _tokens(runs: Sequence[Run], cells: Cells) -> _Table:
+def _tokens(runs: Sequence[TokenRun], cells: Cells) -> _Table:
     tokens_N7 = np.zeros((runs[-1].stop, TOKEN_FIELDS), dtype=np.int64)
     for run in runs:
         if run.fold is not None:
@@ -156,7 +158,7 @@ def _tokens(runs: Sequence[Run], cells: Cells) -> _Table:
     return tokens_N7
 
 
-def _runs(runs: Sequence[Run], cells: Cells) -> _Table:
+def _runs(runs: Sequence[TokenRun], cells: Cells) -> _Table:
     rows: list[tuple[int, ...]] = []
     end = 0
     for run in runs:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.reference.delta import Cells, DeltaWeights, Run, StateShape
+from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.ops import TritonOps
 
@@ -94,12 +94,12 @@ def delta_alike(
     first_NP = _waves((num_rows, channels + 2 * heads), device, torch.float32)
     out_NO, alone_NO = torch.zeros(2, num_rows, heads * shape.value_dim, device=device)
     nothing = (None,) * num_rows
-    delta(first_NP, weights, (Run(0, nothing, nothing),), cells, 0, out_NO)
+    delta(first_NP, weights, (TokenRun(0, nothing, nothing),), cells, 0, out_NO)
     for row in range(num_rows - 1):
         source = None if row == 0 else row - 1
-        run = Run(0, (row,), (row,), source)
+        run = TokenRun(0, (row,), (row,), source)
         delta(first_NP[row : row + 1], weights, (run,), cells, 0, alone_NO[row : row + 1])
-    last = Run(0, (None,), (None,), 0, tuple(range(1, num_rows - 1)), num_rows)
+    last = TokenRun(0, (None,), (None,), 0, tuple(range(1, num_rows - 1)), num_rows)
     delta(first_NP[-1:], weights, (last,), cells, 0, alone_NO[-1:])
     folded_LHKV, stepped_LHKV = (cells.states[n].state_LHKV for n in (num_rows, num_rows - 2))
     return torch.equal(out_NO, alone_NO) and torch.equal(folded_LHKV, stepped_LHKV)

@@ -48,7 +48,7 @@ _PAGE_SIZE = 4
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
-class Trial:
+class AdapterTrial:
     """Texts of one model. Every text is fed from its beginning, and `run` compares all of it.
 
     Three texts are read by the model's own attention, without a cache, and then through the KV
@@ -269,7 +269,7 @@ def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
 
     The arena of the trial is float32, so that rounding hides no mistake.
     """
-    trial = Trial(config.max_tokens, config.vocab_size)
+    trial = AdapterTrial(config.max_tokens, config.vocab_size)
     with calling(f"{config.family}: it fails over the arena"):
         expected_NV = torch.cat([_alone(body, text) for text in trial.texts])
         use_arena(body.model)

@@ -12,7 +12,7 @@ from enum import IntEnum
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 
 
-class Call(IntEnum):
+class RankCall(IntEnum):
     OPEN = 0
     FORK = 1
     RESERVE = 2
@@ -22,30 +22,30 @@ class Call(IntEnum):
 
 
 def open_message(seq_id: int, tokens: Sequence[int]) -> list[int]:
-    return [Call.OPEN, seq_id, *_listed(tokens)]
+    return [RankCall.OPEN, seq_id, *_listed(tokens)]
 
 
 def fork_message(source: int, new: int, length: int) -> list[int]:
-    return [Call.FORK, source, new, length]
+    return [RankCall.FORK, source, new, length]
 
 
 def reserve_message(counts: Mapping[int, int]) -> list[int]:
-    return [Call.RESERVE, *(number for item in counts.items() for number in item)]
+    return [RankCall.RESERVE, *(number for item in counts.items() for number in item)]
 
 
 def commit_message(paths: Mapping[int, Sequence[int]]) -> list[int]:
-    message: list[int] = [Call.COMMIT]
+    message: list[int] = [RankCall.COMMIT]
     for seq_id, path in paths.items():
         message += [seq_id, *_listed(path)]
     return message
 
 
 def close_message(seq_id: int) -> list[int]:
-    return [Call.CLOSE, seq_id]
+    return [RankCall.CLOSE, seq_id]
 
 
 def step_message(rows: Sequence[StepRow], needs: DraftNeeds) -> list[int]:
-    message = [Call.STEP, *_listed(needs.hidden_layers)]
+    message = [RankCall.STEP, *_listed(needs.hidden_layers)]
     for row in rows:
         message += [row.seq_id, row.logits_from, *_listed(row.tokens), *row.parents]
     return message
@@ -54,18 +54,18 @@ def step_message(rows: Sequence[StepRow], needs: DraftNeeds) -> list[int]:
 def apply(message: Sequence[int], model: CausalLM) -> None:
     """Make the call that `message` describes."""
     reader = _Reader(message)
-    match Call(reader.one()):
-        case Call.OPEN:
+    match RankCall(reader.one()):
+        case RankCall.OPEN:
             model.state.open(reader.one(), reader.listed())
-        case Call.FORK:
+        case RankCall.FORK:
             model.state.fork(reader.one(), reader.one(), reader.one())
-        case Call.RESERVE:
+        case RankCall.RESERVE:
             model.state.reserve({reader.one(): reader.one() for _ in reader.items()})
-        case Call.COMMIT:
+        case RankCall.COMMIT:
             model.state.commit({reader.one(): reader.listed() for _ in reader.items()})
-        case Call.CLOSE:
+        case RankCall.CLOSE:
             model.state.close(reader.one())
-        case Call.STEP:
+        case RankCall.STEP:
             needs = DraftNeeds(tuple(reader.listed()))
             model.step([_row(reader) for _ in reader.items()], needs)
 

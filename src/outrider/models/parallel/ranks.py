@@ -102,7 +102,7 @@ _END_SECONDS = 2.0
 _HINT = "load the model again; if memory ran out, lower --arena-tokens or --tensor-parallel"
 
 
-class Ranks:
+class RankGroup:
     """`module` is run as a program by each follower, with `setup` and its rank.
 
     A stopped rank does not end. So each rank writes a byte a second to a pipe of its own, and one
@@ -209,7 +209,7 @@ class Ranks:
         return None
 
 
-def _watch(ranks: weakref.ref[Ranks], rank: int, heard: int) -> None:
+def _watch(ranks: weakref.ref[RankGroup], rank: int, heard: int) -> None:
     """Count the seconds without a pulse of `rank` until its pipe or `ranks` ends."""
     silent = 0
     try:
@@ -293,7 +293,7 @@ HERE, LOADED = "here", "loaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class RankSetup:
     """What a follower has to know to load its share. `store` is the file in which ranks meet."""
 
     folder: str

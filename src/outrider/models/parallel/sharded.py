@@ -27,7 +27,7 @@ from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
 from outrider.models.parallel import messages
 from outrider.models.parallel.comm import RankError, TorchComm
-from outrider.models.parallel.ranks import HERE, LOADED, SILENT_SECONDS, Ranks, Setup
+from outrider.models.parallel.ranks import HERE, LOADED, SILENT_SECONDS, RankGroup, RankSetup
 
 # Reading a large share from a slow disk takes a while.
 LOAD_SECONDS = 1800.0
@@ -195,8 +195,10 @@ def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "
     options = replace(options, threads=max(cores // size, 1))
     with TemporaryDirectory(prefix="outrider-ranks-") as meeting:
         store = Path(meeting) / "store"
-        setup = Setup(folder=str(folder.resolve()), name=name, store=str(store), options=options)
-        ranks = Ranks(FOLLOWER, size, setup.to_dict())
+        setup = RankSetup(
+            folder=str(folder.resolve()), name=name, store=str(store), options=options
+        )
+        ranks = RankGroup(FOLLOWER, size, setup.to_dict())
         try:
             ranks.hear(HERE)
             comm = TorchComm(0, size, store=store, place=pick_device(options.device))

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from outrider.core.rng import Role
-from outrider.kernels.reference.delta import Run
+from outrider.kernels.reference.delta import TokenRun
 from outrider.kernels.triton import delta_ops, ops
 from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton.delta_ops import TritonDelta
@@ -117,7 +117,10 @@ def read_laws(length: int, size: int) -> None:
 
 
 def read_delta(text: Text) -> None:
-    runs = [Run(0, (0, None), (None, 0), fold=1), Run(2, nothing(1), nothing(1), replayed=(0,))]
+    runs = [
+        TokenRun(0, (0, None), (None, 0), fold=1),
+        TokenRun(2, nothing(1), nothing(1), replayed=(0,)),
+    ]
     layer_of(TritonDelta(Room(CPU)), text, runs, some_cells(text.shape))
 
 

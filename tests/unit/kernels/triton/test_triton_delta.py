@@ -20,7 +20,7 @@ from checks.recurrent import model_with
 from checks.state import NEEDS
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
-from outrider.kernels.reference.delta import Cells, Run, torch_delta
+from outrider.kernels.reference.delta import Cells, TokenRun, torch_delta
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.delta_tables import delta_tables
 from outrider.kernels.triton.scratch import Room
@@ -71,7 +71,7 @@ def test_gates_of_any_size_are_those_of_the_formula() -> None:
     text.gates_N2H[:, SMALL.num_heads :] = sizes[:, None]
     text.gates_N2H[:, : SMALL.num_heads] = sizes.flip(0)[:, None]
     cells = _cells()
-    got_NHV = layer_of(DELTA, text, [Run(0, nothing(4), (*range(4),))], cells)
+    got_NHV = layer_of(DELTA, text, [TokenRun(0, nothing(4), (*range(4),))], cells)
     step_NH = functional.softplus(sizes[:, None].double() + text.weights.dt_bias_H)
     for token, cell in enumerate(cells.inputs[:4]):
         wanted_H = torch.exp(-text.weights.rate_H * step_NH[token]).float()
@@ -83,8 +83,8 @@ def test_gates_of_any_size_are_those_of_the_formula() -> None:
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_a_text_cut_in_two_has_the_same_bits(cut: int, text: Text, at_once: Tensor) -> None:
     cells, left = _cells(), NUM - cut
-    layer_of(DELTA, text.part(0, cut), [Run(0, (*nothing(cut - 1), 4), nothing(cut))], cells)
-    rest = Run(0, nothing(left), nothing(left), source=4)
+    layer_of(DELTA, text.part(0, cut), [TokenRun(0, (*nothing(cut - 1), 4), nothing(cut))], cells)
+    rest = TokenRun(0, nothing(left), nothing(left), source=4)
     got_NHV = layer_of(DELTA, text.part(cut, NUM), [rest], cells)
     assert torch.equal(got_NHV, at_once[cut:])
 
@@ -94,12 +94,12 @@ def test_a_text_cut_in_two_has_the_same_bits(cut: int, text: Text, at_once: Tens
 def test_replaying_inputs_gives_the_bits_of_the_state(kept: int) -> None:
     """Fewer and more of them than the convolution remembers."""
     text, cells = some_text(6, SMALL), _cells()
-    first = Run(0, (0, 1, 2, 3, 4), (None, 0, 1, 2, 3))
+    first = TokenRun(0, (0, 1, 2, 3, 4), (None, 0, 1, 2, 3))
     layer_of(DELTA, text.part(0, 5), [first], cells)
     one = text.part(5, 6)
-    more = Run(0, (None,), (None,), source=0, replayed=tuple(range(kept)), fold=9)
+    more = TokenRun(0, (None,), (None,), source=0, replayed=tuple(range(kept)), fold=9)
     got_NHV = layer_of(DELTA, one, [more], cells)
-    directly = Run(0, (None,), (None,), source=kept)
+    directly = TokenRun(0, (None,), (None,), source=kept)
     assert torch.equal(got_NHV, layer_of(DELTA, one, [directly], cells))
     folded, known = cells.states[9], cells.states[kept]
     assert torch.equal(folded.state_LHKV[LAYER], known.state_LHKV[LAYER])
@@ -107,12 +107,12 @@ def test_replaying_inputs_gives_the_bits_of_the_state(kept: int) -> None:
 
 
 # Runs of a tree behind the text of cell 11, by snapshots and by inputs; the path of each one's end.
-TREE: tuple[tuple[Run, tuple[int, ...]], ...] = (
-    (Run(0, (0, None), nothing(2), source=11, fold=2), (0, 1)),
-    (Run(2, (None,), nothing(1), source=0), (0, 2)),
-    (Run(3, nothing(1), (0,), source=2), (3,)),
-    (Run(4, nothing(1), (1,), source=11, replayed=(0,)), (3, 4)),
-    (Run(5, nothing(1), nothing(1), source=11, replayed=(0, 1)), (3, 4, 5)),
+TREE: tuple[tuple[TokenRun, tuple[int, ...]], ...] = (
+    (TokenRun(0, (0, None), nothing(2), source=11, fold=2), (0, 1)),
+    (TokenRun(2, (None,), nothing(1), source=0), (0, 2)),
+    (TokenRun(3, nothing(1), (0,), source=2), (3,)),
+    (TokenRun(4, nothing(1), (1,), source=11, replayed=(0,)), (3, 4)),
+    (TokenRun(5, nothing(1), nothing(1), source=11, replayed=(0, 1)), (3, 4, 5)),
 )
 
 
@@ -120,12 +120,12 @@ TREE: tuple[tuple[Run, tuple[int, ...]], ...] = (
 def test_branches_go_on_from_what_the_same_pass_writes() -> None:
     cells, text = _cells(), some_text(6, SMALL)
     before = replace(some_text(2, SMALL, seed=5), weights=text.weights)
-    layer_of(DELTA, before, [Run(0, (None, 11), nothing(2))], cells)
+    layer_of(DELTA, before, [TokenRun(0, (None, 11), nothing(2))], cells)
     got_NHV = layer_of(DELTA, text, [run for run, _ in TREE], cells)
     paths = [path for _, path in TREE]
     stops = np.cumsum([0, *map(len, paths)]).tolist()
     alone = [
-        Run(start, nothing(len(path)), nothing(len(path)), source=11)
+        TokenRun(start, nothing(len(path)), nothing(len(path)), source=11)
         for start, path in zip(stops, paths, strict=False)
     ]
     wanted_NHV = layer_of(DELTA, text.rows([node for path in paths for node in path]), alone, cells)
@@ -137,9 +137,9 @@ def test_branches_go_on_from_what_the_same_pass_writes() -> None:
 def test_cells_are_those_of_the_definition() -> None:
     text = some_text(5)
     runs = [
-        Run(0, (0, 1, None), (0, 1, 2)),
-        Run(3, (7,), (7,), source=0, replayed=(1, 2), fold=9),
-        Run(4, (10,), (None,)),
+        TokenRun(0, (0, 1, None), (0, 1, 2)),
+        TokenRun(3, (7,), (7,), source=0, replayed=(1, 2), fold=9),
+        TokenRun(4, (10,), (None,)),
     ]
     ours, theirs = some_cells(), some_cells()
     got_NHV = layer_of(DELTA, text, runs, ours)
@@ -156,7 +156,9 @@ def test_neighbours_that_are_not_numbers_stay_alone(text: Text, at_once: Tensor)
     three = text.rows(rows)
     three.mixed_NC[5] = torch.nan
     three.gates_N2H[7] = torch.nan
-    runs = [Run(start, nothing(num), nothing(num)) for start, num in ((0, NUM), (5, 2), (7, 2))]
+    runs = [
+        TokenRun(start, nothing(num), nothing(num)) for start, num in ((0, NUM), (5, 2), (7, 2))
+    ]
     got_NHV = layer_of(DELTA, three, runs, _cells())
     assert torch.equal(got_NHV[:NUM], at_once)
     assert got_NHV[NUM:].isnan().all()
@@ -168,11 +170,11 @@ RUNS = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.booleans()), 
 @given(told=RUNS)
 def test_runs_of_a_group_read_of_each_other_alone(told: list[tuple[int, int, bool]]) -> None:
     """Run i leaves its last state in cell i and its last inputs too; some go on from an earlier."""
-    runs: list[Run] = []
+    runs: list[TokenRun] = []
     for index, (count, back, by_input) in enumerate(told):
         earlier = index - back if 0 < back <= index else None
         runs.append(
-            Run(
+            TokenRun(
                 runs[-1].stop if runs else 0,
                 (*nothing(count - 1), index),
                 (*nothing(count - 1), index),
@@ -212,7 +214,7 @@ def test_a_hybrid_returns_to_what_it_kept() -> None:
 
 
 def test_a_pass_without_replays_has_empty_tables() -> None:
-    tables = delta_tables([Run(0, (None,), (None,))], Cells([], []), SMALL.num_taps, HOST)
+    tables = delta_tables([TokenRun(0, (None,), (None,))], Cells([], []), SMALL.num_taps, HOST)
     assert tables.replayed_I3.shape == (0, 3)
     assert torch.equal(tables.lines_NT2, torch.tensor([[[0, -1], [0, -1], [0, -1], [0, 0]]]))
     assert torch.equal(tables.groups_U1, torch.tensor([0, 1]))

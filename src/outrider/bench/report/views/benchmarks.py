@@ -30,7 +30,7 @@ from outrider.bench.report.reading import (
     text_of,
 )
 from outrider.bench.store import RecordError, parse
-from outrider.core.files import Kind, read_text
+from outrider.core.files import FileKind, read_text
 
 # What each benchmark of benchmarks/ without a figure measures, in a sentence.
 TITLES: Mapping[str, tuple[str, str]] = {
@@ -252,7 +252,7 @@ def plan(source: Source) -> list[Part]:
     """Of benchmarks/plan_cells.py: what the planner promised and what was measured. Its cells are
     drawn so that many lose, so they make no claims. Raises RecordError."""
     # A line that was cut off at the end is left out.
-    lines = [parse(line) for line in read_text(source.path, Kind.RESULTS).split("\n")[:-1]]
+    lines = [parse(line) for line in read_text(source.path, FileKind.RESULTS).split("\n")[:-1]]
     cells = {count_of(cell, "number"): cell for cell in objects_of(source.record, "cells")}
     newest = {
         kind: {count_of(line, "cell"): line for line in lines if line.get("record") == kind}

@@ -52,7 +52,7 @@ from outrider.bench.studies.engines_cells import (
 )
 from outrider.bench.studies.engines_report import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
 from outrider.estimate.theory import AheadTimes
-from outrider.planner.advise import Point
+from outrider.planner.advise import RatePoint
 
 T = TypeVar("T")
 
@@ -204,11 +204,11 @@ def _level_figures(found: Sequence[Cell], foot: str) -> list[Figure]:
         for name, chart in engines_figures.charts(found, foot).items()
         if any(engines_figures.FIGURES[name][2](one) is not None for one in found)
     ]
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[RatePoint]] = {}
     for one in found:
         # Level 0 is level 1 with rests.
         if one.level and one.itl_p50_ms and one.tokens_per_second:
-            point = Point(str(one.level), 1000 / one.itl_p50_ms, one.tokens_per_second)
+            point = RatePoint(str(one.level), 1000 / one.itl_p50_ms, one.tokens_per_second)
             series.setdefault(one.engine, []).append(point)
     words = (
         "Tokens a second of all requests against 1 / median inter-token latency, a line an engine "

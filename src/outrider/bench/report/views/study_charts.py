@@ -14,7 +14,7 @@ from outrider.bench.charts import MARKS, Axis, Bars, Chart, Line, Lines, Panel, 
 from outrider.bench.frame import Ratio
 from outrider.bench.gemm.record import Ceilings, Cell, ProductRow, WindowRow
 from outrider.bench.report.plots import curve, pareto
-from outrider.planner.advise import Point
+from outrider.planner.advise import RatePoint
 
 NAMES = {"ar": "plain", "sd": "SD", "ssd": "SSD"}
 _PLAIN = [("plain decoding", 1.0)]
@@ -166,9 +166,9 @@ def _batch(cells: Sequence[Cell], foot: str) -> Chart:
 
 
 def _pareto(cells: Sequence[Cell], foot: str) -> Chart:
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[RatePoint]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.method, cell.batch)):
-        point = Point(str(cell.batch), 1000 / cell.token_ms, cell.tokens_per_second)
+        point = RatePoint(str(cell.batch), 1000 / cell.token_ms, cell.tokens_per_second)
         series.setdefault(NAMES[cell.method], []).append(point)
     return pareto(series, foot)
 
