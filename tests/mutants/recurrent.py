@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "inputs replayed from the leaf up",
         RECURRENT,
-        "return Origin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))",
-        "return Origin(self.base, (*self.kept, *replayed), len(self.kept))",
+        "return StateOrigin(self.base, (*self.kept, *reversed(replayed)), len(self.kept))",
+        "return StateOrigin(self.base, (*self.kept, *replayed), len(self.kept))",
         recurrent_rounds,
     ),
     Mutant(
