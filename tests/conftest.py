@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Any t parameters meet in all their pairs of values (t = 2), or each value comes once (t = 1).
     """
-    from checks.covering import covering
+    from checks.effort import covering
 
     tests: dict[tuple[str, int], list[pytest.Function]] = {}
     for item in items:

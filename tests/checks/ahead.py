@@ -10,8 +10,8 @@ from checks.engine_law import FILTERS, PROMPT, VOCAB, target_law
 from checks.law import assert_same_law
 from doubles.ahead import AheadRig, Ways, ahead_drafter
 from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.racing import SharedNumbers
 from doubles.rig import Request, first_maximum, walking
-from doubles.sharing import SharedNumbers
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams

@@ -1,6 +1,10 @@
-"""How many examples a property gets: a share of the profile's, so that `deep` deepens all."""
+"""How many examples a property gets, and a covering array of few rows for many parameters."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import combinations
 
 from hypothesis import settings
 
@@ -8,3 +12,23 @@ from hypothesis import settings
 def examples(percent: int) -> settings:
     profile = settings()
     return settings(profile, max_examples=max(1, profile.max_examples * percent // 100))
+
+
+def covering(rows: Sequence[Sequence[tuple[str, Hashable]]], strength: int) -> set[int]:
+    """Numbers of rows that have every combination of `strength` values that any row has.
+
+    Greedy: the row with most that is new, among equals that of the values used least.
+    """
+    combined = [set(combinations(row, min(strength, len(row)))) for row in rows]
+    missing = {values for row in combined for values in row}
+    used: Counter[tuple[str, Hashable]] = Counter()
+    kept: set[int] = set()
+    while missing:
+        best = max(
+            range(len(rows)),
+            key=lambda i: (len(combined[i] & missing), -sum(used[value] for value in rows[i])),
+        )
+        kept.add(best)
+        missing -= combined[best]
+        used.update(rows[best])
+    return kept

@@ -1,12 +1,18 @@
-"""Faults planted where lanes do their work, and what they may cost: one request, or its drafts."""
+"""Faults planted where lanes do their work, and what they may cost: one request, or its drafts.
+
+Also drafting ahead where it does not pay, and waiting for what other processes do.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +21,8 @@ from outrider import LLM, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
+from outrider.drafters.ahead.table import Pace
+from outrider.drafters.process.client import ProcessDrafter
 from outrider.models.llama import LlamaModel
 from outrider.verify.exact import BlockRule
 
@@ -145,3 +153,41 @@ def finish(llm: LLM) -> None:
 
 def written(seqs: Sequence[LiveSequence]) -> list[list[int]]:
     return [seq.tokens[seq.prompt_length :] for seq in seqs]
+
+
+def keep_drafting_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on although here it takes longer than verifying. With a `hybrid_threshold` of 0 the
+    schedule asks for it in any case."""
+
+    def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
+        del pace, seconds, window, saved
+
+    monkeypatch.setattr(Pace, "observe", learn_nothing)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Seconds until it held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ended; one that nobody waited for yet counts as well."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def pid_of(drafter: ProcessDrafter) -> int:
+    pid = drafter.stats().pid
+    assert pid is not None
+    return pid
+
+
+def serving(drafter: ProcessDrafter) -> bool:
+    return drafter.stats().pid is not None

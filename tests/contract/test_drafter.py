@@ -22,13 +22,12 @@ from checks.drafters import (
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, greedy
 from doubles.ahead import Ways, ahead_drafter
-from doubles.counting import CyclingController
-from doubles.guessing import Guessing
+from doubles.counting import CyclingController, Guessing
 from doubles.kinds import Kind, scripted
 from doubles.rig import SAMPLER, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from doubles.translators import Digits, Mute, Renaming
+from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.params import SamplingParams
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.ngram import NgramDrafter

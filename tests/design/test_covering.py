@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from checks.covering import covering
+from checks.effort import covering
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])

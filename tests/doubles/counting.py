@@ -1,13 +1,15 @@
-"""Wrappers that record what passes through a seam, and otherwise change nothing."""
+"""Wrappers that record what passes through a seam, and a drafter whose rows carry a guess each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
+from outrider.core.draft import Draft
+from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
+from outrider.drafters.prediction import PredictionDrafter
 
 
 @dataclass(slots=True)
@@ -48,3 +50,22 @@ class CyclingController:
 
     def observe(self, trace: RoundTrace) -> None:
         self.observed.append(trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """The shipped drafter, given `guess` for whatever sequence."""
+
+    guess: tuple[int, ...]
+    drafter: PredictionDrafter = field(default_factory=PredictionDrafter)
+    name: str = "prediction"
+    needs: DraftNeeds = PredictionDrafter.needs
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self.drafter.open(seq_id, prompt)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return self.drafter.propose([replace(row, prediction=self.guess) for row in rows])
+
+    def close(self, seq_id: int) -> None:
+        self.drafter.close(seq_id)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from outrider.core.budget import JobTrace
-from outrider.sched.jobs import Job, JobObserver, ReadyQueues, Schedule, Stage
+from outrider.sched.jobs import Job, JobObserver, LaneSizes, ReadyQueues, Schedule, Stage
 from outrider.sched.ledger import Ledger
+from outrider.sched.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify, SingleLane
 
 MANY = 20_000
 
@@ -203,3 +204,12 @@ class Lanes:
             if lane != "prefill":
                 own |= {"decode", "verify"}
             assert not waiting or own & self._busy.keys()
+
+
+SCHEDULES: dict[str, Callable[[LaneSizes], Schedule]] = {
+    "single": lambda s: SingleLane(s.chunk, batch=s.decode, prefill_batch=s.prefill),
+    "pd": lambda s: PrefillDecode(s.chunk, batch=s.decode, prefill_batch=s.prefill),
+    "pdv": PrefillDraftVerify,
+    "pdv, always separate": lambda s: PrefillDraftVerify(s, threshold=0),
+    "ssd": DraftAheadLanes,
+}

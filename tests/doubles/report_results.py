@@ -1,18 +1,18 @@
-"""Results of every kind that a report reads, which nobody measured; as files hold them."""
+"""Results of every kind that a report reads, invented, and a drafter without a model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from doubles.clocks import FakeClock
-from doubles.engine_runs import evidence_of, field, measured, plan
-from doubles.fake_writer import FakeWriter
+from doubles.engine_runs import all_contestants, evidence_of, measured, plan
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
+from outrider.api.result import GenerationResult
 from outrider.bench.frame import Ratio
 from outrider.bench.quality.measure import FormatRow, RuleRow
 from outrider.bench.quality.report import Quality, to_record
@@ -21,7 +21,68 @@ from outrider.bench.studies.drafters import Plan, Race, pieces_of
 from outrider.bench.studies.drafters_lineup import Lineup, Runner
 from outrider.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
 from outrider.bench.studies.engines_record import evidence_record, load_record
+from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
+from outrider.metrics.summary import summarise
+
+
+@dataclass(slots=True)
+class FakeWriter:
+    """Every round drafts `drafted` tokens in `draft_seconds`, keeps `kept` of them, and takes
+    `round_seconds` in all. Its text is `lie` if that is not empty. It fails for `broken` prompts;
+    `asked` notes what it was given."""
+
+    clock: FakeClock
+    round_seconds: float
+    drafted: int = 0
+    kept: int = 0
+    draft_seconds: float = 0.0
+    lie: tuple[int, ...] = ()
+    broken: tuple[str, ...] = ()
+    asked: list[str] = field(default_factory=list[str])
+    num_forgotten: int = 0
+
+    def generate(self, prompts: Sequence[str], params: SamplingParams, /) -> list[GenerationResult]:
+        self.asked += prompts
+        return [self._result(prompt, params.max_tokens) for prompt in prompts]
+
+    def forget(self) -> None:
+        self.num_forgotten += 1
+
+    def runner(self, name: str) -> Runner:
+        return Runner(name, writer=self, k=self.drafted)
+
+    def _result(self, prompt: str, num_tokens: int) -> GenerationResult:
+        if prompt in self.broken:
+            raise ValueError(f"cannot write {prompt}")
+        rounds: list[RoundTrace] = []
+        left = num_tokens
+        while left:
+            emitted = min(self.kept + 1, left)
+            left -= emitted
+            rounds.append(self._round(len(rounds), emitted))
+            self.clock.advance(self.round_seconds)
+        stats = summarise(rounds, drafter="fake", k=self.drafted, total_seconds=1.0)
+        ids = self.lie or tuple(range(num_tokens))
+        return GenerationResult("", ids, "length", stats, rounds=tuple(rounds))
+
+    def _round(self, number: int, emitted: int) -> RoundTrace:
+        return RoundTrace(
+            seq_id=0,
+            pass_index=len(self.asked) * 1000 + number,
+            drafter="fake",
+            batch_size=1,
+            num_target_passes=1,
+            num_prompt_tokens=0,
+            num_drafted=self.drafted,
+            num_accepted=emitted - 1,
+            num_emitted=emitted,
+            num_rows_copied=0,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.round_seconds - self.draft_seconds,
+            accept_seconds=0.0,
+        )
+
 
 PARAMS = SamplingParams(max_tokens=12)
 
@@ -43,7 +104,7 @@ def drafters() -> Record:
 
 
 def engines() -> Record:
-    evidence = evidence_record(evidence_of(measured(plan(), field())))
+    evidence = evidence_record(evidence_of(measured(plan(), all_contestants())))
     asked = {"repeats": 5, "num_requests": 3, "max_tokens": 4}
     schema = "outrider-bench-engines/1"
     return plain({**head("engines", schema), "pair": "toy", "plan": asked, **evidence})
@@ -57,7 +118,7 @@ def load(*, closed: bool = False) -> Record:
         else [scenario(0, "single", 1), scenario(1, "low", 3)]
     )
     asked = load_plan(cases, Prompts(texts=["a"], max_tokens=4), PARAMS, 5)
-    samples = [one.sample for one in measured(plan(levels=(0, 1)), field())]
+    samples = [one.sample for one in measured(plan(levels=(0, 1)), all_contestants())]
     return plain(
         {**head("load", "outrider-bench-load/1"), "pair": "toy", **load_record(asked, samples)}
     )

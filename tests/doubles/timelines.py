@@ -85,3 +85,30 @@ def _crowded(draw: st.DrawFn, made: JobTrace) -> JobTrace:
 def cells(intervals: Sequence[tuple[float, float]]) -> set[int]:
     """The unit cells of time that they cover: the slow way to measure them."""
     return {cell for began, ended in intervals for cell in range(int(began), int(ended))}
+
+
+def job_trace(
+    kinds: str,
+    sequences: int | Sequence[int],
+    seconds: float,
+    *,
+    ended: float | None = None,
+    num_live: int = 1,
+    num_failed: int = 0,
+) -> JobTrace:
+    """Of so many sequences, or of these; `kinds` is written with commas."""
+    seq_ids = tuple(range(sequences)) if isinstance(sequences, int) else tuple(sequences)
+    end = seconds if ended is None else ended
+    return JobTrace(
+        lane="verify",
+        kinds=tuple(kinds.split(",")),
+        seq_ids=seq_ids,
+        num_tokens=len(seq_ids),
+        began=end - seconds,
+        ended=end,
+        queues=(0, 0, 0),
+        num_waiting=0,
+        num_live=num_live,
+        num_free_tokens=99,
+        num_failed=num_failed,
+    )

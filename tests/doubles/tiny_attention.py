@@ -15,12 +15,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from doubles.dead_space import live_slots, poison_dead_space
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
+
+
+def live_slots(store: PagedKV) -> list[int]:
+    """Slots that hold committed rows of open sequences.
+
+    The rest is dead space, but for free pages whose beginning `open` may still find.
+    """
+    open_now = store._sequences  # pyright: ignore[reportPrivateUsage]
+    return sorted({slot for seq_id in open_now for slot in host_ints(store.slots(seq_id))})
+
+
+def poison_dead_space(store: PagedKV) -> None:
+    """Overwrite every slot that holds no committed row; nothing may be staged."""
+    dead = torch.ones(store.arena.shape[3], dtype=torch.bool)
+    dead[live_slots(store)] = False
+    store.arena[:, :, :, dead] = torch.nan
+
 
 WIDTH = 4
 NUM_LAYERS = 2

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.admission import check_admission, check_cancelling, check_tight_arena, run_down
 from checks.effort import examples
-from checks.engine import PROMPT, Kind, greedy, plain
+from checks.engine import (
+    PROMPT,
+    Kind,
+    check_admission,
+    check_cancelling,
+    check_tight_arena,
+    greedy,
+    plain,
+    run_down,
+)
 from checks.state import VOCAB
 from doubles.drafters import random_trees
 from doubles.rig import Request, Rig

@@ -12,8 +12,14 @@ from tokenizers import Tokenizer as Backend
 from checks.engine_law import FILTERS, VOCAB, check_hybrid_engine_law
 from doubles.rig import SAMPLER
 from doubles.toy_hybrid import ToyHybrid
-from doubles.translators import Digits, Renaming
-from doubles.vocabularies import byte_level, random_checkpoint, relabelled, sentence_pieces
+from doubles.vocabularies import (
+    Digits,
+    Renaming,
+    byte_level,
+    random_checkpoint,
+    relabelled,
+    sentence_pieces,
+)
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.bench.workload import load_prompts

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.engine import greedy
 from doubles.drafters import random_chains, random_trees
+from doubles.lanes import SCHEDULES
 from doubles.rig import Request, Rig, live, model_drafter
-from doubles.schedules import SCHEDULES
 from doubles.tiny_checkpoints import random_model, variant
 from outrider.cache.compaction import Keep
 from outrider.control.heuristics import FixedController

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy
 from checks.state import VOCAB
+from doubles.counting import Guessing
 from doubles.drafters import OUT_OF_STEP, random_chains
-from doubles.guessing import Guessing
 from doubles.rig import BRANCHING, Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider import LLM, EngineConfig

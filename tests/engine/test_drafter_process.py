@@ -13,7 +13,7 @@ import pytest
 
 from checks.drafters import GREEDY, SAMPLED, VOCAB, MakeDrafter, check_memory, row
 from checks.engine import PROMPT, check_greedy
-from checks.processes import gone, pid_of, serving, until
+from checks.faults import gone, pid_of, serving, until
 from doubles.child_programs import TOY, command, toy_options
 from doubles.rig import Rig
 from doubles.toy_child import NAP_SECONDS, toy_drafter

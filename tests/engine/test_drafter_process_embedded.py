@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from checks.drafters import GREEDY, row
-from checks.processes import pid_of
+from checks.faults import pid_of
 from outrider import LLM, EngineConfig
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from checks.drafters import row
-from checks.processes import gone, pid_of, until
+from checks.faults import gone, pid_of, until
 from doubles.child_programs import LIAR, TESTS, command, toy_options
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError

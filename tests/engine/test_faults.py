@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from checks.faults import CULPRIT, PROMPTS, Fault, FaultError, run, written
-from checks.unpaced import keep_drafting_ahead
+from checks.faults import CULPRIT, PROMPTS, Fault, FaultError, keep_drafting_ahead, run, written
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow

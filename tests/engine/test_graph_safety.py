@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.capture_guard import CaptureGuard, NotCapturableError
-from doubles.graphs import PAGE, SLOTS, WINDOW, make_dense
+from doubles.graphs import PAGE, SLOTS, WINDOW, CaptureGuard, NotCapturableError, make_dense
 from doubles.rig import Request, exchange_round, round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.clock import host_floats, host_ints

@@ -21,8 +21,8 @@ from checks.engine_law import VOCAB as LAW_VOCAB
 from checks.law import assert_same_law
 from checks.state import VOCAB
 from doubles.clocks import FakeClock
+from doubles.counting import Guessing
 from doubles.every_branch import EveryBranch, Tokens, law
-from doubles.guessing import Guessing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from checks.engine import check_greedy
-from doubles.hybrid_mtp import gated_definition, write_hybrid_with_mtp
 from doubles.kinds import close_to
 from doubles.rig import Rig, first_maximum
 from doubles.tiny_hybrids import hybrid_config, hybrid_kind
+from doubles.tiny_mtp import gated_definition, write_hybrid_with_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from checks.unpaced import keep_drafting_ahead
+from checks.faults import keep_drafting_ahead
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
 from outrider.engine import lane_threads as threads

@@ -10,8 +10,8 @@ from checks.effort import examples
 from checks.engine import greedy, plain
 from checks.state import VOCAB
 from doubles.drafters import random_trees
+from doubles.lanes import SCHEDULES
 from doubles.rig import Request, Rig, live
-from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from checks.clamp import check_budget, check_stop_and_budget, check_stop_strings, check_stop_tokens
 from checks.engine import (
     PROMPT,
     Kind,
     check_all_accepted,
     check_all_rejected,
+    check_budget,
     check_budget_anywhere,
     check_greedy,
     check_one_pass_a_round,
+    check_stop_and_budget,
     check_stop_anywhere,
+    check_stop_strings,
+    check_stop_tokens,
     check_traces,
     greedy,
     plain,

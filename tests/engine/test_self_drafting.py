@@ -16,9 +16,9 @@ from checks.engine import PROMPT, check_greedy, greedy, plain
 from checks.engine_law import FILTERS, check_engine_law, check_reported_law
 from checks.engine_law import VOCAB as LAW_VOCAB
 from checks.state import VOCAB
+from doubles.lanes import SCHEDULES
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
 from doubles.rig import SAMPLER, Request, Rig, live
-from doubles.schedules import SCHEDULES
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from checks.effort import examples
-from checks.engine_law import LENGTH, PROMPT, VOCAB, law_drafters
-from checks.law import assert_same_law, joint_law
-from checks.laws import floats
-from checks.shaping import shaped, shaping_params
+from checks.engine_law import LENGTH, PROMPT, VOCAB, law_drafters, shaped, shaping_params
+from checks.law import assert_same_law, floats, joint_law
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
 from doubles.every_branch import EveryBranch, Law, Tokens, law

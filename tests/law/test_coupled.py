@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from checks.effort import examples
-from checks.law import CASES, Weights, accepted_law, chain, check_tree_law, normal
-from checks.laws import floats
-from checks.noise_keys import check_each_emitted_token_has_its_own_race
-from checks.races import check_race_frequencies, check_race_numbers, check_races, race_counts
+from checks.law import CASES, Weights, accepted_law, chain, check_tree_law, floats, normal
+from checks.noise import (
+    check_each_emitted_token_has_its_own_race,
+    check_race_frequencies,
+    check_race_numbers,
+    check_races,
+    race_counts,
+)
 from checks.runs import racing_along
 from checks.state import VOCAB as TOKENS
 from doubles.drafters import random_chains, random_trees
+from doubles.racing import volume, whole, won_by
 from doubles.rig import Request, Rig, model_drafter
-from doubles.simplex import volume, whole, won_by
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams

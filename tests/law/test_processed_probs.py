@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from checks.laws import check_filter_cases, check_filters, floats, near_an_edge
+from checks.law import check_filter_cases, check_filters, floats, near_an_edge
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import Laws, processed_probs

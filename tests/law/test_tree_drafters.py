@@ -10,9 +10,8 @@ import pytest
 from checks.engine import PROMPT, check_greedy
 from checks.engine_law import FILTERS, LENGTH, VOCAB, check_engine_law, engine_law
 from doubles.rig import BRANCHING, SAMPLER, Rig
-from doubles.toy_heads import WithHidden
+from doubles.toy_heads import ToyBlock, ToyHeads, WithHidden
 from doubles.toy_hybrid import ToyHybrid
-from doubles.toy_places import ToyBlock, ToyHeads
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams

@@ -6,7 +6,7 @@ The text still looks right with any of them; only its law is not the target's.
 from __future__ import annotations
 
 from checks.engine_law import check_penalised_engine_law
-from checks.noise_keys import check_no_number_is_used_twice
+from checks.noise import check_no_number_is_used_twice
 from checks.runs import block_law, engine_law, reported_law, table_law
 from mutants.planting import Mutant
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.lookups import (
+from checks.drafters import (
     check_automaton,
     check_counts,
     check_gate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.pages import check_pages
+from checks.memory import check_pages
 from checks.runs import poisoned_rollback, rollback
 from checks.state import check_speculation_is_not_found
 from mutants.planting import Mutant

@@ -5,12 +5,14 @@ from __future__ import annotations
 from checks.noise import (
     check_inverse_cdf_edges,
     check_keys_do_not_meet,
+    check_no_number_is_used_twice,
     check_picks_and_coins_share_numbers,
     check_positions_are_absolute,
     check_published_vectors,
+    check_race_frequencies,
+    check_race_numbers,
+    check_races,
 )
-from checks.noise_keys import check_no_number_is_used_twice
-from checks.races import check_race_frequencies, check_race_numbers, check_races
 from checks.runs import engine_law
 from mutants.planting import Mutant
 

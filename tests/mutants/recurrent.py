@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.recurrent import recurrent_beginnings, recurrent_forks, recurrent_rounds
+from checks.memory import recurrent_beginnings, recurrent_forks, recurrent_rounds
 from mutants.planting import Mutant
 
 DELTA = "outrider.kernels.reference.delta"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from checks.admission import check_admission, check_cancelling
-from checks.clamp import check_clamp
 from checks.engine import (
+    check_admission,
     check_all_accepted,
     check_all_rejected,
     check_budget_anywhere,
+    check_cancelling,
+    check_clamp,
     check_one_pass_a_round,
     check_stop_anywhere,
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from checks.batched import check_batched_block, check_batched_token
-from checks.laws import check_filter_cases
-from checks.noise_keys import check_each_emitted_token_has_its_own_race
+from checks.law import check_filter_cases
+from checks.noise import check_each_emitted_token_has_its_own_race
 from checks.runs import (
     acceptance,
     block_acceptance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.lanes import fairness, histories
+from checks.machine import fairness, histories
 from mutants.planting import Mutant
 
 LEDGER = "outrider.sched.ledger"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from checks.lanes import check_histories
-from doubles.schedules import SCHEDULES
+from checks.machine import check_histories
+from doubles.lanes import SCHEDULES
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from doubles.dead_space import poison_dead_space
+from doubles.tiny_attention import poison_dead_space
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.cache.paged_kv import PagedKV
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import outrider.estimate.theory as closed_form
 from checks.documents import Document
+from doubles.racing import Written
 from doubles.rig import Request, Rig, model_drafter
-from doubles.written_noise import Written
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.clocks import FakeClock
-from doubles.fake_writer import FakeWriter
+from doubles.report_results import FakeWriter
 from outrider.bench import drawing
 from outrider.bench.frame import csv_text
 from outrider.bench.pages import Page, markdown

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from doubles.engine_runs import PARAMS, TEXTS, contestant
-from doubles.fake_server import FakeServer
+from doubles.engine_runs import PARAMS, TEXTS, FakeServer, contestant
 from outrider.bench.load import ClosedLoop, OpenLoop, most_in_flight
 from outrider.bench.studies.engines_cells import EngineSample
 from outrider.bench.studies.engines_plan import (

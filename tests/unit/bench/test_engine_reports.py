@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from doubles.engine_runs import evidence_of, field, measured, plan
+from doubles.engine_runs import all_contestants, evidence_of, measured, plan
 from outrider.bench.charts import Chart
 from outrider.bench.frame import Ratio, csv_text
 from outrider.bench.pages import Page, html, markdown
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.wide
 
 @pytest.fixture(scope="module")
 def taken() -> list[Taken]:
-    return measured(plan(), field())
+    return measured(plan(), all_contestants())
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from doubles.engine_runs import contestant, field, measured, plan
-from doubles.fake_server import FakeServer
+from doubles.engine_runs import FakeServer, all_contestants, contestant, measured, plan
 from outrider.bench.studies.engines_cells import (
     EngineSample,
     Taken,
@@ -33,7 +32,7 @@ from outrider.core.params import SamplingParams
 
 @pytest.fixture(scope="module")
 def taken() -> list[Taken]:
-    return measured(plan(), field())
+    return measured(plan(), all_contestants())
 
 
 @pytest.fixture(scope="module")

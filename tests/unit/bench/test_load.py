@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles.fake_server import FakeServer
+from doubles.engine_runs import FakeServer
 from outrider.bench.load import ClosedLoop, OpenLoop, Run, drive, tally
 from outrider.bench.requests import (
     Request,

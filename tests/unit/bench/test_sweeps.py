@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.sweeping import QuickLLM
+from doubles.sweeps import QuickLLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.frame import Ratio
 from outrider.bench.pages import Page, markdown

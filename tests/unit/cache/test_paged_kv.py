@@ -9,8 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from checks.state import check_speculation_is_not_found
-from doubles.dead_space import live_slots
-from doubles.tiny_attention import TinyAttentionLM
+from doubles.tiny_attention import TinyAttentionLM, live_slots
 from outrider.core.clock import host_ints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from checks.pages import (
+from checks.memory import (
     check_forgetting,
     check_generations,
     check_holders,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from doubles.sweeping import QuickLLM
+from doubles.sweeps import QuickLLM
 from outrider.api.llm import LLM
 from outrider.bench import drawing
 from outrider.bench.store import AppendLog

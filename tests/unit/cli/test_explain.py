@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from checks.documents import Document
 from doubles.command_line import Command
-from doubles.written_noise import Written
+from doubles.racing import Written
 from outrider.cli.explain import TOPICS
 from outrider.cli.explain_machine import Device, break_even
 from outrider.cli.explain_rounds import (

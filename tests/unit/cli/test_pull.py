@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 from huggingface_hub import constants
 
-from doubles import hub_server
+from doubles import json_server as hub_server
 from doubles.command_line import Command
-from doubles.hub_server import HubServer, Repo, blob, serving_hub
+from doubles.json_server import HubServer, Repo, blob, serving_hub
 from outrider.models.loading import HUB_FILES
 from outrider.pairs.catalog import get_pair
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import outrider.pairs as pairs
-from checks.chrome_trace import check_trace
+from checks.documents import check_trace
 from doubles.command_line import Command
-from doubles.invented_costs import calibration
+from doubles.planned import calibration
 from outrider.bench import drawing
 from outrider.bench.charts import Chart, Timeline
 from outrider.cli.simulate_setup import MODEL_IDS, SIZES, spec_named

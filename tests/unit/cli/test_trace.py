@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checks.chrome_trace import check_trace, nanoseconds
+from checks.documents import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
 from outrider.bench import drawing

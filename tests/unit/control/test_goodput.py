@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from checks.controllers import trace
-from doubles.toy_machine import ToyMachine
+from doubles.planned import ToyMachine
 from outrider.control.exploration import SWEEP_ROUNDS
 from outrider.control.goodput import TOGETHER, GoodputController
 from outrider.control.heuristics import FixedController

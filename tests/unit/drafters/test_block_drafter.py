@@ -9,8 +9,7 @@ import torch
 
 from checks.drafters import GREEDY
 from doubles.rig import SAMPLER
-from doubles.toy_heads import states_of
-from doubles.toy_places import ToyBlock, state_row
+from doubles.toy_heads import ToyBlock, state_row, states_of
 from outrider.core.budget import Budget
 from outrider.drafters.block import Context, Guess
 from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler

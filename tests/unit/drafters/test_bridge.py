@@ -12,7 +12,7 @@ from doubles.counting import CountingLM
 from doubles.rig import SAMPLER, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
-from doubles.translators import Digits, Mute, Renaming
+from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow

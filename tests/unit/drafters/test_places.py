@@ -10,8 +10,7 @@ from torch import Tensor
 
 from checks.drafters import GREEDY, SAMPLED, VOCAB, assert_same, check_shape, fresh_draft, row
 from doubles.rig import SAMPLER
-from doubles.toy_heads import LAYER
-from doubles.toy_places import GivenStates, ToyBlock, ToyHeads, state_row
+from doubles.toy_heads import LAYER, GivenStates, ToyBlock, ToyHeads, state_row
 from outrider.core.budget import Budget
 from outrider.core.clock import host_ints
 from outrider.core.errors import NumericsError

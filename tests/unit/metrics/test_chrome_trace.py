@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.chrome_trace import check_trace, nanoseconds
+from checks.documents import check_trace, nanoseconds
 from doubles.timelines import job, timelines, trace
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.metrics.chrome_trace import trace_events, trace_pieces

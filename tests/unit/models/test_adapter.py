@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.dead_space import poison_dead_space
 from doubles.hf_checkpoints import VOCAB, random_hf, tiny_adapter, with_room, write_hf
+from doubles.tiny_attention import poison_dead_space
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow

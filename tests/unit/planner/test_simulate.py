@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from doubles.invented_costs import calibration, drafter
+from doubles.planned import calibration, drafter
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens

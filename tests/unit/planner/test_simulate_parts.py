@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from doubles.invented_costs import calibration, drafter
+from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve

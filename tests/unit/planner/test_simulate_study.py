@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from doubles.invented_costs import calibration, drafter
+from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import Misses, expected_hit_rate, expected_tokens, optimal
 from outrider.planner.simulate_study import ENGINES, PLAIN, SimulatedStudy, compare

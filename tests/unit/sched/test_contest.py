@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from doubles.job_traces import trace
+from doubles.timelines import job_trace
 from outrider.sched.overlap import FIRST, LONG_AGO, ModeTrial
 
 
@@ -27,7 +27,7 @@ class Rounds:
             self.ways.append(way)
             self.now += self.seconds(way)
             seqs = range(self.live)
-            done = trace("verify", seqs, 0.5, ended=self.now, num_live=self.live)
+            done = job_trace("verify", seqs, 0.5, ended=self.now, num_live=self.live)
             self.contest.observe(done, self.guess)
         return self.ways[-num:]
 
@@ -111,8 +111,8 @@ def test_a_trial_that_the_load_ended_has_failed() -> None:
 def test_only_verdicts_count_and_only_of_those_that_had_one_before() -> None:
     contest = ModeTrial((1, 1), doubtful=1.3)
     for index in range(4 * FIRST):
-        contest.observe(trace("draft", 1, 1.0, ended=float(index)), None)
-        contest.observe(trace("verify", [index], 1.0, ended=float(index)), None)
-        failed = trace("verify", [0], 1.0, ended=float(index), num_failed=1)
+        contest.observe(job_trace("draft", 1, 1.0, ended=float(index)), None)
+        contest.observe(job_trace("verify", [index], 1.0, ended=float(index)), None)
+        failed = job_trace("verify", [0], 1.0, ended=float(index), num_failed=1)
         contest.observe(failed, None)
     assert contest.way(1) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doubles.job_traces import trace
+from doubles.timelines import job_trace
 from outrider.sched.jobs import LaneSizes, ReadyQueues, Stage, StageItem
 from outrider.sched.overlap import FORGOTTEN_AFTER, BatchMerger, StageSeconds
 
@@ -31,8 +31,8 @@ def lanes(*, fixed: float, each: float = 0.0, draft: float = 0.5, most: int = 8)
     """That saw drafts and verifications of one and three sequences."""
     found = BatchMerger(LaneSizes(chunk=8, decode=most, verify=most))
     for size in (1, 3):
-        found.observe(trace("draft", size, draft))
-        found.observe(trace("verify", size, fixed + each * size))
+        found.observe(job_trace("draft", size, draft))
+        found.observe(job_trace("verify", size, fixed + each * size))
     return found
 
 
@@ -115,28 +115,28 @@ def test_lanes_never_wait_for_each_other() -> None:
     assert own.holds(VERIFY, pool(draft=(2,), verify=(1,)))
     for _ in range(8):
         for size in (1, 3):
-            own.observe(trace("draft", size, 99.0))
+            own.observe(job_trace("draft", size, 99.0))
     assert not own.holds(DECODE, pool(draft=(2,), verify=(1,)))
     assert own.holds(VERIFY, pool(draft=(2,), verify=(1,)))
 
 
 def test_who_waits_for_a_draft_may_wait_for_the_end_of_one_ahead_first() -> None:
     own = lanes(fixed=1.0)
-    own.observe(trace("ahead", 2, 1.3))
+    own.observe(job_trace("ahead", 2, 1.3))
     assert own.holds(VERIFY, pool(draft=(2,), verify=(1,)))
     late = lanes(fixed=1.0)
-    late.observe(trace("ahead", 2, 1.4))
+    late.observe(job_trace("ahead", 2, 1.4))
     assert not late.holds(VERIFY, pool(draft=(2,), verify=(1,)))
     assert late.holds(VERIFY, pool(drafting=(2,), verify=(1,)))
 
 
 def test_jobs_of_two_stages_and_failed_ones_tell_nothing() -> None:
     own = lanes(fixed=0.4, each=0.1)
-    own.observe(trace("draft,verify", 2, 50.0))
-    own.observe(trace("verify", 2, 50.0, num_failed=1))
+    own.observe(job_trace("draft,verify", 2, 50.0))
+    own.observe(job_trace("verify", 2, 50.0, num_failed=1))
     assert own.in_turns(2) == pytest.approx(0.5 + 0.6)
-    own.observe(trace("draft", 2, 0.0))
-    own.observe(trace("draft", 2, 0.75))
+    own.observe(job_trace("draft", 2, 0.0))
+    own.observe(job_trace("draft", 2, 0.75))
     assert own.in_turns(2) == pytest.approx(0.75 + 0.6)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles.job_traces import trace
 from doubles.lanes import Arrival, Lanes, Ran
+from doubles.timelines import job_trace
 from outrider.core.config import EngineConfig
 from outrider.sched.jobs import Job, LaneSizes, ReadyQueues, Schedule, Stage, StageItem
 from outrider.sched.schedules import (
@@ -148,8 +148,8 @@ def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait
     waiting = ReadyQueues((), (), VERIFIES, 99, POOL.ahead, drafting=(7,))
     assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
     for size in (1, 2):
-        schedule.observe(trace("draft", size, 0.1))
-        schedule.observe(trace("verify", size, 1.0))
+        schedule.observe(job_trace("draft", size, 0.1))
+        schedule.observe(job_trace("verify", size, 1.0))
     assert schedule.next_job("verify", waiting, 5) is None
     assert schedule.next_job("decode", waiting, 5) == Job(POOL.ahead)
     assert schedule.next_job("verify", replace(waiting, patient=False), 5) == Job(VERIFIES)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from checks.lanes import check_long_prompt, check_short_prompts
-from doubles.lanes import Arrival, Lanes, Ran
-from doubles.schedules import SCHEDULES
+from checks.machine import check_long_prompt, check_short_prompts
+from doubles.lanes import SCHEDULES, Arrival, Lanes, Ran
 from outrider.sched.jobs import Job, LaneSizes, Stage
 
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from checks.recurrent import model_with
+from checks.memory import model_with
 from checks.state import NEEDS
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
