@@ -63,7 +63,7 @@ def test_a_sleep_and_another_token_are_found(against: ModuleType, tmp_path: Path
         + "\n\n_result = OutputStream.result\n\n\n"
         + "def _slower(self, **words):\n"
         + "    import time, dataclasses\n"
-        + "    time.sleep(0.1)\n"
+        + "    time.sleep(0.25)\n"
         + "    result = _result(self, **words)\n"
         + "    return dataclasses.replace(result, token_ids=result.token_ids[:-1])\n\n\n"
         + "OutputStream.result = _slower\n",

@@ -58,10 +58,13 @@ def test_a_taste_of_it_ends_with_one_json_object(
     assert report["provenance"]["packages"]["outrider"]
     assert report["provenance"]["command"] == f"run.py {name} --quick --output FILE"
     assert set(SAYS[name]) <= set(report)
-    # A layer's cost is a difference of two times, which a busy machine may turn round.
-    layers = numbers(report.pop("layers", {}))
-    assert all(map(math.isfinite, layers))
-    assert all(math.isfinite(number) and number >= 0 for number in numbers(report))
+    assert all(map(math.isfinite, numbers(report)))
+    # Differences: a busy machine may turn that of two times round.
+    report.pop("layers", None)
+    for cell in report.get("cells", ()):
+        cell.pop("memory_growth", None)
+        cell.pop("acceptance_drift", None)
+    assert min(numbers(report)) >= 0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`benchmarks/drafters.py` and `parity_matrix.py` run from a clean checkout."""
+"""`benchmarks/run.py drafters` and `parity_matrix.py` run from a clean checkout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 def test_a_taste_of_it_ends_with_one_json_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, script = tmp_path / "result.json", str(FOLDER / "drafters.py")
+    output, script = tmp_path / "result.json", str(FOLDER / "run.py")
     monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
-    words = [script, "--quick", "--tier", "a", "--output", str(output)]
+    words = ["run.py", "drafters", "--quick", "--tier", "a", "--output", str(output)]
     monkeypatch.setattr(sys, "argv", words)
-    runpy.run_path(script, run_name="__main__")
+    with pytest.raises(SystemExit):
+        runpy.run_path(script, run_name="__main__")
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report == json.loads(output.read_text())
     assert report["bars"] == {"lookups_on_adversarial": 0.97}

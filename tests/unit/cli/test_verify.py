@@ -262,22 +262,22 @@ def test_users_settings_reach_the_parts(outrider: Command, script: Script) -> No
     assert script.calls["algebra"] == {"Effort": effort, "seed": 7}
     assert script.calls["ensemble"] == {"Effort": effort, "seed": 7, "own": "match"}
     assert script.calls["mutants"] == {"seed": 7}
-    subject = script.calls["parity"]["Task"].subject
+    subject = script.calls["parity"]["ParityTask"].subject
     assert (subject.config.k, subject.params.temperature) == (2, 0.5)
     assert "sampler=match, " in shown.out
     assert outrider("verify", "--deep").code == 0
     assert script.calls["algebra"]["Effort"] == DEEP
-    assert script.calls["parity"]["Task"].greedy.max_tokens == DEEP.greedy_tokens
+    assert script.calls["parity"]["ParityTask"].greedy.max_tokens == DEEP.greedy_tokens
 
 
 def test_models_are_words_or_flags(outrider: Command, script: Script) -> None:
     pair = ("outrider/embedded-draft", "outrider/embedded")
     for words in (pair, ("--target", pair[0], "--draft", pair[1])):
         assert outrider("verify", *words).code == 0
-        subject = script.calls["parity"]["Task"].subject
+        subject = script.calls["parity"]["ParityTask"].subject
         assert (subject.target, subject.draft) == pair
     shown = outrider("verify", "outrider/embedded", "none")
-    assert script.calls["parity"]["Task"].subject.drafters == ("ngram",)
+    assert script.calls["parity"]["ParityTask"].subject.drafters == ("ngram",)
     assert re.search(r"^  draft +none$", shown.out, flags=re.MULTILINE)
 
 
