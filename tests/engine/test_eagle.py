@@ -63,9 +63,10 @@ def test_greedy_tokens_equal_plain_decoding(
     assert llm.drafter == "eagle"
     assert texts(llm, GREEDY) == plain
     assert llm.last_result.stats.num_drafted > 0
-    assert llm.notes == (
-        "the heads were trained on 64 tokens; later drafts may be kept less often",
-    )
+    # Without a compiler, a note says so too.
+    assert [note for note in llm.notes if not note.startswith("kernels: ")] == [
+        "the heads were trained on 64 tokens; later drafts may be kept less often"
+    ]
 
 
 @pytest.mark.slow
