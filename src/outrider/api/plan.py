@@ -255,11 +255,11 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
 
 
 def _check_sizes(target: int, draft: int) -> None:
-    """Raise VocabularyError unless both models' laws are over equally many ids."""
+    """Raise VocabularyError unless both models' distributions are over equally many ids."""
     if target != draft:
         raise VocabularyError(
-            f"the target's law is over {target} ids and the draft's over {draft}, although their "
-            "tokenizers agree: one has a padded embedding.",
+            f"the target's distributions are over {target} ids and the draft's over {draft}, "
+            "although their tokenizers agree: one has a padded embedding.",
             hint="choose a draft with the target's vocab_size, --drafter bridge or --drafter ngram",
         )
 

@@ -9,7 +9,6 @@ share a file: another version, schema or circumstance is an error, and nothing i
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from outrider import __version__
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.files import FileKind, read_bytes
+from outrider.core.files import FileKind, read_bytes, replacing
 
 T = TypeVar("T")
 # A value of JSON that holds no others.
@@ -43,10 +42,8 @@ def write_json(path: Path, record: dict[str, object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` in one piece, making the folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 class RecordError(ValueError):

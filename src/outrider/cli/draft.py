@@ -276,7 +276,7 @@ def _measured(options: DraftCheckOptions, fit: Fit) -> Measured:
 def _show(fit: Fit) -> None:
     sides = [("target", fit.target), ("draft" if fit.kind == "model" else fit.kind, fit.draft)]
     rows = [(role, side.name, side.num_tokens, side.num_ids) for role, side in sides]
-    print(table(rows, header=("", "model", "tokens", "ids in its law")))
+    print(table(rows, header=("", "model", "tokens", "ids in its output")))
     if fit.differences:
         print(f"\n{100 * fit.shared:.0f} % of the draft's tokens are tokens of the target.")
         print("The first ids that differ:")

@@ -40,7 +40,7 @@ SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "tokenizer.jso
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One model: tokens in its tokenizer, and ids that its law is over."""
+    """One model: tokens in its tokenizer, and ids that its distributions are over."""
 
     name: str
     num_tokens: int
@@ -87,7 +87,8 @@ class Fit:
         if self.differences:
             reason = "ids mean different tokens"
         else:
-            reason = f"laws over {self.target.num_ids} and {self.draft.num_ids} ids do not compare"
+            sizes = f"{self.target.num_ids} and {self.draft.num_ids}"
+            reason = f"distributions over {sizes} ids do not compare"
         return (
             f"it does not fit as it is ({reason}). Either spell drafts anew, with {flags} "
             "--drafter bridge; or choose a draft of the target's family (outrider pairs); or "

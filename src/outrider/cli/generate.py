@@ -174,7 +174,7 @@ class Comparison:
         elif self.greedy:
             same = "DIFFERENT text"
         else:
-            same = "another sample of the same law"
+            same = "another sample of the same distribution"
         low, high = self.ratio.low, self.ratio.high
         interval = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         ratio = f"{self.speedup:.2f}× vs off"

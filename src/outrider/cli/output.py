@@ -7,17 +7,15 @@ Where a figure goes: its name, its folder, and whether figures can be drawn at a
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from outrider.bench import drawing
 from outrider.cli.gate import in_line
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import draft_of, replacing
 
 # Sentences are no wider than that on any terminal.
 _WIDEST = 100
@@ -31,7 +29,7 @@ def json_line(value: object) -> str:
 def check_writable(path: Path, *, flag: str = "--output") -> None:
     """Raise MachineError now rather than after the work, if `path`, which `flag` names, cannot be
     written."""
-    draft = _draft(path)
+    draft = draft_of(path)
     try:
         if path.is_dir():
             raise MachineError(f"{path} is a folder.", hint=f"name a file with {flag}")
@@ -44,19 +42,11 @@ def check_writable(path: Path, *, flag: str = "--output") -> None:
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
     """Replace `path` in one step: a reader sees the old file or the new one, never a part. Pieces
     of a text are written as they come."""
-    draft = _draft(path)
     try:
-        with draft.open("w", encoding="utf-8") as stream:
+        with replacing(path) as draft, draft.open("w", encoding="utf-8") as stream:
             stream.writelines([text] if isinstance(text, str) else text)
-        draft.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         raise _unwritable(path, error) from None
-
-
-def _draft(path: Path) -> Path:
-    return path.parent / f".{path.name}.{os.getpid()}.part"
 
 
 def _unwritable(path: Path, error: OSError) -> MachineError:
@@ -133,6 +123,8 @@ def _terminal_width() -> int | None:
 
 def figure_file(name: str | None) -> Path | None:
     """Checked before anything runs. Raises ConfigError and MachineError."""
+    from outrider.bench import drawing
+
     if name is None:
         return None
     path = Path(name)

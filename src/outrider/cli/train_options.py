@@ -152,7 +152,7 @@ class PretrainOptions(RunOptions):
         "llama; or hybrid, most of whose layers are recurrences (Qwen3.5), with an MTP block.",
         choices=("llama", "hybrid"),
     )
-    teacher: str = setting("", "Learn the laws of this model; of a hybrid.")
+    teacher: str = setting("", "Learn the distributions of this model; of a hybrid.")
     tokenizer: str = setting("outrider/embedded", "Model or folder whose tokenizer is used.")
     hidden: int = setting(256, "Hidden size, in heads of 64.", minimum=64, maximum=16384)
     layers: int = setting(8, "Layers.", minimum=1, maximum=256)

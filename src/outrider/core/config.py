@@ -50,8 +50,8 @@ class EngineConfig:
     )
     tree_shape: str = setting(
         "confident",
-        "What shapes a greedy tree of Medusa heads: confident goes by the heads' own laws, "
-        "calibrated by counts that came with them.",
+        "What shapes a greedy tree of Medusa heads: confident goes by the heads' own "
+        "probabilities, calibrated by counts that came with them.",
         choices=TREE_SHAPES,
     )
     least_confidence: float = setting(
@@ -204,13 +204,13 @@ class EngineConfig:
     fan_policy: str = setting(
         "optimal",
         "With ssd, how they are shared out: optimal by what was seen, geometric by acceptance "
-        "alone, uniform alike, top by the draft's own laws.",
+        "alone, uniform alike, top by the draft's own probabilities.",
         choices=FAN_OUTS,
     )
     saguaro: float = setting(
         1.0,
-        "With ssd, weight of a law's likeliest tokens when drafting; below 1 misses are foreseen "
-        "more often, and fewer drafts kept.",
+        "With ssd, weight of a distribution's likeliest tokens when drafting; below 1 misses are "
+        "foreseen more often, and fewer drafts kept.",
         minimum=0,
         maximum=1,
     )

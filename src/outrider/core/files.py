@@ -222,6 +222,25 @@ def write_private(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def draft_of(path: Path) -> Path:
+    """Where this process writes what is to become `path`."""
+    return path.parent / f".{path.name}.{os.getpid()}.part"
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A file to write beside `path`, which takes the place of `path` in one step at the end: a
+    reader sees the old file or the new one, never a part. It goes if writing it fails."""
+    draft = draft_of(path)
+    try:
+        yield draft
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
 def _sync_folder(folder: Path) -> None:
     """Have the names in `folder` reach the disk; some file systems do not offer it."""
     with suppress(OSError):

@@ -7,10 +7,8 @@ name when it is whole.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from outrider.core.errors import (
     MachineError,
     did_you_mean,
 )
+from outrider.core.files import replacing
 from outrider.lab.gguf import (
     FORMATS,
     Exportable,
@@ -84,16 +83,10 @@ def export(source: Path, path: Path, wish: GgufOptions) -> Generator[Exported]:
         stop_ids=config.stop_ids,
         pre_tokenizer=wish.pre_tokenizer,
     )
-    part = path.parent / f".{path.name}.{os.getpid()}.part"
-    try:
-        with Weights(source) as weights:
-            tensors = tensors_of(config, weights)
-            yield from _write(part, metadata, vocabulary, tensors, FORMATS[wish.form])
-            weights.check_all_taken()
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink()
+    with replacing(path) as part, Weights(source) as weights:
+        tensors = tensors_of(config, weights)
+        yield from _write(part, metadata, vocabulary, tensors, FORMATS[wish.form])
+        weights.check_all_taken()
 
 
 def _check_place(path: Path, *, force: bool) -> None:

@@ -121,7 +121,7 @@ def test_laws_over_other_ids_do_not_fit(outrider: Command, folder: Path) -> None
     edit(folder / "config.json", vocab_size=8256)
     shown = outrider("draft", "check", "outrider/embedded", str(folder))
     assert shown.code == 1
-    assert "laws over 8192 and 8256 ids do not compare" in shown.out
+    assert "distributions over 8192 and 8256 ids do not compare" in shown.out
     assert "first ids that differ" not in shown.out
 
 
