@@ -15,6 +15,7 @@ from outrider.api.plan import LoadPlan, room_of, whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.spec import ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
+from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import DecoderConfig, read_config
@@ -156,10 +157,9 @@ def spec_of_config(config: DecoderConfig, dtype: str) -> ModelSpec:
 
 
 def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
-    """Whether the matrices are held as float32, which the plain kernels of CPUs do with all, and
-    float16 has no others there."""
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
-    return device == "cpu" and (config.force_reference or dtype == "float16")
+    """Whether the matrices are held as float32, as the reference kernels of CPUs hold all."""
+    dtype = DTYPES.get(model.dtype if config.dtype == "auto" else config.dtype, torch.float32)
+    return device == "cpu" and not is_native(torch.device(device), dtype, config.force_reference)
 
 
 def _model_parts(model: _Model) -> Iterator[Part]:

@@ -178,6 +178,13 @@ def choose(
     return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
 
 
+def is_native(device: torch.device, dtype: torch.dtype, force_reference: bool = False) -> bool:
+    """Whether `choose` takes native kernels for these. May compile (seconds, once)."""
+    if _why_not(device, dtype, force_reference) is not None:
+        return False
+    return built_kernels(env.compiler(), env.cache_folder()).library is not None
+
+
 @cache
 def _warn(why: str) -> None:
     """Once a process: every model chooses kernels."""

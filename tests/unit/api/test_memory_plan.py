@@ -78,9 +78,17 @@ def test_where_memory_is_not_short_no_size_changes(
     assert fitted(plan)[0] == plan
 
 
-@pytest.mark.parametrize("quantise", ["none", "int8"])
-def test_the_plan_is_what_loading_takes(quantise: str) -> None:
-    config = replace(PLAIN, quantise=quantise, force_reference=True)
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(PLAIN, force_reference=True),
+        replace(PLAIN, force_reference=True, quantise="int8"),
+        PLAIN,
+        replace(PLAIN, dtype="float16"),
+        replace(PLAIN, quantise="int4"),
+    ],
+)
+def test_the_plan_is_what_loading_takes(config: EngineConfig) -> None:
     pair = load_pair("outrider/embedded", None, config)
     target = pair.target
     assert isinstance(target, LlamaModel)

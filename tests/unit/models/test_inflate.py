@@ -17,6 +17,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels.registry import is_native
 from outrider.lab import inflate_files
 from outrider.lab.inflate import SHAPES, Inflation, ModelShape, inflated_config, shape_called
 from outrider.lab.inflate_files import write_inflated
@@ -50,21 +51,25 @@ def inflated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written
 
 
-def logits(folder: Path) -> Tensor:
-    model = load_model(folder, LoadOptions(room=Room(num_slots=128), device="cpu"))
+def logits(folder: Path, dtype: str = "auto") -> Tensor:
+    model = load_model(folder, LoadOptions(room=Room(num_slots=128), device="cpu", dtype=dtype))
     model.state.open(0, ())
     ids = [(11 * i * i + 5) % 8192 for i in range(50)]
     return model.step([StepRow.chain(0, ids)], DraftNeeds()).logits_MV
 
 
 def test_a_width_of_a_power_of_four_keeps_every_bit(inflated: Callable[[str], Path]) -> None:
+    if not is_native(torch.device("cpu"), torch.bfloat16):
+        pytest.skip("sums of a library's products have an order of their own for each width")
     small, big = logits(resolve("outrider/embedded")), logits(inflated("x4"))
     assert torch.equal(big, small)
 
 
-def test_another_width_differs_by_rounding_at_most(inflated: Callable[[str], Path]) -> None:
-    small, big = logits(resolve("outrider/embedded")), logits(inflated("x2"))
-    assert (big - small).abs().max() < 0.01 * small.std()
+@pytest.mark.parametrize("name", SMALL)
+def test_a_width_differs_by_rounding_at_most(name: str, inflated: Callable[[str], Path]) -> None:
+    small = logits(resolve("outrider/embedded"), "float32")
+    big = logits(inflated(name), "float32")
+    assert (big - small).abs().max() < 1e-3 * small.std()
 
 
 # Sizes change shapes only. Other combinations are `deep`.

@@ -166,7 +166,10 @@ def test_the_spec_s_bytes_are_those_that_are_held(scheme: str, tmp_path: Path) -
     spec = read_config(folder).spec("x", bytes_per_weight=2, bytes_per_kv=2)
     table = 2 * spec.vocab_size * spec.hidden_size
     matrix_OI = torch.ones((spec.num_parameters - table // 2) // 256 // 32 * 32, 256)
-    held = choose(device=torch.device("cpu"), dtype=torch.bfloat16, quantise=scheme).pack(matrix_OI)
+    kernels = choose(device=torch.device("cpu"), dtype=torch.bfloat16, quantise=scheme)
+    if scheme == "int4" and not kernels.choices[0].name.startswith("native"):
+        pytest.skip("the reference kernels hold every integer as a byte")
+    held = kernels.pack(matrix_OI)
     assert replace(spec, quantise=scheme).weight_bytes == pytest.approx(
         table + held.nbytes, rel=0.05
     )
