@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from checks.documents import Document
-from outrider.cli.explain_machine import BYTE, OPERATION, Device, break_even, joules, model_of
-from outrider.cli.explain_machine import gain as gain_of
-from outrider.cli.explain_rounds import Numbers
+from outrider.cli.explain_topics import BYTE, OPERATION, Device, model_of
+from outrider.cli.plan_options import ExplainOptions
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.theory import (
     AheadTimes,
@@ -32,7 +31,8 @@ from outrider.planner.roofline import Mixture, critical_context
 
 PAGE = Document.named("theory.md").between("## 5.", "## Sources")
 PROSE = PAGE.prose
-NUMBERS = Numbers()
+NUMBERS = ExplainOptions()
+DEVICE = Device(NUMBERS)
 CARD = model_of(NUMBERS.parameters)
 
 
@@ -73,13 +73,12 @@ def test_acceptance_that_differs_is_worth_more(row: list[str]) -> None:
 
 
 def test_batches() -> None:
-    device = Device.of(NUMBERS)
     for row in PAGE.rows_under("| sequences | rows verified |"):
         size = int(row[0])
-        ratio = device.seconds(size, 5) / device.seconds(size, 1)
-        assert row[1:] == [str(5 * size), *digits(ratio, device.gain(NUMBERS, size))]
-    assert f"Speculation loses from {break_even(NUMBERS)} sequences on." in PROSE
-    assert f"rows are free up to {device.ridge:.0f} only" in PROSE
+        ratio = DEVICE.takes(size, 5) / DEVICE.takes(size, 1)
+        assert row[1:] == [str(5 * size), *digits(ratio, DEVICE.gain(size, NUMBERS.k))]
+    assert f"Speculation loses from {DEVICE.break_even()} sequences on." in PROSE
+    assert f"rows are free up to {DEVICE.ridge:.0f} only" in PROSE
 
 
 def test_a_long_context_brings_the_room_back() -> None:
@@ -87,7 +86,7 @@ def test_a_long_context_brings_the_room_back() -> None:
     assert f"keeps {kept} bytes a token" in PROSE
     for row in PAGE.rows_under("| sequences | no context |"):
         found = [
-            Device.of(NUMBERS).gain(replace(NUMBERS, context=context), int(row[0]))
+            Device(replace(NUMBERS, context=context)).gain(int(row[0]), NUMBERS.k)
             for context in (0, 1000, 8000)
         ]
         assert row[1:] == digits(*found)
@@ -166,22 +165,22 @@ def test_mixtures_of_experts() -> None:
 
 def test_energy() -> None:
     assert (NUMBERS.watts, BYTE, OPERATION) == (100, 30e-12, 0.75e-12)
-    plain = joules(NUMBERS, 0)
+    plain = DEVICE.joules(0)
     # 100 W for 15.6 ms, 14 GB, 14 GFLOP.
     assert plain == pytest.approx(100 * 14 / 900 + 14e9 * (30e-12 + 0.75e-12))
     for row in PAGE.rows_under("| K | J a token |"):
         k = int(row[0])
-        spent = joules(NUMBERS, k)
-        assert row[1:] == digits(spent, plain / spent, gain_of(NUMBERS, k))
+        spent = DEVICE.joules(k)
+        assert row[1:] == digits(spent, plain / spent, DEVICE.gain(1, k))
         # A draft with a tenth of the parameters; of K drafted tokens E - 1 are of use.
         moved, counted = 14e9 * (1 + 0.1 * k), 14e9 * (1 + k + 0.1 * k)
         drawn = 100 * 14 / 900 * (1 + 0.1 * k)
         by_hand = drawn + 30e-12 * moved + 0.75e-12 * counted
         assert spent == pytest.approx(by_hand / expected_tokens(0.8, k))
     # Two hundred times slower arithmetic, and refused tokens cost time as well as energy.
-    slow = replace(NUMBERS, tflops=1.5)
-    least = min(range(20), key=lambda k: joules(slow, k))
-    assert least <= max(range(20), key=lambda k: gain_of(slow, k))
+    slow = Device(replace(NUMBERS, tflops=1.5))
+    least = min(range(20), key=slow.joules)
+    assert least <= max(range(20), key=lambda k: slow.gain(1, k))
 
 
 def test_every_number_of_these_sections_is_computed_or_given() -> None:

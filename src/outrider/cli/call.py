@@ -36,11 +36,13 @@ _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[O_co]):
-    """What a verb is called with; `arguments` are its words without a flag, in order."""
+    """What a verb is called with; `arguments` are its words without a flag, in order, and `given`
+    names the options that the command line has."""
 
     resolved: Resolved
     options: O_co
     arguments: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
 
     @property
     def argument(self) -> str | None:
@@ -146,7 +148,8 @@ def _call(
         for name, value in given.items()
         if name in own
     }
-    return Call(_resolve(verb, words, given), verb.options(**options), words)
+    resolved = _resolve(verb, words, given)
+    return Call(resolved, verb.options(**options), words, frozenset(options))
 
 
 def _resolve(verb: Verb, words: Sequence[str], given: Mapping[str, object]) -> Resolved:

@@ -4,7 +4,7 @@ computes what the engine, the planner and the page compute."""
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,23 +15,20 @@ from hypothesis import strategies as st
 from checks.documents import Document
 from doubles.command_line import Command
 from doubles.racing import Written
-from outrider.cli.explain import TOPICS
-from outrider.cli.explain_machine import Device, break_even
-from outrider.cli.explain_rounds import (
+from outrider.cli.explain import explained, topics
+from outrider.cli.explain_topics import (
     COINS,
     DRAFT,
     LAST,
-    SYMBOLS,
     WORDS,
-    Numbers,
+    WORKED,
+    Device,
     P,
     Q,
-    longest,
     residual,
-    speed_up,
     walk,
 )
-from outrider.cli.plan_options import NAMES, ExplainOptions
+from outrider.cli.plan_options import EXPLAIN_TOPICS, ExplainOptions
 from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Laws
@@ -47,35 +44,34 @@ def told(outrider: Command, *words: str) -> dict[str, Any]:
 
 
 def test_the_verb_the_options_and_the_topics_agree() -> None:
-    assert tuple(topic.name for topic in TOPICS) == NAMES
-    numbers = {item.name for item in fields(Numbers)}
-    assert numbers == set(SYMBOLS) == {item.name for item in fields(ExplainOptions)} - {"json"}
-    assert {name for topic in TOPICS for name in topic.takes} == numbers
+    assert tuple(topics()) == tuple(WORKED) == EXPLAIN_TOPICS
+    numbers = {item.name for item in fields(ExplainOptions)} - {"json"}
+    assert {name for topic in topics().values() for name in topic.get("takes", [])} == numbers
 
 
 def test_without_a_topic_all_are_listed(outrider: Command) -> None:
     shown = outrider("explain")
     assert shown.code == 0
     listed = json.loads(outrider("explain", "--json").out)
-    assert [entry["topic"] for entry in listed] == list(NAMES)
-    for topic in TOPICS:
-        assert topic.text in shown.out
+    assert [entry["topic"] for entry in listed] == list(EXPLAIN_TOPICS)
+    for entry in listed:
+        assert entry["text"] in shown.out
 
 
-@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+@pytest.mark.parametrize("topic", EXPLAIN_TOPICS)
 def test_every_topic_shows_formula_numbers_and_where_to_read_more(
-    outrider: Command, topic: Any
+    outrider: Command, topic: str
 ) -> None:
-    shown, found = outrider("explain", topic.name), told(outrider, topic.name)
+    shown, found = outrider("explain", topic), told(outrider, topic)
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith(found["title"])
     for line in (*found["formula"], *found["more"]):
         assert line in shown.out
     for step in found["steps"]:
         assert f"{step['name']} = {step['worked']} = {step['value']:.3f}" in shown.out
-    for name in topic.takes:
+    for name in topics()[topic].get("takes", []):
         assert f"--{name.replace('_', '-')}" in shown.out
-        assert found["given"][name] == getattr(Numbers(), name)
+        assert found["given"][name] == getattr(ExplainOptions(), name)
     assert "\x1b[" not in shown.out
 
 
@@ -103,9 +99,7 @@ def test_the_walk_is_that_of_the_shipped_rule(coins: list[float], last: float) -
     draft = Draft.chain([WORDS.index(word) for word in DRAFT], q_NV)
     noise = Written(tuple(coins), last)
     (verdict,) = TokenRule()([VerifyRow(draft, Laws(probs_NV=p_NV), noise)])
-    ours = walk(coins, last)
-    assert ours.accepted == DRAFT[: len(verdict.path)]
-    assert ours.last == WORDS[verdict.next_token]
+    assert walk(coins, last) == (len(verdict.path), WORDS[verdict.next_token])
 
 
 def test_the_round_is_that_of_the_page() -> None:
@@ -114,7 +108,7 @@ def test_the_round_is_that_of_the_page() -> None:
         assert [tuple(map(float, row[1:])) for row in page.rows_under(header)] == list(laws)
     assert [float(row[5]) for row in page.rows_under("| place | word |") if row[5]] == list(COINS)
     assert f"A second uniform number, {LAST:.2f}, falls on `on`" in page.prose
-    assert walk(COINS, LAST).emitted == ("cat", "sat", "on")
+    assert walk(COINS, LAST) == (2, "on")
 
 
 @given(st.integers(0, 3))
@@ -127,20 +121,19 @@ def test_accepted_and_recovered_mass_make_up_the_target(place: int) -> None:
 
 @given(st.floats(0, 1), st.floats(0, 3), st.floats(0.5, 4))
 def test_the_best_k_is_better_than_all_others(alpha: float, c: float, verify: float) -> None:
-    numbers = Numbers(alpha=alpha, c=c, verify=verify)
-    best = longest(numbers).steps[0].value
+    numbers = ExplainOptions(alpha=alpha, c=c, verify=verify)
+    best = explained("best-k", numbers)["steps"][0]["value"]
     for k in (1, 2, 3, 5, 8, 13, 64):
-        gain = speed_up(Numbers(alpha=alpha, c=c, verify=verify, k=k)).steps[-1].value
+        gain = explained("speed-up", replace(numbers, k=k))["steps"][-1]["value"]
         assert gain <= max(best, 1) + 1e-9
 
 
 def test_speculation_gains_below_the_break_even_and_loses_from_it_on() -> None:
-    numbers = Numbers()
-    limit = break_even(numbers)
+    device = Device(ExplainOptions())
+    limit = device.break_even()
     assert limit is not None
-    device = Device.of(numbers)
-    assert device.gain(numbers, limit) <= 1 < device.gain(numbers, limit - 1)
-    assert break_even(Numbers(context=100_000)) is None
+    assert device.gain(limit, 4) <= 1 < device.gain(limit - 1, 4)
+    assert Device(ExplainOptions(context=100_000)).break_even() is None
 
 
 def test_drafting_ahead_says_which_batch_goes_on_without_a_draft(outrider: Command) -> None:

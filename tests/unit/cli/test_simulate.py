@@ -16,7 +16,7 @@ from doubles.command_line import Command
 from doubles.planned import calibration
 from outrider.bench import drawing
 from outrider.bench.charts import Chart, Timeline
-from outrider.cli.simulate_setup import MODEL_IDS, SIZES, spec_named
+from outrider.cli.model_sizes import known_ids, spec_named
 from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
 
@@ -261,15 +261,15 @@ def test_a_calibration_must_have_what_is_asked_of_it(outrider: Command, tmp_path
 def test_sizes_are_those_of_the_catalogue() -> None:
     """Weights as published, in bytes; that of a tied table counts once here."""
     models = {m.model_id: m for pair in list_pairs() for m in (pair.draft, pair.target)}
-    assert set(models) <= set(MODEL_IDS)
+    assert set(models) <= set(known_ids())
     for model_id, model in models.items():
         spec = spec_named(model_id)
         if model.kv_bytes_per_token:
             assert spec.kv_bytes_per_token == model.kv_bytes_per_token, model_id
         if model_id != "Qwen/Qwen3-0.6B" and model.dtype != "int4":
             assert spec.weight_bytes / 1e9 == pytest.approx(model.weights_gb, rel=0.05), model_id
-    assert SIZES["llama-70b"].num_parameters == pytest.approx(70.6e9, rel=0.005)
-    assert SIZES["qwen3-32b"].num_parameters == pytest.approx(32.8e9, rel=0.005)
+    assert spec_named("llama-70b").num_parameters == pytest.approx(70.6e9, rel=0.005)
+    assert spec_named("qwen3-32b").num_parameters == pytest.approx(32.8e9, rel=0.005)
 
 
 @pytest.mark.weights
