@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.bench.machine import new_run_id, provenance
-from outrider.bench.pages import Page, Section, write_page
+from outrider.bench.pages import Page, write_page
 from outrider.bench.requests import replay, texts_of
 from outrider.bench.store import REQUESTS, RESULTS, write_json
 from outrider.bench.studies.engines_cells import Evidence, Taken
@@ -147,9 +147,7 @@ def _write(call: Call[EnginesOptions], done: _Done) -> None:
         return [*drawn, *draw_timelines(done.taken, words, target)]
 
     drawn = engine_setup.draw(not call.options.no_plots, draw)
-    pictures = engine_setup.pictures(done.folder, drawn)
-    figures = [Section(title="Figures", pictures=pictures)] if pictures else []
-    write_page(done.folder, Page(page.title, [*page.sections, *figures]))
+    engine_setup.write_pages(done.folder, page, drawn)
     if not call.options.json:
         engine_setup.print_page(page)
         print(f"results: {done.folder} ({RESULTS}, {REQUESTS}, report.md, report.html)\n")

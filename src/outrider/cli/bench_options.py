@@ -194,18 +194,13 @@ BENCH_SSD = Verb(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepOptions(JsonOption):
-    """Of `bench sweep`. What is None is left to a preset, or to the default that the help names."""
+class GridOptions(JsonOption):
+    """Of every sweep. What is None is left to a preset, or to the default that the help names."""
 
-    over: tuple[str, ...] = setting(
-        (),
-        "Vary this, as NAME=A,B; again for another axis: k, drafter, rule, temperature, domain, "
-        "context (prompt tokens), batch, concurrency, pair, engine, fan-out, p-hit, any setting.",
-    )
-    preset: str | None = setting(None, "Fill in a published study; --presets lists them.")
-    presets: bool = setting(False, "List the presets, and measure nothing.")
-    pair: str | None = setting(
-        None, "Pairs of `outrider pairs`, between commas, instead of a preset's or of --target."
+    preset: str | None = setting(
+        None,
+        "Fill in a published study, such as gpt2-k or llama3-batch; `bench sweep --presets` lists "
+        "them.",
     )
     experiment: str | None = setting(
         None, "Read these options and settings from a YAML file; flags go before it."
@@ -217,20 +212,57 @@ class SweepOptions(JsonOption):
     iterations: int | None = setting(
         None, "Measure every prompt this often (1).", minimum=1, maximum=1_000_000
     )
-    requests: int = setting(
-        10, "Requests of one piece of work with --over concurrency.", minimum=1, maximum=10_000
-    )
     warmup: int | None = setting(
         None, "Untimed visits before the first (1).", minimum=0, maximum=1000
-    )
-    at_once: int = setting(
-        8, "Most engines in memory together, besides plain decoding.", minimum=1, maximum=64
     )
     output_dir: str | None = setting(
         None, "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run goes on in it."
     )
     fresh: bool = setting(False, "Measure again what the folder has already.")
     no_plots: bool = setting(False, "Draw no figures.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions(GridOptions):
+    """Of `bench sweep`."""
+
+    over: tuple[str, ...] = setting(
+        (),
+        "Vary this, as NAME=A,B; again for another axis: k, drafter, rule, temperature, domain, "
+        "context (prompt tokens), batch, concurrency, pair, engine, fan-out, p-hit, any setting.",
+    )
+    presets: bool = setting(False, "List the presets, and measure nothing.")
+    pair: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas, instead of a preset's or of --target."
+    )
+    requests: int = setting(
+        10, "Requests of one piece of work with --over concurrency.", minimum=1, maximum=10_000
+    )
+    at_once: int = setting(
+        8, "Most engines in memory together, besides plain decoding.", minimum=1, maximum=64
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KSweepOptions(GridOptions):
+    """Of `bench k`."""
+
+    pairs: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+    )
+    domains: str | None = setting(
+        None,
+        "Between commas: code, maths, conversation (these by default), summarization, translation, "
+        "retrieval.",
+    )
+    single_prompt: str | None = setting(None, "Measure this one prompt instead.")
+    ks: str | None = setting(None, "Draft lengths, between commas (1,2,4,8); 0 is always measured.")
+    max_k: int | None = setting(None, "Measure every K from 1 to this.", minimum=0, maximum=64)
+    max_tokens: int | None = setting(None, "Emit at most this many tokens (64).", minimum=1)
+    batch_size: int | None = setting(
+        None, "Run this many prompts at once (1).", minimum=1, maximum=1024
+    )
+    reference: bool = setting(False, "Also print figures that were published for like runs.")
 
 
 # Settings that a sweep decides for all cells alike.

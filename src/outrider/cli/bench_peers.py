@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.machine import new_run_id, provenance
-from outrider.bench.pages import Page, Section, write_page
+from outrider.bench.pages import Page, write_page
 from outrider.bench.peers.compare import (
     TIERS,
     Comparison,
@@ -344,9 +344,7 @@ def _write_race(call: Call[DraftersOptions], done: _Done, about: Subject) -> Non
         return draw_all(done.evidence.cells, words, done.folder / "figures")
 
     drawn = engine_setup.draw(not call.options.no_plots, draw)
-    pictures = engine_setup.pictures(done.folder, drawn)
-    figures = [Section(title="Figures", pictures=pictures)] if pictures else []
-    write_page(done.folder, Page(page.title, [*page.sections, *figures]))
+    engine_setup.write_pages(done.folder, page, drawn)
     if call.options.json:
         print(json_line({"folder": str(done.folder), **done.record}))
     else:

@@ -1,208 +1,42 @@
 """`outrider bench sweep`: grids of anything, measured cell by cell beside plain decoding.
 
-What a flag leaves open is filled in by the experiment file, then by the preset, then by the user's
-settings, then by a default that keeps a first run short. A flag that names a setting takes the
-place of a preset's axis of that name.
+`outrider bench k`: the sweep over K alone, summed up in words and drawn.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from outrider.bench.machine import provenance
-from outrider.bench.pages import Page, Section, write_page
+from outrider.bench import figures
+from outrider.bench.frame import MIN_PAIRS
+from outrider.bench.machine import provenance, said_of
+from outrider.bench.pages import Page
+from outrider.bench.studies import sweep_figures
 from outrider.bench.studies.sweep import Lineup, run_visits
-from outrider.bench.studies.sweep_axes import (
-    CONCURRENCY,
-    DOMAIN,
-    FLAG,
-    PAIR,
-    SPECIAL,
-    Axis,
-    axes_of,
-    named,
-)
-from outrider.bench.studies.sweep_figures import draw_all
-from outrider.bench.studies.sweep_grid import Grid, PromptSource, Terms, grid_of
-from outrider.bench.studies.sweep_plan import Group, Pair, missing
-from outrider.bench.studies.sweep_recipes import RECIPES, Recipe, recipe
-from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
-from outrider.bench.studies.sweep_report import sections, tested_claims
-from outrider.bench.studies.sweep_summary import points, write_summary
-from outrider.bench.workload import MIXED, PromptDataset, check_domain
-from outrider.cli import engine_setup as engine_setup
-from outrider.cli.bench_options import DECIDED_BY_GRIDS, SweepOptions
+from outrider.bench.studies.sweep_axes import named
+from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_grid import Grid, grid_of
+from outrider.bench.studies.sweep_plan import Group, Pair, Visit, missing
+from outrider.bench.studies.sweep_recipes import RECIPES, REFERENCES
+from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
+from outrider.bench.studies.sweep_report import sections, spread_text, tested_claims
+from outrider.bench.studies.sweep_summary import write_summary
+from outrider.cli import engine_setup
+from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import json_line
+from outrider.cli.output import json_line, screen_table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
-from outrider.cli.sweep_setup import with_experiment
+from outrider.cli.sweep_setup import Setup, set_up, set_up_k
+from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
-from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
-from outrider.models.loading import pick_device
-
-NUM_PROMPTS = 10
-MAX_TOKENS = 64
-# A folder's name has so many pairs or axes before it only counts them.
-_MOST_NAMED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """A sweep that is ready to be planned; `grids` are the axes of each."""
-
-    grids: tuple[tuple[Axis, ...], ...]
-    subjects: tuple[Pair, ...]
-    terms: Terms
-    folder: Path
-    options: SweepOptions
-    recipe: Recipe | None
-    warmup: int
-    plots: bool
-
-
-def set_up(call: Call[SweepOptions]) -> Setup:
-    """Raises ConfigError for words that cannot be meant."""
-    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_GRIDS)
-    found = recipe(options.preset) if options.preset else None
-    if found is None and not options.over:
-        raise ConfigError(
-            "nothing to vary.", hint=f"outrider bench sweep {FLAG} k=2,4,8, or --presets"
-        )
-    resolved = _with_settings(options, resolved, found)
-    own = axes_of(options.over)
-    _check_flags(resolved, own)
-    grids = _grids(own, found, options, resolved)
-    subjects = _subjects(grids, options, resolved)
-    saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
-    terms = _terms(options, resolved, found, saved)
-    for axis in (axis for grid in grids for axis in grid):
-        _check_domains(axis, saved)
-    return Setup(
-        grids=grids,
-        subjects=subjects,
-        terms=terms,
-        folder=Path(options.output_dir or _folder_name(options, subjects, grids[0])),
-        options=options,
-        recipe=found,
-        warmup=_first(options.warmup, found and found.warmup, 1),
-        plots=not options.no_plots and (found is None or found.plots),
-    )
-
-
-def _with_settings(options: SweepOptions, resolved: Resolved, found: Recipe | None) -> Resolved:
-    """The recipe's settings, and defaults of a sweep, where nobody decided. Other models than the
-    recipe's have a precision of their own."""
-    given: dict[str, object] = {"max_tokens": MAX_TOKENS, "batch_size": 1}
-    given |= dict(found.settings) if found else {}
-    if _other_models(options, resolved):
-        given.pop("dtype", None)
-    chosen = dict(resolved.chosen)
-    for name, value in given.items():
-        if chosen[name].origin == DEFAULT:
-            fixed = typed(SETTINGS[name], Given(value, f"the preset's {name}"))
-            chosen[name] = Chosen(SETTINGS[name], fixed, "preset")
-    return Resolved(chosen)
-
-
-def _flagged(resolved: Resolved, name: str) -> bool:
-    setting = name not in SPECIAL and resolved.chosen.get(name)
-    return bool(setting) and setting.origin.startswith("--")
-
-
-def _other_models(options: SweepOptions, resolved: Resolved) -> bool:
-    return options.pair is not None or _flagged(resolved, "target")
-
-
-def _check_flags(resolved: Resolved, own: Sequence[Axis]) -> None:
-    for axis in own:
-        if _flagged(resolved, axis.name):
-            flag = SETTINGS[axis.name].flag
-            raise ConfigError(
-                f"{flag} and {FLAG} {axis.name} both say which.", hint="drop one of them"
-            )
-
-
-def _grids(
-    own: Sequence[Axis], found: Recipe | None, options: SweepOptions, resolved: Resolved
-) -> tuple[tuple[Axis, ...], ...]:
-    """The user's axes take the place of the recipe's."""
-    ours = {axis.name: axis for axis in own}
-    models = _other_models(options, resolved)
-    if models and PAIR in ours:
-        raise ConfigError(
-            f"{FLAG} pair and --{'pair' if options.pair else 'target'} both name models.",
-            hint="drop one of them",
-        )
-    grids: list[tuple[Axis, ...]] = []
-    for words in found.grids if found else ((),):
-        theirs = {
-            axis.name: axis
-            for axis in axes_of(words)
-            if not _flagged(resolved, axis.name) and not (models and axis.name == PAIR)
-        }
-        if CONCURRENCY in ours:
-            theirs.pop("batch_size", None)
-        grids.append(tuple((theirs | ours).values()))
-    return tuple(dict.fromkeys(grids))
-
-
-def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
-    for value in axis.values if axis.name == DOMAIN else ():
-        if saved is None:
-            check_domain(str(value))
-        else:
-            saved.get_by_domain(str(value))
-
-
-def _subjects(
-    grids: Sequence[Sequence[Axis]], options: SweepOptions, resolved: Resolved
-) -> tuple[Pair, ...]:
-    """Known pairs, or the models that settings name."""
-    axis = next((axis for grid in grids for axis in grid if axis.name == PAIR), None)
-    names = options.pair or (",".join(map(str, axis.values)) if axis else None)
-    if names is None:
-        found = [engine_setup.subject(resolved, most_in_flight=1)]
-    else:
-        found = engine_setup.known_pairs(resolved, names, most_in_flight=1)
-    return tuple(Pair(one.name, one.models.target, one.models.draft, one.engine) for one in found)
-
-
-def _terms(
-    options: SweepOptions, resolved: Resolved, found: Recipe | None, saved: PromptDataset | None
-) -> Terms:
-    params = resolved.sampling()
-    params = replace(params, n=1, logprobs=False, top_logprobs=0)
-    return Terms(
-        params=params,
-        prompts=PromptSource(_first(options.prompts, found and found.prompts, NUM_PROMPTS), saved),
-        domain=MIXED if saved is None else saved.domains[0],
-        iterations=_first(options.iterations, found and found.iterations, 1),
-        num_requests=options.requests,
-        at_once=options.at_once,
-    )
-
-
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
-
-
-def _folder_name(options: SweepOptions, subjects: Sequence[Pair], axes: Sequence[Axis]) -> Path:
-    today = datetime.date.today().isoformat()
-    device = pick_device(subjects[0].engine.device).type
-    names = [axis.name for axis in axes if axis.name != PAIR]
-    what = options.preset or "-".join(["sweep", *_few(names, "axes")])
-    pairs = "+".join(_few([one.name for one in subjects], "pairs"))
-    return Path("results") / "-".join([today, device, pairs, what])
-
-
-def _few(names: Sequence[str], noun: str) -> list[str]:
-    return list(names) if len(names) <= _MOST_NAMED else [f"{len(names)}-{noun}"]
 
 
 @dataclass(slots=True)
@@ -219,10 +53,19 @@ def sweep(call: Call[SweepOptions]) -> int:
     if call.options.presets:
         return _list_presets(call.options)
     setup = set_up(call)
-    folder = ResultsFolder.open(setup.folder, SWEEP)
-    run = _Run(setup, folder)
     if setup.recipe is not None and setup.recipe.remark:
         engine_setup.say(f"note: {setup.recipe.remark}")
+    return _go(setup, _sweep_page)
+
+
+def k(call: Call[KSweepOptions]) -> int:
+    start_logging(call.resolved.program())
+    return _go(set_up_k(call), _k_page)
+
+
+def _go(setup: Setup, show: Callable[[_Run], Sequence[Path]]) -> int:
+    folder = ResultsFolder.open(setup.folder, setup.terms.schema)
+    run = _Run(setup, folder)
     try:
         _measure(run, _planned(run))
     except KeyboardInterrupt:
@@ -233,7 +76,11 @@ def sweep(call: Call[SweepOptions]) -> int:
         return INTERRUPTED
     if not folder.samples:
         return max(run.refused, default=1)
-    return max(_show(setup, folder), *run.refused, 0)
+    drawn = show(run)
+    if drawn and not setup.options.json:
+        print(f"figures: {Path(folder.path, 'figures')} ({len(drawn)} files)")
+    failed = any(cell.num_failures for cell in cells(folder))
+    return max(int(failed), *run.refused, 0)
 
 
 def _list_presets(options: SweepOptions) -> int:
@@ -267,6 +114,9 @@ def _planned(run: _Run) -> list[Group]:
             continue
         for grid in grids:
             _report_ways(run, grid)
+            if not grid.num_cells:
+                name = subject.name
+                engine_setup.say(f"note: {name}: nothing is drafted, so only plain decoding runs")
             groups += grid.groups
             num_cells += grid.num_cells
     if groups:
@@ -294,13 +144,15 @@ def _report_ways(run: _Run, grid: Grid) -> None:
 
 def _measure(run: _Run, groups: Sequence[Group]) -> None:
     """Visits that the folder lacks, group by group."""
-    setup, folder = run.setup, run.folder
-    with Meter("sweep", sum(len(one.visits()) for one in groups), unit="visits") as meter:
-        for group in groups:
-            everything = group.visits()
-            todo = everything if setup.options.fresh else missing(everything, folder)
-            meter.step(len(everything) - len(todo), title=group.pair)
-            if not todo:
+    everything = [group.visits() for group in groups]
+    todo = [_outstanding(run, visits) for visits in everything]
+    if groups and not any(todo):
+        path = run.folder.path
+        engine_setup.say(f"note: {path} has all samples already; --fresh measures again")
+    with Meter("sweep", sum(map(len, everything)), unit="visits") as meter:
+        for group, visits, left in zip(groups, everything, todo, strict=True):
+            meter.step(len(visits) - len(left), title=group.pair)
+            if not left:
                 continue
             lineup = _load(run, group)
             if lineup is None:
@@ -308,6 +160,10 @@ def _measure(run: _Run, groups: Sequence[Group]) -> None:
             with closing(lineup):
                 for _ in _measure_group(run, group, lineup):
                     meter.step()
+
+
+def _outstanding(run: _Run, visits: Sequence[Visit]) -> Sequence[Visit]:
+    return visits if run.setup.options.fresh else missing(visits, run.folder)
 
 
 def _load(run: _Run, group: Group) -> Lineup | None:
@@ -332,12 +188,12 @@ def _measure_group(run: _Run, group: Group, lineup: Lineup) -> Iterator[None]:
     for name, reason in refused.items():
         engine_setup.say(f"note: not measured: {name}: {reason}")
         run.refused.append(1)
-    everything = replace(group, ways=tuple(lineup.ways)).visits()
-    todo = everything if setup.options.fresh else missing(everything, folder)
+    todo = _outstanding(run, replace(group, ways=tuple(lineup.ways)).visits())
     number = folder.add_run(
         group.circumstances(),
         {
             "target": group.target,
+            "draft": next((way.draft for way in group.ways if way.draft), None),
             "axes": {axis.name: list(axis.values) for grid in setup.grids for axis in grid},
             "preset": setup.options.preset,
             "refused": refused,
@@ -353,20 +209,130 @@ def _way_name(drafter: str, k: int) -> str:
     return named({"drafter": drafter, "k": k})
 
 
-def _show(setup: Setup, folder: ResultsFolder) -> int:
-    """Write summary, page and figures, and print them; 1 if any sample failed."""
+def _sweep_page(run: _Run) -> Sequence[Path]:
+    """Write summary, page and figures, and print them; the figures."""
+    folder = run.folder
     record = write_summary(folder, tested_claims(folder))
     page = Page(f"Sweep, {folder.path.name}", list(sections(folder)))
-    drawn = engine_setup.draw(setup.plots, lambda: draw_all(folder))
-    pictures = engine_setup.pictures(folder.path, drawn)
-    figures = [Section(title="Figures", pictures=pictures)] if pictures else []
-    write_page(folder.path, Page(page.title, [*page.sections, *figures]))
-    if setup.options.json:
-        names = [str(path) for path in drawn]
-        print(json_line({"folder": str(folder.path), "figures": names, **record}))
-    else:
+    drawn = engine_setup.draw(run.setup.plots, lambda: sweep_figures.draw_all(folder))
+    engine_setup.write_pages(folder.path, page, drawn)
+    _print_record(run, record, drawn)
+    if not run.setup.options.json:
         engine_setup.print_page(page)
         print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
-        if drawn:
-            print(f"figures: {Path(folder.path, 'figures')} ({len(drawn)} files)")
-    return 1 if any(point.cell.num_failures for point in points(folder)) else 0
+    return drawn
+
+
+def _k_page(run: _Run) -> Sequence[Path]:
+    """Write summary and figures, and print tables and sentences; the figures."""
+    folder, options = run.folder, run.setup.options
+    record = write_summary(folder)
+    drawn = engine_setup.draw(run.setup.plots, lambda: figures.draw_all(folder))
+    _print_record(run, record, drawn)
+    if not options.json:
+        reference = isinstance(options, KSweepOptions) and options.reference
+        for page in (*pages(folder, record), *([reference_table()] if reference else [])):
+            print(page, end="\n\n")
+        print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv)")
+    return drawn
+
+
+def _print_record(run: _Run, record: Mapping[str, object], drawn: Sequence[Path]) -> None:
+    if run.setup.options.json:
+        names = [str(path) for path in drawn]
+        print(json_line({"folder": str(run.folder.path), "figures": names, **record}))
+
+
+HEADER = (
+    "K",
+    "samples",
+    "failed",
+    "ok %",
+    "latency ms",
+    "tok/s",
+    "speed-up (95 %)",
+    "accepted %",
+    "drafted",
+    "accepted",
+    "tok/round",
+)
+
+
+def pages(folder: ResultsFolder, record: Mapping[str, Any]) -> Iterator[str]:
+    """The tables, then the sentences that go with them."""
+    found = cells(folder)
+    for (pair, domain), group in groupby(found, key=lambda cell: (cell.pair, cell.domain)):
+        title = f"{pair}, {domain}: {_how(folder, pair)}"
+        yield f"{title}\n{screen_table([_row(cell) for cell in group], header=HEADER)}"
+    yield "\n".join(_sentences(found, record))
+
+
+def reference_table() -> str:
+    """Published figures. They are of other engines, machines and counters."""
+    rows = [
+        (
+            item.pair,
+            item.device,
+            item.setting,
+            "-" if item.tokens_per_second is None else f"{item.tokens_per_second:g}",
+            "-" if item.acceptance is None else f"{100 * item.acceptance:.1f}",
+            item.note,
+        )
+        for item in REFERENCES
+    ]
+    header = ("pair", "device", "setting", "tok/s", "accepted %", "note")
+    return f"Published elsewhere, by other engines:\n{screen_table(rows, header=header)}"
+
+
+def _how(folder: ResultsFolder, pair: str) -> str:
+    run = next(run for run in reversed(folder.runs) if run["pair"] == pair)
+    settings: Mapping[str, Any] = run["settings"]
+    heat = settings["temperature"]
+    parts = [
+        "greedy" if heat == 0 else f"temperature {heat:g}",
+        f"{settings['max_tokens']} tokens",
+        f"batch {settings['batch_size']}",
+        f"drafter {settings.get('drafter', 'none')}",
+    ]
+    if settings["sampler"] not in EXACT_SAMPLERS:
+        parts.append(f"LOSSY sampler {settings['sampler']}")
+    return ", ".join(parts)
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    ratio = cell.speedup
+    speedup = "1" if cell.k == 0 else "-"
+    if ratio is not None:
+        interval = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+        speedup = f"{ratio.value:.2f}{interval}"
+    return (
+        str(cell.k),
+        str(cell.num_samples),
+        str(cell.num_failures),
+        f"{100 * cell.success_rate:.0f}",
+        spread_text(cell.latency_ms, 1),
+        spread_text(cell.tokens_per_second, 1),
+        speedup,
+        spread_text(cell.acceptance, 1, scale=100),
+        spread_text(cell.num_drafted, 1) if cell.k else "-",
+        spread_text(cell.num_accepted, 1) if cell.k else "-",
+        "-" if cell.tokens_per_round is None else f"{cell.tokens_per_round:.2f}",
+    )
+
+
+def _sentences(found: list[Cell], record: Mapping[str, Any]) -> Iterator[str]:
+    same = record["greedy_identical"]
+    if same is not None:
+        verb = "are" if same else "are NOT"
+        yield f"Greedy tokens at every K {verb} those of plain decoding, in this same run."
+    yield from record["verdicts"]
+    if any(cell.speedup and cell.speedup.low is None for cell in found):
+        num = MIN_PAIRS * max(run["settings"]["batch_size"] for run in record["runs"])
+        yield f"An interval and a verdict need {MIN_PAIRS} pieces (--prompts {num})."
+    reasons: Counter[str] = Counter()
+    for cell in found:
+        reasons.update(cell.failures)
+    for reason, num in reasons.most_common(5):
+        yield f"{num} failed: {reason}"
+    if said := said_of(record["foreign_cpu_share"]):
+        yield said

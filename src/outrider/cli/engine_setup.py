@@ -16,13 +16,14 @@ from pathlib import Path
 from outrider.bench import drawing
 from outrider.bench.frame import csv_text
 from outrider.bench.machine import machine, weights_digest
-from outrider.bench.pages import Page, Picture
+from outrider.bench.pages import Page, Picture, Section, write_page
 from outrider.bench.store import RESULTS, write_text
 from outrider.bench.studies.engines_cells import Taken
 from outrider.bench.studies.engines_plan import Contestant, EnginePlan
 from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.output import check_writable, prose, screen_table
 from outrider.cli.paint import taken
+from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.fields import words_of
@@ -47,37 +48,37 @@ def subject(resolved: Resolved, *, most_in_flight: int) -> Subject:
     """The models that settings name. A batch holds all that will be in flight unless its size was
     set."""
     program, engine = resolved.program(), _engine(resolved, most_in_flight)
-    if program.draft == "none" and engine.drafter == "auto":
-        engine = replace(engine, drafter="none")
     draft = None if program.draft in ("auto", "none") else program.draft
     slug = re.sub(r"[^\w.-]+", "-", Path(program.target).name or program.target).strip("-.")
     return Subject(slug or "model", Models(program.target, draft), engine, _own(resolved))
 
 
 def known_pairs(resolved: Resolved, names: str, *, most_in_flight: int) -> list[Subject]:
-    """Those of `outrider pairs`, each once, in their published precision. Raises ConfigError."""
-    for name in ("target", "draft"):
-        if resolved.chosen[name].origin.startswith("--"):
-            raise ConfigError(f"--pairs and --{name} both name models.", hint="drop one of them")
+    """Those of `outrider pairs`, each once, in their published precision; --draft replaces their
+    drafts, and none drops them. Raises ConfigError."""
+    if resolved.chosen["target"].origin.startswith("--"):
+        raise ConfigError("--pairs and --target both name models.", hint="drop one of them")
     pairs = words_of("--pairs", names, hint="`outrider pairs` lists them")
-    engine = _engine(resolved, most_in_flight)
-    return [_known(get_pair(name), engine, own=_own(resolved)) for name in pairs]
+    engine, draft = _engine(resolved, most_in_flight), resolved.program().draft
+    return [_known(get_pair(name), engine, draft, own=_own(resolved)) for name in pairs]
 
 
-def _known(pair: ModelPair, engine: EngineConfig, *, own: bool) -> Subject:
+def _known(pair: ModelPair, engine: EngineConfig, draft: str, *, own: bool) -> Subject:
     if engine.drafter == "auto" and pair.drafter != "auto":
         bits = pair.self_quantise or engine.self_quantise
         engine = replace(engine, drafter=pair.drafter, self_quantise=bits)
     if engine.dtype == "auto" and pair.target_model_id != EMBEDDED_TARGET:
         engine = replace(engine, dtype=pair.target.dtype)
-    return Subject(pair.pair_name, Models(pair.target_model_id, pair.draft_to_load), engine, own)
+    chosen = {"auto": pair.draft_to_load, "none": None}.get(draft, draft)
+    return Subject(pair.pair_name, Models(pair.target_model_id, chosen), engine, own)
 
 
 def _engine(resolved: Resolved, most_in_flight: int) -> EngineConfig:
+    """Without a draft, plain decoding, unless another drafter was asked for by name."""
     engine = resolved.engine()
     if resolved.chosen["batch_size"].origin == DEFAULT:
         engine = replace(engine, batch_size=most_in_flight)
-    return engine
+    return without_draft(engine) if resolved.program().draft == "none" else engine
 
 
 def _own(resolved: Resolved) -> bool:
@@ -180,9 +181,9 @@ def draw(wanted: bool, make: Callable[[], Sequence[Path]]) -> Sequence[Path]:
     return make()
 
 
-def pictures(folder: Path, drawn: Sequence[Path]) -> list[Picture]:
-    """Those in `drawn`, whose addresses are paths from the page on."""
-    return [
+def write_pages(folder: Path, page: Page, drawn: Sequence[Path]) -> None:
+    """`page` with the figures that were drawn, whose addresses are paths from the page on."""
+    pictures = [
         Picture(
             title=path.stem.replace("_", " "),
             light=path.relative_to(folder).as_posix(),
@@ -191,6 +192,8 @@ def pictures(folder: Path, drawn: Sequence[Path]) -> list[Picture]:
         for path in drawn
         if path.suffix == ".svg" and not path.stem.endswith("-dark")
     ]
+    figures = [Section(title="Figures", pictures=pictures)] if pictures else []
+    write_page(folder, Page(page.title, [*page.sections, *figures]))
 
 
 def measure(

@@ -49,47 +49,6 @@ class ChatOptions(JsonOption):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KSweepOptions(JsonOption):
-    """Of `bench k`. What is None is left to a recipe, or to the default that the help names."""
-
-    pairs: str | None = setting(
-        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
-    )
-    preset: str | None = setting(None, "Fill in a published recipe: gpt2-k or llama3-batch.")
-    experiment: str | None = setting(
-        None, "Read these options and settings from a YAML file; flags go before it."
-    )
-    domains: str | None = setting(
-        None,
-        "Between commas: code, maths, conversation (these by default), summarization, translation, "
-        "retrieval.",
-    )
-    prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
-    prompt_set: str | None = setting(
-        None, "Take the prompts from this file of `outrider prompts --output`."
-    )
-    single_prompt: str | None = setting(None, "Measure this one prompt instead.")
-    ks: str | None = setting(None, "Draft lengths, between commas (1,2,4,8); 0 is always measured.")
-    max_k: int | None = setting(None, "Measure every K from 1 to this.", minimum=0, maximum=64)
-    iterations: int | None = setting(
-        None, "Measure every prompt this often (1).", minimum=1, maximum=1_000_000
-    )
-    max_tokens: int | None = setting(None, "Emit at most this many tokens (64).", minimum=1)
-    batch_size: int | None = setting(
-        None, "Run this many prompts at once (1).", minimum=1, maximum=1024
-    )
-    warmup: int | None = setting(
-        None, "Untimed runs before the first (1).", minimum=0, maximum=1000
-    )
-    output_dir: str | None = setting(
-        None, "Folder of results; results/DATE-DEVICE-PAIR if not given. A run goes on in it."
-    )
-    fresh: bool = setting(False, "Measure again what the folder has already.")
-    no_plots: bool = setting(False, "Draw no figures.")
-    reference: bool = setting(False, "Also print figures that were published for like runs.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CommOptions(JsonOption):
     """Of `bench comm`."""
 

@@ -79,7 +79,7 @@ def open_llm(
     if sys.stderr.isatty():
         for name in TOLD_BY_NOTES:
             logging.getLogger(name).setLevel(logging.ERROR)
-    engine = _without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()
+    engine = without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()
     if drafter is not None:
         engine = replace(engine, drafter=drafter)
     draft = None if program.draft in ("auto", "none") else program.draft
@@ -107,7 +107,7 @@ def _check_flags(resolved: Resolved) -> None:
         )
 
 
-def _without_draft(engine: EngineConfig) -> EngineConfig:
+def without_draft(engine: EngineConfig) -> EngineConfig:
     """No draft model: plain decoding, unless another drafter was asked for by name."""
     if engine.drafter == AUTO:
         return replace(engine, drafter=OFF)

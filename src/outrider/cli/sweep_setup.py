@@ -1,39 +1,41 @@
-"""From the words of `outrider bench k` to a sweep: pairs, prompts, draft lengths and their folder.
+"""From the words of `bench sweep` and `bench k` to a sweep: pairs, axes, prompts and a folder.
 
-What a flag leaves open is filled in by the experiment file, then by the recipe, then by the user's
-settings, then by a default that keeps a first run short.
-
-An experiment as a YAML file: options of a sweep and settings, one `name: value` a line.
-
-The file fills in what flags and the environment leave open, and goes before `outrider.toml`. Its
-names are those of the flags with `_` for `-`. A list may stand for an option's values between
-commas; a setting that is a list is written as one. An option that may be given several times is a
-list, or `name: values` lines below it: `over:` with `k: [2, 4]`.
+What a flag leaves open is filled in by the experiment file, then by the preset, then by the user's
+settings, then by a default that keeps a first run short. A flag that names a setting takes the
+place of a preset's axis of that name. An experiment is a YAML file of options and settings, one
+`name: value` a line, whose names are those of the flags with `_` for `-`. A list may stand for
+values between commas, and `over:` may have `name: values` lines below it.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from outrider.bench.studies.sweep_grid import PromptSource
-from outrider.bench.studies.sweep_plan import KSweep, Pair, Prompts, Work
-from outrider.bench.studies.sweep_recipes import Preset, preset
-from outrider.bench.workload import PromptDataset, fingerprint
-from outrider.cli.bench_options import SweepOptions
+from outrider.bench.studies.sweep_axes import (
+    CONCURRENCY,
+    DOMAIN,
+    FLAG,
+    PAIR,
+    SPECIAL,
+    Axis,
+    axes_of,
+)
+from outrider.bench.studies.sweep_grid import PromptSource, Terms
+from outrider.bench.studies.sweep_plan import Pair
+from outrider.bench.studies.sweep_recipes import Recipe, recipe
+from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
+from outrider.bench.workload import MIXED, PromptDataset, check_domain
+from outrider.cli import engine_setup
+from outrider.cli.bench_options import DECIDED_BY_GRIDS, GridOptions, KSweepOptions, SweepOptions
 from outrider.cli.call import Call
-from outrider.cli.options import KSweepOptions
 from outrider.cli.verbs import DECIDED_BY_SWEEPS
-from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF
 from outrider.core.errors import ConfigError, nearest
-from outrider.core.fields import default_of, shown
+from outrider.core.fields import default_of, shown, words_of
 from outrider.core.foreign import hint_for
-from outrider.core.params import SamplingParams
 from outrider.core.settings import (
     DEFAULT,
     SETTINGS,
@@ -46,8 +48,15 @@ from outrider.core.settings import (
 )
 from outrider.core.settings_file import read_settings
 from outrider.models.loading import pick_device
-from outrider.pairs.catalog import PAIRS, ModelPair, draft_of, get_pair
 
+DOMAINS = "code,maths,conversation"
+KS = "1,2,4,8"
+NUM_PROMPTS = 10
+MAX_TOKENS = 64
+SINGLE = "single"
+_MOST_KS = 64
+# A folder's name has so many pairs or axes before it only counts them.
+_MOST_NAMED = 3
 _NOT_IN_A_FILE = ("experiment", "json", "presets")
 Options = TypeVar("Options", KSweepOptions, SweepOptions)
 
@@ -109,185 +118,224 @@ def _joined(value: object) -> object:
     return value
 
 
-DOMAINS = "code,maths,conversation"
-KS = "1,2,4,8"
-NUM_PROMPTS = 10
-MAX_TOKENS = 64
-SINGLE = "single"
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A sweep that is ready to run; `notes` are what a user should hear before it does."""
+    """A sweep that is ready to be planned; `grids` are the axes of each."""
 
-    sweep: KSweep
-    pairs: tuple[Pair, ...]
+    grids: tuple[tuple[Axis, ...], ...]
+    subjects: tuple[Pair, ...]
+    terms: Terms
     folder: Path
-    options: KSweepOptions
+    options: SweepOptions | KSweepOptions
+    recipe: Recipe | None
+    warmup: int
     plots: bool
-    notes: tuple[str, ...]
 
 
-def set_up(call: Call[KSweepOptions]) -> Setup:
-    """Raises ConfigError for words that cannot be meant."""
-    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_SWEEPS)
-    recipe = preset(options.preset) if options.preset else None
-    engine = _engine(options, resolved, recipe)
-    pairs = _pairs(options, resolved, recipe, engine)
-    params = _params(options, resolved, recipe)
-    sweep = KSweep(
-        prompts=_prompts(options, recipe),
-        ks=_ks(options, recipe),
-        iterations=_first(options.iterations, recipe and recipe.iterations, 1),
-        warmup=_first(options.warmup, 1),
-        params=params,
-    )
-    plain = [pair.name for pair in pairs if len(sweep.group(pair).ways) == 1]
-    return Setup(
-        sweep=sweep,
-        pairs=pairs,
-        folder=Path(options.output_dir or _folder_name(pairs, engine)),
-        options=options,
-        plots=not options.no_plots and (recipe is None or recipe.plots),
-        notes=tuple(f"{name}: nothing is drafted, so only plain decoding runs" for name in plain),
-    )
-
-
-def _engine(options: KSweepOptions, resolved: Resolved, recipe: Preset | None) -> EngineConfig:
-    """`k` and `drafter` are each pair's and each cell's to decide."""
-    engine = resolved.engine()
-    batch_size = _first(options.batch_size, _decided(resolved, "batch_size", engine.batch_size), 1)
-    engine = replace(engine, batch_size=batch_size, profile=False)
-    if recipe is not None:
-        dtype = _first(_decided(resolved, "dtype", engine.dtype), recipe.dtype)
-        deterministic = engine.deterministic or recipe.deterministic
-        engine = replace(engine, dtype=dtype, deterministic=deterministic)
-    return engine
-
-
-def _params(options: KSweepOptions, resolved: Resolved, recipe: Preset | None) -> SamplingParams:
-    params = resolved.sampling()
-    max_tokens = _first(
-        options.max_tokens,
-        recipe and recipe.max_tokens,
-        _decided(resolved, "max_tokens", params.max_tokens),
-        MAX_TOKENS,
-    )
-    return replace(params, max_tokens=max_tokens, n=1, logprobs=False, top_logprobs=0)
-
-
-def _pairs(
-    options: KSweepOptions, resolved: Resolved, recipe: Preset | None, engine: EngineConfig
-) -> tuple[Pair, ...]:
-    program = resolved.program()
-    names = _split("--pairs", options.pairs) if options.pairs else []
-    models = [name for name in ("target", "draft") if resolved.chosen[name].origin.startswith("--")]
-    if names and "target" in models:
-        raise ConfigError("--pairs and --target both name models.", hint="drop one of them")
-    if not names and recipe is not None and "target" not in models:
-        names = [recipe.pair]
-    if names:
-        return tuple(_named(get_pair(name), program.draft, engine) for name in dict.fromkeys(names))
-    draft = {"auto": draft_of(program.target), "none": None}.get(program.draft, program.draft)
-    for pair in PAIRS.values():
-        models = (pair.target_model_id, pair.draft_to_load)
-        if draft is not None and models == (program.target, draft):
-            return (_named(pair, "auto", engine),)
-    slugs = [_slug(name) for name in (program.target, draft) if name]
-    return (_pair("+".join(slugs), program.target, draft, engine),)
-
-
-def _named(pair: ModelPair, draft: str, engine: EngineConfig) -> Pair:
-    """A known pair, in its published precision; --draft replaces its draft, none drops it."""
-    if engine.drafter == "auto" and pair.drafter != "auto" and draft != "none":
-        bits = pair.self_quantise or engine.self_quantise
-        engine = replace(engine, drafter=pair.drafter, self_quantise=bits)
-    if engine.dtype == "auto" and PAIRS["embedded"] is not pair:
-        engine = replace(engine, dtype=pair.target_dtype)
-    chosen = {"auto": pair.draft_to_load, "none": None}.get(draft, draft)
-    return _pair(pair.pair_name, pair.target_model_id, chosen, engine)
-
-
-def _pair(name: str, target: str, draft: str | None, engine: EngineConfig) -> Pair:
-    drafter = engine.drafter
-    if drafter == AUTO:
-        drafter = MODEL if draft else OFF
-    reads_model = KINDS[drafter].source == "model"
-    if reads_model and draft is None:
+def set_up(call: Call[SweepOptions]) -> Setup:
+    """Of `bench sweep`. Raises ConfigError for words that cannot be meant."""
+    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_GRIDS)
+    found = recipe(options.preset) if options.preset else None
+    if found is None and not options.over:
         raise ConfigError(
-            f"--drafter {drafter} needs a draft model, and {target} has none.",
-            hint="name a model with --draft, or use --drafter ngram",
+            "nothing to vary.", hint=f"outrider bench sweep {FLAG} k=2,4,8, or --presets"
         )
-    used = draft if reads_model else None
-    return Pair(name, target, used, replace(engine, drafter=drafter))
-
-
-def _prompts(options: KSweepOptions, recipe: Preset | None) -> dict[str, Prompts]:
-    """By domain."""
-    if options.single_prompt is not None:
-        work = Work(f"{SINGLE}_000", _single(options, options.single_prompt))
-        return {SINGLE: Prompts((work,), fingerprint([work.text]))}
-    num = _first(options.prompts, recipe and recipe.prompts, NUM_PROMPTS)
     saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
-    listed = options.domains or (DOMAINS if saved is None else ",".join(saved.domains))
-    source = PromptSource(num, saved)
-    return {domain: source.of(domain) for domain in dict.fromkeys(_split("--domains", listed))}
+    return _set_up(options, resolved, found, saved)
 
 
-def _single(options: KSweepOptions, prompt: str) -> str:
-    others = {
-        "--domains": options.domains,
-        "--prompts": options.prompts,
-        "--prompt-set": options.prompt_set,
-    }
-    for flag, value in others.items():
+def set_up_k(call: Call[KSweepOptions]) -> Setup:
+    """Of `bench k`: a sweep over K and domains. Raises ConfigError for words that cannot be
+    meant."""
+    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_SWEEPS)
+    found = recipe(options.preset) if options.preset else None
+    if found is not None:
+        axes = tuple(word for word in found.grids[0] if word.startswith(("pair=", "k=")))
+        settings = {"max_tokens": MAX_TOKENS, **found.settings}
+        found = replace(found, grids=(axes,), settings=settings)
+    chosen = dict(resolved.chosen)
+    for name in ("max_tokens", "batch_size"):
+        value = getattr(options, name)
         if value is not None:
+            flag = SETTINGS[name].flag
+            chosen[name] = Chosen(SETTINGS[name], value, flag)
+    saved = _saved(options)
+    domains = options.domains or (DOMAINS if saved is None else ",".join(saved.domains))
+    ks = _ks(options, KS if found is None else None)
+    over = [f"domain={domains}", *([f"k={ks}"] if ks else [])]
+    alike = {item.name for item in fields(GridOptions)}
+    shared = {name: getattr(options, name) for name in alike}
+    asked = SweepOptions(**shared, over=tuple(over), pair=options.pairs, at_once=_MOST_KS)
+    return replace(_set_up(asked, Resolved(chosen), found, saved, K_SWEEP), options=options)
+
+
+def _saved(options: KSweepOptions) -> PromptDataset | None:
+    """The prompts that are not shipped ones."""
+    prompt = options.single_prompt
+    if prompt is None:
+        return PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
+    for name in ("domains", "prompts", "prompt_set"):
+        if getattr(options, name) is not None:
             raise ConfigError(
-                f"--single-prompt and {flag} both say which prompts.", hint="drop one of them"
+                f"--single-prompt and --{name.replace('_', '-')} both say which prompts.",
+                hint="drop one of them",
             )
     if not prompt:
         raise ConfigError("--single-prompt is empty.", hint="give at least one token of text")
-    return prompt
+    return PromptDataset.build({SINGLE: [prompt]}, len, tokenizer="", sources={SINGLE: "flag"})
 
 
-def _ks(options: KSweepOptions, recipe: Preset | None) -> tuple[int, ...]:
+def _ks(options: KSweepOptions, usual: str | None) -> str:
+    """Values of K between commas: those of flags, or else a recipe's own and then nothing."""
     if options.ks is not None and options.max_k is not None:
         raise ConfigError("--ks and --max-k both say which K.", hint="drop one of them")
     if options.max_k is not None:
-        return tuple(range(1, options.max_k + 1))
-    words = _split("--ks", options.ks or (recipe.ks if recipe else KS))
-    if not all(word.isdecimal() and int(word) <= 64 for word in words):
+        return ",".join(map(str, range(1, options.max_k + 1))) or "0"
+    if options.ks is None:
+        return "" if usual is None else usual
+    words = words_of("--ks", options.ks, hint=f"--ks {KS}")
+    if not all(word.isdecimal() and int(word) <= _MOST_KS for word in words):
         raise ConfigError(
-            f"--ks must be whole numbers from 0 to 64 between commas, got {options.ks!r}.",
+            f"--ks must be whole numbers from 0 to {_MOST_KS} between commas, got {options.ks!r}.",
             hint=f"--ks {KS}",
         )
-    return tuple(sorted({int(word) for word in words} - {0}))
+    return ",".join(map(str, sorted(set(map(int, words)) - {0}) or [0]))
 
 
-def _folder_name(pairs: Sequence[Pair], engine: EngineConfig) -> Path:
-    today = datetime.date.today().isoformat()
-    device = pick_device(engine.device).type
-    return Path("results") / f"{today}-{device}-{'+'.join(pair.name for pair in pairs)}"
+def _set_up(
+    options: SweepOptions,
+    resolved: Resolved,
+    found: Recipe | None,
+    saved: PromptDataset | None,
+    schema: Schema = SWEEP,
+) -> Setup:
+    resolved = _with_settings(options, resolved, found)
+    own = axes_of(options.over)
+    _check_flags(resolved, own)
+    grids = _grids(own, found, options, resolved)
+    subjects = _subjects(grids, options, resolved)
+    terms = replace(_terms(options, resolved, found, saved), schema=schema)
+    for axis in (axis for grid in grids for axis in grid):
+        _check_domains(axis, saved)
+    return Setup(
+        grids=grids,
+        subjects=subjects,
+        terms=terms,
+        folder=Path(options.output_dir or _folder_name(options, subjects, grids[0], schema)),
+        options=options,
+        recipe=found,
+        warmup=_first(options.warmup, found and found.warmup, 1),
+        plots=not options.no_plots and (found is None or found.plots),
+    )
 
 
-def _slug(model: str) -> str:
-    """A name of a model that can be part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", Path(model).name or model).strip("-.") or "model"
+def _with_settings(options: SweepOptions, resolved: Resolved, found: Recipe | None) -> Resolved:
+    """The recipe's settings, and defaults of a sweep, where nobody decided. Other models than the
+    recipe's have a precision of their own."""
+    given: dict[str, object] = {"max_tokens": MAX_TOKENS, "batch_size": 1}
+    given |= dict(found.settings) if found else {}
+    if _other_models(options, resolved):
+        given.pop("dtype", None)
+    chosen = dict(resolved.chosen)
+    for name, value in given.items():
+        if chosen[name].origin == DEFAULT:
+            fixed = typed(SETTINGS[name], Given(value, f"the preset's {name}"))
+            chosen[name] = Chosen(SETTINGS[name], fixed, "preset")
+    return Resolved(chosen)
 
 
-def _split(flag: str, text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise ConfigError(f"{flag} names nothing.", hint=f"give {flag} names between commas")
-    return words
+def _flagged(resolved: Resolved, name: str) -> bool:
+    setting = name not in SPECIAL and resolved.chosen.get(name)
+    return bool(setting) and setting.origin.startswith("--")
 
 
-def _decided(resolved: Resolved, name: str, value: T) -> T | None:
-    """`value` of a setting that something other than its default decided."""
-    return None if resolved.chosen[name].origin == DEFAULT else value
+def _other_models(options: SweepOptions, resolved: Resolved) -> bool:
+    return options.pair is not None or _flagged(resolved, "target")
 
 
-def _first(*values: T | None) -> T:
+def _check_flags(resolved: Resolved, own: Sequence[Axis]) -> None:
+    for axis in own:
+        if _flagged(resolved, axis.name):
+            flag = SETTINGS[axis.name].flag
+            raise ConfigError(
+                f"{flag} and {FLAG} {axis.name} both say which.", hint="drop one of them"
+            )
+
+
+def _grids(
+    own: Sequence[Axis], found: Recipe | None, options: SweepOptions, resolved: Resolved
+) -> tuple[tuple[Axis, ...], ...]:
+    """The user's axes take the place of the recipe's."""
+    ours = {axis.name: axis for axis in own}
+    models = _other_models(options, resolved)
+    if models and PAIR in ours:
+        raise ConfigError(
+            f"{FLAG} pair and --{'pair' if options.pair else 'target'} both name models.",
+            hint="drop one of them",
+        )
+    grids: list[tuple[Axis, ...]] = []
+    for words in found.grids if found else ((),):
+        theirs = {
+            axis.name: axis
+            for axis in axes_of(words)
+            if not _flagged(resolved, axis.name) and not (models and axis.name == PAIR)
+        }
+        if CONCURRENCY in ours:
+            theirs.pop("batch_size", None)
+        grids.append(tuple((theirs | ours).values()))
+    return tuple(dict.fromkeys(grids))
+
+
+def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
+    for value in axis.values if axis.name == DOMAIN else ():
+        if saved is None:
+            check_domain(str(value))
+        else:
+            saved.get_by_domain(str(value))
+
+
+def _subjects(
+    grids: Sequence[Sequence[Axis]], options: SweepOptions, resolved: Resolved
+) -> tuple[Pair, ...]:
+    """Known pairs, or the models that settings name."""
+    axis = next((axis for grid in grids for axis in grid if axis.name == PAIR), None)
+    names = options.pair or (",".join(map(str, axis.values)) if axis else None)
+    if names is None:
+        found = [engine_setup.subject(resolved, most_in_flight=1)]
+    else:
+        found = engine_setup.known_pairs(resolved, names, most_in_flight=1)
+    return tuple(Pair(one.name, one.models.target, one.models.draft, one.engine) for one in found)
+
+
+def _terms(
+    options: SweepOptions, resolved: Resolved, found: Recipe | None, saved: PromptDataset | None
+) -> Terms:
+    params = resolved.sampling()
+    params = replace(params, n=1, logprobs=False, top_logprobs=0)
+    return Terms(
+        params=params,
+        prompts=PromptSource(_first(options.prompts, found and found.prompts, NUM_PROMPTS), saved),
+        domain=MIXED if saved is None else saved.domains[0],
+        iterations=_first(options.iterations, found and found.iterations, 1),
+        num_requests=options.requests,
+        at_once=options.at_once,
+    )
+
+
+def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
+
+
+def _folder_name(
+    options: SweepOptions, subjects: Sequence[Pair], axes: Sequence[Axis], schema: Schema
+) -> Path:
+    today = datetime.date.today().isoformat()
+    device = pick_device(subjects[0].engine.device).type
+    names = [axis.name for axis in axes if axis.name != PAIR]
+    what = [options.preset or "-".join(["sweep", *_few(names, "axes")])]
+    pairs = "+".join(_few([one.name for one in subjects], "pairs"))
+    return Path("results") / "-".join([today, device, pairs, *(what if schema == SWEEP else [])])
+
+
+def _few(names: Sequence[str], noun: str) -> list[str]:
+    return list(names) if len(names) <= _MOST_NAMED else [f"{len(names)}-{noun}"]

@@ -16,6 +16,7 @@ from outrider.cli.bench_options import (
     BENCH_SSD,
     BENCH_SWEEP,
     REPORT,
+    KSweepOptions,
 )
 from outrider.cli.model_options import DRAFT, LIST, MODELS, PAIRS, PULL
 from outrider.cli.options import (
@@ -26,7 +27,6 @@ from outrider.cli.options import (
     EnginesOptions,
     GenerateOptions,
     JsonOption,
-    KSweepOptions,
     LoadTestOptions,
     PromptsOptions,
     TraceOptions,
@@ -88,7 +88,7 @@ _SIMULATE = Verb(
 )
 _PROMPTS = Verb(
     name="prompts",
-    target="outrider.cli.bench:prompts",
+    target="outrider.cli.prompts:prompts",
     text="Count the tokens of the benchmark prompts, and save a set of them.",
     example="outrider prompts --tiny-output tiny.json",
     options=PromptsOptions,
@@ -101,7 +101,7 @@ _BENCH = Verb(
     parts=(
         Verb(
             name="k",
-            target="outrider.cli.bench:k",
+            target="outrider.cli.bench_sweep:k",
             text="Sweep K over pairs and domains: a table, figures and every sample.",
             example="outrider bench k --domains code --prompts 2 --ks 2,4",
             options=KSweepOptions,

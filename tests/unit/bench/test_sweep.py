@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,17 @@ from outrider.api.result import GenerationResult
 from outrider.bench.studies import sweep as sweep_module
 from outrider.bench.studies.sweep import Lineup, run_visits
 from outrider.bench.studies.sweep_cells import cells
-from outrider.bench.studies.sweep_plan import KSweep, Pair, Prompts, Visit, Work, missing
-from outrider.bench.studies.sweep_record import ResultsFolder
+from outrider.bench.studies.sweep_plan import (
+    Group,
+    Pair,
+    Prompts,
+    Scene,
+    Visit,
+    Way,
+    Work,
+    missing,
+)
+from outrider.bench.studies.sweep_record import K_SWEEP, ResultsFolder
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
@@ -79,6 +89,33 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLLM]:
     monkeypatch.setattr(ScriptedLLM, "calls", [])
     monkeypatch.setattr(ScriptedLLM, "wrong", {})
     return ScriptedLLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class KSweep:
+    """A sweep over K: `prompts` by domain."""
+
+    prompts: Mapping[str, Prompts]
+    ks: Sequence[int]
+    iterations: int
+    warmup: int
+    params: SamplingParams
+
+    def group(self, pair: Pair) -> Group:
+        plain = Way(replace(pair.engine, k=0, drafter="none"))
+        ks = self.ks if pair.engine.drafter != "none" else ()
+        return Group(
+            pair=pair.name,
+            target=pair.target,
+            ways=(plain, *(Way(replace(pair.engine, k=k), pair.draft) for k in ks)),
+            scenes=tuple(
+                Scene(domain=domain, prompts=prompts, params=self.params)
+                for domain, prompts in self.prompts.items()
+            ),
+            piece_size=pair.engine.batch_size,
+            iterations=self.iterations,
+            schema=K_SWEEP,
+        )
 
 
 def works(*texts: str, domain: str = "code", mark: str = "print") -> Prompts:

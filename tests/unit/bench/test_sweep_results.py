@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from doubles.sweeps import SETTINGS, circumstances, folder_of, numbers, sample
 from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
 from outrider.bench.studies.sweep_summary import write_summary
-from outrider.cli.bench import pages
+from outrider.cli.bench_sweep import pages
 from outrider.core.errors import ConfigError, MachineError
 
 

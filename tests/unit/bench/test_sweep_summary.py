@@ -15,7 +15,7 @@ from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
 from outrider.bench.studies.sweep_cells import Cell, cells
 from outrider.bench.studies.sweep_record import Sample
 from outrider.bench.studies.sweep_summary import summary, verdicts, write_summary
-from outrider.cli.bench import pages
+from outrider.cli.bench_sweep import pages
 
 
 def pieces(num: int, seconds: float) -> list[Sample]:

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.bench.workload import PromptDataset
-from outrider.cli import bench as prompts
+from outrider.cli import prompts
 from outrider.core.errors import MachineError
 
 

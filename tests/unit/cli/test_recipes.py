@@ -11,8 +11,8 @@ import pytest
 from doubles.command_line import Command
 from outrider.bench.studies.sweep_recipes import RECIPES as STUDIES
 from outrider.cli.bench_options import SweepOptions
-from outrider.cli.bench_sweep import set_up
 from outrider.cli.call import Call
+from outrider.cli.sweep_setup import set_up
 from outrider.core.settings import DEFAULT, file, resolve
 
 pytestmark = pytest.mark.wide

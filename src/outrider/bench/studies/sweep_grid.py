@@ -30,6 +30,7 @@ from outrider.bench.studies.sweep_axes import (
     named,
 )
 from outrider.bench.studies.sweep_plan import Group, Pair, Prompts, Scene, Way, Work
+from outrider.bench.studies.sweep_record import SWEEP, Schema
 from outrider.bench.workload import (
     MOST_NOTES,
     PromptDataset,
@@ -62,6 +63,7 @@ class Terms:
     iterations: int
     num_requests: int
     at_once: int
+    schema: Schema = SWEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def grid_of(pair: Pair, axes: Sequence[Axis], terms: Terms) -> Grid:
                 scenes=tuple(scenes),
                 piece_size=terms.num_requests if in_loop else engine.batch_size,
                 iterations=terms.iterations,
+                schema=terms.schema,
             )
             for part in _parts(ways.found, terms.at_once)
         ]

@@ -9,14 +9,13 @@ over K alone is one of these, whose ways differ in K.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from outrider.bench.machine import machine, weights_digest
 from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_record import (
-    K_SWEEP,
     SWEEP,
     BenchmarkConfig,
     Circumstances,
@@ -198,34 +197,6 @@ class Group:
         found = {**config.plain(), **dict(config.others)}
         left_out = _PER_CELL if config.is_speculative else (*_PER_CELL, "drafter")
         return {name: value for name, value in found.items() if name not in left_out}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KSweep:
-    """A sweep over K: `prompts` by domain, and `ks` without 0, which is always measured."""
-
-    prompts: Mapping[str, Prompts]
-    ks: Sequence[int]
-    iterations: int
-    warmup: int
-    params: SamplingParams
-
-    def group(self, pair: Pair) -> Group:
-        engine = replace(pair.engine, profile=False)
-        plain = Way(replace(engine, k=0, drafter="none"))
-        ks = self.ks if engine.drafter != "none" else ()
-        return Group(
-            pair=pair.name,
-            target=pair.target,
-            ways=(plain, *(Way(replace(engine, k=k), pair.draft) for k in ks)),
-            scenes=tuple(
-                Scene(domain=domain, prompts=prompts, params=self.params)
-                for domain, prompts in self.prompts.items()
-            ),
-            piece_size=engine.batch_size,
-            iterations=self.iterations,
-            schema=K_SWEEP,
-        )
 
 
 def missing(planned: Sequence[Visit], folder: ResultsFolder) -> list[Visit]:

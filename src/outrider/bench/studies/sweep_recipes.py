@@ -160,21 +160,6 @@ def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[Sample, f
             yield sample, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """What a recipe of `outrider bench k` sets; `text` says what it repeats."""
-
-    text: str
-    pair: str
-    ks: str
-    max_tokens: int
-    prompts: int
-    iterations: int
-    dtype: str
-    deterministic: bool
-    plots: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A published figure; None where nothing was said. Acceptance is a share."""
@@ -206,14 +191,6 @@ class Recipe:
 
 # Older spellings of names.
 ALIASES = {"phase-3d": "gpt2-k", "phase-4a": "llama3-batch"}
-
-
-def preset(name: str) -> Preset:
-    """Of `bench k`. Raises ConfigError for an unknown name."""
-    name = ALIASES.get(name, name)
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}.", hint=did_you_mean(name, PRESETS))
-    return PRESETS[name]
 
 
 def recipe(name: str) -> Recipe:
@@ -262,9 +239,6 @@ def _engine_references() -> list[Reference]:
 _PUBLISHED: Mapping[str, Any] = json.loads(
     files("outrider.bench").joinpath("references", "sweeps.json").read_text("utf-8")
 )
-PRESETS: Mapping[str, Preset] = {
-    name: Preset(**told) for name, told in _PUBLISHED["k_presets"].items()
-}
 REFERENCES = tuple(Reference(**told) for told in _PUBLISHED["references"])
 RECIPES: Mapping[str, Recipe] = {
     name: _recipe(told) for name, told in _PUBLISHED["recipes"].items()
