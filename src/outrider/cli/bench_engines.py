@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from outrider.bench.machine import new_run_id, provenance
-from outrider.bench.pages import Page, write_page
+from outrider.bench.pages import Page
 from outrider.bench.requests import replay, texts_of
-from outrider.bench.store import REQUESTS, RESULTS, write_json
+from outrider.bench.store import REQUESTS
 from outrider.bench.studies.engines_cells import Evidence, Taken
 from outrider.bench.studies.engines_plan import (
     SCENARIOS,
@@ -39,29 +38,13 @@ from outrider.bench.studies.engines_report import load_sections, sections
 from outrider.bench.studies.engines_run import evidence_of
 from outrider.cli import engine_setup
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Subject, known_pairs, subject
+from outrider.cli.engine_setup import Results, Subject, known_pairs, subject
 from outrider.cli.main import INTERRUPTED, report
 from outrider.cli.options import EnginesOptions, LoadTestOptions
 from outrider.cli.output import check_writable, json_line
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import known_words
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A pair that was measured, until an interrupt if it is not `whole`."""
-
-    name: str
-    folder: Path
-    record: dict[str, object]
-    evidence: Evidence
-    taken: Sequence[Taken]
-    whole: bool
-
-    @property
-    def code(self) -> int:
-        return 1 if any(not one.sample.ok for one in self.taken) else 0
 
 
 def engines(call: Call[EnginesOptions]) -> int:
@@ -88,7 +71,7 @@ def engines(call: Call[EnginesOptions]) -> int:
     )
     folder = engine_setup.folder_of("engines", options.output_dir, subjects)
     several = len(subjects) > 1
-    found: list[_Done] = []
+    found: dict[str, _Engines] = {}
     refused: list[int] = []
     for about in subjects:
         place = folder / about.name if several else folder
@@ -101,23 +84,32 @@ def engines(call: Call[EnginesOptions]) -> int:
             refused.append(error.exit_code)
             continue
         if done.taken:
-            found.append(done)
-            _write(call, done)
-        if not done.whole:
+            found[about.name] = done
+            done.results.write(shown=not options.json, plots=not options.no_plots)
+        if not done.results.whole:
             break
-    return _end(call, folder, found, refused)
+    if len(found) > 1:
+        _draw_pairs(call, folder, {name: done.evidence for name, done in found.items()})
+    if options.csv is not None and found:
+        rows = [{"pair": n, **row} for n, one in found.items() for row in request_rows(one.taken)]
+        engine_setup.write_rows(Path(options.csv), rows)
+    return _end(call, folder, [done.results for done in found.values()], refused)
+
+
+class _Engines(NamedTuple):
+    """A pair that was measured."""
+
+    results: Results
+    evidence: Evidence
+    taken: Sequence[Taken]
 
 
 def _measure(
     call: Call[EnginesOptions], plan: EnginePlan, names: Sequence[str], about: Subject, folder: Path
-) -> _Done:
+) -> _Engines:
     with engine_setup.loaded_engines(names, about) as loaded:
         record: dict[str, object] = {
-            "benchmark": "engines",
-            "schema": SCHEMA,
-            "run_id": new_run_id(),
-            "provenance": provenance(),
-            **engine_setup.origins(about, call.resolved),
+            **engine_setup.head("engines", about, call.resolved, SCHEMA),
             "plan": plan.record,
             "engines": [contestant.record for contestant in loaded.contestants],
         }
@@ -129,58 +121,47 @@ def _measure(
         **evidence_record(evidence),
         "samples": [sample_record(sample) for sample in samples],
     }
-    return _Done(about.name, folder, record, evidence, taken, whole)
-
-
-def _write(call: Call[EnginesOptions], done: _Done) -> None:
-    """Results, rows, figures and pages; prints the tables unless JSON was asked for."""
-    write_json(done.folder / RESULTS, done.record)
-    engine_setup.write_rows(done.folder / REQUESTS, request_rows(done.taken))
-    page = Page(f"Engines, {done.name}, run {done.record['run_id']}", list(sections(done.evidence)))
-    words = f"{done.name}, run {done.record['run_id']}"
+    words = f"{about.name}, run {record['run_id']}"
 
     def draw() -> Sequence[Path]:
         from outrider.bench.studies.engines_figures import draw_all, draw_timelines
 
-        target = done.folder / "figures"
-        drawn = draw_all(done.evidence.cells, words, target)
-        return [*drawn, *draw_timelines(done.taken, words, target)]
+        target = folder / "figures"
+        return [*draw_all(evidence.cells, words, target), *draw_timelines(taken, words, target)]
 
-    drawn = engine_setup.draw(not call.options.no_plots, draw)
-    engine_setup.write_pages(done.folder, page, drawn)
-    if not call.options.json:
-        engine_setup.print_page(page)
-        print(f"results: {done.folder} ({RESULTS}, {REQUESTS}, report.md, report.html)\n")
+    results = Results(
+        folder=folder,
+        record=record,
+        page=Page(f"Engines, {words}", list(sections(evidence))),
+        rows={REQUESTS: request_rows(taken)},
+        draw=draw,
+        failed=any(not sample.ok for sample in samples),
+    )
+    return _Engines(results, evidence, taken)
 
 
 def _end(
-    call: Call[EnginesOptions], folder: Path, found: Sequence[_Done], refused: Sequence[int]
+    call: Call[EnginesOptions], folder: Path, found: Sequence[Results], refused: Sequence[int]
 ) -> int:
-    """What several pairs have together, and the exit code."""
-    if len(found) > 1:
-        _draw_pairs(call, folder, found)
-    if call.options.csv is not None and found:
-        rows = [{"pair": one.name, **row} for one in found for row in request_rows(one.taken)]
-        engine_setup.write_rows(Path(call.options.csv), rows)
-    if call.options.json and found:
-        records = [{"folder": str(done.folder), **done.record} for done in found]
-        several = len(found) + len(refused) > 1
-        print(json_line({"folder": str(folder), "pairs": records} if several else records[0]))
-    if not found or not found[-1].whole:
-        if found:
-            engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
+    """The exit code of all pairs together."""
+    if not found:
         return max(refused, default=INTERRUPTED)
-    return max([*refused, *(done.code for done in found)])
+    if len(found) + len(refused) == 1:
+        return found[0].end(as_json=call.options.json)
+    if call.options.json:
+        pairs = [results.printed for results in found]
+        print(json_line({"folder": str(folder), "pairs": pairs}))
+    return max(*refused, *(results.end(as_json=False) for results in found))
 
 
-def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Sequence[_Done]) -> None:
+def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Mapping[str, Evidence]) -> None:
     """Figures with a line a pair, of the last engine that was named."""
     engine = engines_named(call.options.engines)[-1]
 
     def draw() -> Sequence[Path]:
         from outrider.bench.studies.engines_figures import draw_pairs
 
-        cells = {done.name: done.evidence.cells for done in found}
+        cells = {name: evidence.cells for name, evidence in found.items()}
         return draw_pairs(cells, engine, "pairs", folder / "figures")
 
     if engine_setup.draw(not call.options.no_plots, draw) and not call.options.json:
@@ -207,38 +188,31 @@ def load(call: Call[LoadTestOptions]) -> int:
     about = subject(call.resolved, most_in_flight=plan.most_in_flight)
     folder = engine_setup.folder_of("load", options.output_dir, [about])
     with engine_setup.loaded_engines(names, about) as loaded:
-        head: dict[str, object] = {
-            "benchmark": "load",
-            "schema": LOAD_SCHEMA,
-            "run_id": new_run_id(),
-            "provenance": provenance(),
-            **engine_setup.origins(about, call.resolved),
+        record = {
+            **engine_setup.head("load", about, call.resolved, LOAD_SCHEMA),
             "engines": [contestant.record for contestant in loaded.contestants],
         }
         taken, whole = engine_setup.measure(plan, loaded.contestants, title=about.name)
     if not taken:
         return INTERRUPTED
     samples = [one.sample for one in taken]
-    record = {
-        **head,
+    record |= {
         "complete": whole,
         **load_record(plan, samples),
         "samples": [sample_record(sample) for sample in samples],
     }
-    write_json(folder / RESULTS, record)
-    for path in (folder / REQUESTS, *([Path(options.csv)] if options.csv else [])):
-        engine_setup.write_rows(path, request_rows(taken))
-    page = Page(f"Load, run {record['run_id']}", list(load_sections(plan, samples)))
-    write_page(folder, page)
-    if options.json:
-        print(json_line({"folder": str(folder), **record}))
-    else:
-        engine_setup.print_page(page)
-        print(f"results: {folder} ({RESULTS}, {REQUESTS}, report.md, report.html)")
-    if not whole:
-        engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
-        return INTERRUPTED
-    return 1 if any(not sample.ok for sample in samples) else 0
+    rows = request_rows(taken)
+    if options.csv is not None:
+        engine_setup.write_rows(Path(options.csv), rows)
+    results = Results(
+        folder=folder,
+        record=record,
+        page=Page(f"Load, run {record['run_id']}", list(load_sections(plan, samples))),
+        rows={REQUESTS: rows},
+        failed=any(not sample.ok for sample in samples),
+    )
+    results.write(shown=not options.json)
+    return results.end(as_json=options.json)
 
 
 def cases_of(options: LoadTestOptions) -> list[Case]:

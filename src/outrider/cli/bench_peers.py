@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.machine import new_run_id, provenance
-from outrider.bench.pages import Page, write_page
+from outrider.bench.machine import provenance
+from outrider.bench.pages import Page
 from outrider.bench.peers.compare import (
     TIERS,
     Comparison,
@@ -35,13 +35,12 @@ from outrider.bench.peers.contestants import (
 from outrider.bench.peers.report import run_rows
 from outrider.bench.peers.report import sections as peers_sections
 from outrider.bench.peers.results import FILE_NAME, Journal
-from outrider.bench.store import RESULTS, RecordError, entries, parse, write_json
-from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
+from outrider.bench.store import RESULTS, RecordError, entries, parse
+from outrider.bench.studies.drafters import Plan, Race, pieces_of
 from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up
 from outrider.bench.studies.drafters_report import (
     SAMPLES,
     SCHEMA,
-    Evidence,
     evidence_of,
     evidence_record,
     plan_record,
@@ -53,9 +52,9 @@ from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import DraftersOptions, PeersOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Subject, subject
+from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, json_line
+from outrider.cli.output import check_writable
 from outrider.cli.paint import Meter, taken
 from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
@@ -88,14 +87,10 @@ def peers(call: Call[PeersOptions]) -> int:
     if not journal.found.runs:
         engine_setup.say("nothing was measured; see the reasons above and in the logs")
         return 1 if whole else INTERRUPTED
-    _write(call, comparison, whole=whole)
-    if not whole:
-        engine_setup.say(
-            f"\ninterrupted: what was measured until then is in {journal.folder}; the same command "
-            f"with --output-dir {journal.folder} goes on from there"
-        )
-        return INTERRUPTED
-    return 0 if _compared(comparison) else 1
+    results = _results(call, comparison, whole=whole)
+    results.write(shown=not call.options.json)
+    code = results.end(as_json=call.options.json)
+    return code if not whole or _compared(comparison) else 1
 
 
 def _compared(comparison: Comparison) -> bool:
@@ -223,45 +218,27 @@ def _watch(meter: Meter) -> Watch:
     return Watch(engine_setup.say, lambda total: meter.reach(0, total=total), meter.step)
 
 
-def _write(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> None:
-    """Results, rows and pages; prints the tables, or JSON if that was asked for."""
+def _results(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> Results:
     plan, folder = comparison.plan, comparison.journal.folder
+    tier = "own" if _own_models(call.resolved) else call.options.tier or TIERS[0]
     record: dict[str, Any] = {
         "benchmark": "peers",
         "provenance": provenance(),
         "complete": whole,
         "quick": call.options.quick,
-        "tier": "own" if _own_models(call.resolved) else call.options.tier or TIERS[0],
+        "tier": tier,
         "threads": plan.threads,
         "max_tokens": plan.max_tokens,
         **comparison.record(),
     }
-    write_json(folder / RESULTS, record)
-    engine_setup.write_rows(folder / SAMPLES_FILE, run_rows(comparison.journal.found))
-    page = Page(f"Engines beside each other, tier {record['tier']}", list(peers_sections(record)))
-    write_page(folder, page)
-    if call.options.json:
-        print(json_line({"folder": str(folder), **record}))
-    else:
-        engine_setup.print_page(page)
-        print(f"results: {folder} ({FILE_NAME}, {RESULTS}, {SAMPLES_FILE}, report.md, report.html)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What was measured, until an interrupt if it is not `whole`."""
-
-    folder: Path
-    record: dict[str, object]
-    evidence: Evidence
-    samples: Sequence[Sample]
-    whole: bool
-
-    @property
-    def code(self) -> int:
-        if not self.whole:
-            return INTERRUPTED
-        return 1 if any(not sample.ok for sample in self.samples) else 0
+    return Results(
+        folder=folder,
+        record=record,
+        page=Page(f"Engines beside each other, tier {tier}", list(peers_sections(record))),
+        rows={SAMPLES_FILE: run_rows(comparison.journal.found)},
+        more=[FILE_NAME],
+        resumable=True,
+    )
 
 
 def drafters(call: Call[DraftersOptions]) -> int:
@@ -279,13 +256,14 @@ def drafters(call: Call[DraftersOptions]) -> int:
     with closing(line_up(contestants, about.models.target, drafts, about.engine)) as lineup:
         for note in lineup.notes:
             engine_setup.say(f"note: {note}")
-        done = _measure(call, plan, lineup, about, folder)
-    if not done.samples:
+        results = _measure(call, plan, lineup, about, folder)
+    rows = results.rows[SAMPLES]
+    if not rows:
         return INTERRUPTED
-    _write_race(call, done, about)
-    if not done.whole:
-        engine_setup.say(f"\ninterrupted: what was measured until then is in {folder}")
-    return done.code
+    results.write(shown=not options.json, plots=not options.no_plots)
+    if options.csv is not None:
+        engine_setup.write_rows(Path(options.csv), rows)
+    return results.end(as_json=options.json)
 
 
 def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
@@ -307,46 +285,28 @@ def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
 
 def _measure(
     call: Call[DraftersOptions], plan: Plan, lineup: Lineup, about: Subject, folder: Path
-) -> _Done:
+) -> Results:
     record: dict[str, object] = {
-        "benchmark": "drafters",
-        "schema": SCHEMA,
-        "run_id": new_run_id(),
-        "provenance": provenance(),
-        **engine_setup.origins(about, call.resolved),
+        **engine_setup.head("drafters", about, call.resolved, SCHEMA),
         "plan": plan_record(plan),
         "drafters": [runner_record(runner) for runner in lineup.runners],
     }
     visits = Race(plan, lineup.present).run()
     samples, whole = taken(visits, title=about.name, total=len(plan.visits()))
-    evidence = evidence_of(plan, lineup, samples)
-    record |= {
-        "complete": whole,
-        **evidence_record(evidence),
-        "samples": sample_rows(samples),
-    }
-    return _Done(folder, record, evidence, samples, whole)
-
-
-def _write_race(call: Call[DraftersOptions], done: _Done, about: Subject) -> None:
-    """Results, rows, figures and pages; prints the tables, or JSON if that was asked for."""
-    write_json(done.folder / RESULTS, done.record)
-    rows = sample_rows(done.samples)
-    engine_setup.write_rows(done.folder / SAMPLES, rows)
-    if call.options.csv is not None:
-        engine_setup.write_rows(Path(call.options.csv), rows)
-    words = f"{about.name}, run {done.record['run_id']}"
-    page = Page(f"Drafters, {words}", list(sections(done.evidence)))
+    evidence, rows = evidence_of(plan, lineup, samples), sample_rows(samples)
+    record |= {"complete": whole, **evidence_record(evidence), "samples": rows}
+    words = f"{about.name}, run {record['run_id']}"
 
     def draw() -> Sequence[Path]:
         from outrider.bench.studies.drafters_figures import draw_all
 
-        return draw_all(done.evidence.cells, words, done.folder / "figures")
+        return draw_all(evidence.cells, words, folder / "figures")
 
-    drawn = engine_setup.draw(not call.options.no_plots, draw)
-    engine_setup.write_pages(done.folder, page, drawn)
-    if call.options.json:
-        print(json_line({"folder": str(done.folder), **done.record}))
-    else:
-        engine_setup.print_page(page)
-        print(f"results: {done.folder} ({RESULTS}, {SAMPLES}, report.md, report.html)")
+    return Results(
+        folder=folder,
+        record=record,
+        page=Page(f"Drafters, {words}", list(sections(evidence))),
+        rows={SAMPLES: rows},
+        draw=draw,
+        failed=any(not sample.ok for sample in samples),
+    )

@@ -18,13 +18,13 @@ from outrider.api.wrapper import load_wrapper
 from outrider.bench.comm import CommReport, Fit, Point, measure, pass_seconds
 from outrider.bench.gemm.engines import Text
 from outrider.bench.gemm.pair import Make, pair_shape
-from outrider.bench.gemm.record import RESULTS, SAMPLES
+from outrider.bench.gemm.record import SAMPLES
 from outrider.bench.gemm.report import sections as cost_sections
 from outrider.bench.gemm.results import results_of, study_record
 from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
 from outrider.bench.gemm.units import SamplesFile, Unit
 from outrider.bench.machine import new_run_id, provenance
-from outrider.bench.pages import Page, write_page
+from outrider.bench.pages import Page
 from outrider.bench.quality.measure import (
     FORMATS,
     RULES,
@@ -39,13 +39,12 @@ from outrider.bench.quality.measure import (
     windows_of,
 )
 from outrider.bench.quality.report import Quality, sections, to_record
-from outrider.bench.store import write_json
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import QualityOptions, SsdOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Subject, print_page, say, subject
+from outrider.cli.engine_setup import Results, Subject, say, subject
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.options import CommOptions
 from outrider.cli.output import check_writable, json_line, table, write_whole
@@ -277,14 +276,19 @@ def ssd(call: Call[SsdOptions]) -> int:
     if not left:
         say(f"note: {folder} has all samples already; name another --output-dir to measure again")
     whole = _measure(study, units, left, file)
-    _show_costs(call.options, study, file, whole=whole)
-    if not whole:
-        say(
-            f"interrupted: {len(file.samples)} samples are safe in {folder}; the same command with "
-            f"--output-dir {folder} goes on from there"
-        )
-        return INTERRUPTED
-    return 1 if any(one.reason is not None for one in file.samples.values()) else 0
+    found = results_of(study, file)
+    about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
+    title = f"Cost study, run {about['run_id']}"
+    results = Results(
+        folder=file.folder,
+        record=study_record(study, found, about),
+        page=Page(title, list(cost_sections(found, quick=study.quick))),
+        more=[SAMPLES],
+        failed=any(one.reason is not None for one in file.samples.values()),
+        resumable=True,
+    )
+    results.write(shown=not call.options.json)
+    return results.end(as_json=call.options.json)
 
 
 def study_of(options: SsdOptions) -> CostStudy:
@@ -348,23 +352,6 @@ def _measure(
         except KeyboardInterrupt:
             return False
     return True
-
-
-def _show_costs(options: SsdOptions, study: CostStudy, file: SamplesFile, *, whole: bool) -> None:
-    """Write results and pages; print the tables, or JSON if that was asked for."""
-    found = results_of(study, file)
-    about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
-    record = study_record(study, found, about)
-    write_json(file.folder / RESULTS, record)
-    page = Page(
-        f"Cost study, run {record['run_id']}", list(cost_sections(found, quick=study.quick))
-    )
-    write_page(file.folder, page)
-    if options.json:
-        print(json_line({"folder": str(file.folder), **record}))
-    else:
-        print_page(page)
-        print(f"results: {file.folder} ({RESULTS}, {SAMPLES}, report.md, report.html)")
 
 
 def _split(text: str) -> list[str]:

@@ -10,18 +10,19 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.bench import drawing
 from outrider.bench.frame import csv_text
-from outrider.bench.machine import machine, weights_digest
+from outrider.bench.machine import machine, new_run_id, provenance, weights_digest
 from outrider.bench.pages import Page, Picture, Section, write_page
-from outrider.bench.store import RESULTS, write_text
+from outrider.bench.store import RESULTS, write_json, write_text
 from outrider.bench.studies.engines_cells import Taken
 from outrider.bench.studies.engines_plan import Contestant, EnginePlan
 from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
-from outrider.cli.output import check_writable, prose, screen_table
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.output import check_writable, json_line, prose, screen_table
 from outrider.cli.paint import taken
 from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
@@ -194,6 +195,64 @@ def write_pages(folder: Path, page: Page, drawn: Sequence[Path]) -> None:
     ]
     figures = [Section(title="Figures", pictures=pictures)] if pictures else []
     write_page(folder, Page(page.title, [*page.sections, *figures]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a study measured, until an interrupt if its record is not `complete`: the record, its
+    tables, rows by the name of a CSV file, and what draws figures. `more` are files of the folder
+    that are written already."""
+
+    folder: Path
+    record: Mapping[str, object]
+    page: Page
+    rows: Mapping[str, Sequence[Mapping[str, object]]] = field(default_factory=dict)
+    draw: Callable[[], Sequence[Path]] = tuple
+    more: Sequence[str] = ()
+    failed: bool = False
+    resumable: bool = False
+
+    @property
+    def printed(self) -> dict[str, object]:
+        """For programs to read."""
+        return {"folder": str(self.folder), **self.record}
+
+    @property
+    def whole(self) -> bool:
+        return self.record["complete"] is True
+
+    def write(self, *, shown: bool, plots: bool = True) -> None:
+        """The record, rows, figures and pages; prints the tables if they are to be `shown`."""
+        write_json(self.folder / RESULTS, self.record)
+        for name, rows in self.rows.items():
+            write_rows(self.folder / name, rows)
+        write_pages(self.folder, self.page, draw(plots, self.draw))
+        if shown:
+            print_page(self.page)
+            files = (*self.more, RESULTS, *self.rows, "report.md", "report.html")
+            print(f"results: {self.folder} ({', '.join(files)})")
+
+    def end(self, *, as_json: bool) -> int:
+        """Print the record if it is asked for; the exit code."""
+        if as_json:
+            print(json_line(self.printed))
+        if self.whole:
+            return int(self.failed)
+        again = f"; the same command with --output-dir {self.folder} goes on from there"
+        what = f"\ninterrupted: what was measured until then is in {self.folder}"
+        say(what + (again if self.resumable else ""))
+        return INTERRUPTED
+
+
+def head(kind: str, about: Subject, resolved: Resolved, schema: str) -> dict[str, object]:
+    """What a record begins with."""
+    return {
+        "benchmark": kind,
+        "schema": schema,
+        "run_id": new_run_id(),
+        "provenance": provenance(),
+        **origins(about, resolved),
+    }
 
 
 def measure(
