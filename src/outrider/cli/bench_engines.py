@@ -37,10 +37,10 @@ from outrider.bench.studies.engines_record import (
 from outrider.bench.studies.engines_report import load_sections, sections
 from outrider.bench.studies.engines_run import evidence_of
 from outrider.cli import engine_setup
+from outrider.cli.bench_options import EnginesOptions, LoadTestOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, known_pairs, subject
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.options import EnginesOptions, LoadTestOptions
 from outrider.cli.output import check_writable, json_line
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, OutriderError

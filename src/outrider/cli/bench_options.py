@@ -1,23 +1,131 @@
-"""What `bench peers` may be told, for the table of all verbs.
-
-What `bench quality` may be told, for the table of all verbs.
-
-What `bench ssd` may be told, and its part of the table of verbs.
-
-What `outrider bench sweep` may be told besides settings, and its row in the table of verbs.
-"""
+"""The verbs of `outrider bench`, and what they may be told besides settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import Argument, JsonOption, Verb
+from outrider.cli.options import ALL, DECIDED, JsonOption, OutputOption, verb
 from outrider.core.fields import setting
+
+# Settings that a sweep over K sets for each cell, or that have an option with another default.
+DECIDED_BY_SWEEPS = ("k", "batch_size", "max_tokens", *DECIDED)
+# Settings that a comparison of engines or of drafters sets for each of them.
+DECIDED_BY_ENGINES = ("schedule", "max_tokens", *DECIDED)
+DECIDED_BY_DRAFTERS = ("drafter", "tree_nodes", "max_tokens", *DECIDED)
+# Settings that every rule has its own of, or that ask for more than is compared.
+DECIDED_BY_QUALITY = ("sampler", "max_tokens", *DECIDED)
+
+
+@verb("bench comm", "bench_studies:comm")
+class CommOptions(OutputOption):
+    """Time sums over processes or devices, and messages between two, by size.
+
+    outrider bench comm --largest-mb 1
+    """
+
+    ranks: int = setting(2, "Processes or devices that meet.", minimum=2, maximum=64)
+    device: str = setting(
+        "auto", "cuda gives each rank a device; cpu none.", choices=("auto", "cpu", "cuda")
+    )
+    largest_mb: int = setting(16, "Largest message in MB of 2^20 bytes.", minimum=1, maximum=4096)
+    model: str = setting("outrider/embedded", "Foretell the sums of this model's passes.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOptions(JsonOption):
+    """Of every comparison of engines."""
+
+    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    prompts: str = setting(
+        "mixed",
+        "mixed (code, maths and conversation in turns), one of these, summarization, or a file: "
+        "question.jsonl, or a prompt a line.",
+    )
+    csv: str | None = setting(None, "Also write a row for every request to this file.")
+
+
+@verb("bench engines", "bench_engines:engines", settings=ALL, without=DECIDED_BY_ENGINES)
+class EnginesOptions(ServedOptions):
+    """Compare engines by requests in flight: latency, throughput, overlap, and what theory says of
+    them.
+
+    outrider bench engines --engines off,single --levels 0,2 --requests 2 --repeats 1
+    --max-tokens 8
+    """
+
+    pairs: str | None = setting(
+        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+    )
+    engines: str = setting(
+        "off,single,pd,pdv,ssd,auto",
+        "Engines, between commas (off,single,pd,pdv,ssd,auto); off drafts nothing.",
+    )
+    levels: str = setting(
+        "0,1,3,5,7,9,10",
+        "Requests in flight, between commas (0,1,3,5,7,9,10); 0 is one at a time, with gaps.",
+    )
+    repeats: int = setting(
+        5,
+        "Measure every level this often (5); below 5 there is no verdict.",
+        minimum=1,
+        maximum=1000,
+    )
+    warmup: int = setting(1, "Untimed visits of every level first (1).", minimum=0, maximum=1000)
+    requests: int = setting(10, "Requests of a level (10).", minimum=1, maximum=100_000)
+    gap: float = setting(
+        0.05, "Seconds of rest between requests of level 0 (0.05).", minimum=0, maximum=60
+    )
+    output_dir: str | None = setting(
+        None, "New folder of results; results/DATE-DEVICE-MODEL-engines if not given."
+    )
+    no_plots: bool = setting(False, "Draw no figures.")
+
+
+@verb("bench load", "bench_engines:load", settings=ALL, without=DECIDED_BY_ENGINES)
+class LoadTestOptions(ServedOptions):
+    """Put engines under load: Poisson arrivals, closed loops or a recorded trace.
+
+    outrider bench load --engines single --rate 20 --requests 4 --max-tokens 8
+    """
+
+    engines: str = setting(
+        "single,pd,pdv", "Engines, between commas (single,pd,pdv); also off, ssd and auto."
+    )
+    scenarios: str = setting(
+        "single,low,medium,high",
+        "Scenarios, between commas (single,low,medium,high): one request; 2, 5 or 10 a second.",
+    )
+    rate: float | None = setting(
+        None, "Requests a second instead, as a Poisson process.", minimum=0.001, maximum=1e6
+    )
+    concurrency: str | None = setting(
+        None, "Closed loops instead: requests in flight, between commas."
+    )
+    replay: str | None = setting(
+        None, "A recorded trace instead: lines of arrival_seconds, prompt, max_tokens."
+    )
+    requests: int | None = setting(
+        None, "Requests of a case (10 where no duration ends it).", minimum=1, maximum=1_000_000
+    )
+    duration: float | None = setting(
+        None, "Seconds in which requests arrive.", minimum=0.001, maximum=1e6
+    )
+    max_concurrent: int = setting(
+        10, "At most this many in flight with --rate or --replay (10).", minimum=1, maximum=1024
+    )
+    repeats: int = setting(1, "Run every case this often (1).", minimum=1, maximum=1000)
+    output_dir: str | None = setting(
+        None, "New folder of results; results/DATE-DEVICE-MODEL-load if not given."
+    )
+
+
+@verb("bench peers", "bench_peers:peers", settings=("program",))
 class PeersOptions(JsonOption):
-    """Of `bench peers`."""
+    """Compare with other engines on the same weights and prompts: transformers, llama.cpp, OpenVINO
+    GenAI, servers.
+
+    outrider bench peers --quick --peers llama.cpp --formats bf16 --temperatures 0
+    """
 
     tier: str | None = setting(
         None,
@@ -64,20 +172,14 @@ class PeersOptions(JsonOption):
     )
 
 
-BENCH_PEERS = Verb(
-    name="peers",
-    target="outrider.cli.bench_peers:peers",
-    text="Compare with other engines on the same weights and prompts: transformers, llama.cpp, "
-    "OpenVINO GenAI, servers.",
-    example="outrider bench peers --quick --peers llama.cpp --formats bf16 --temperatures 0",
-    options=PeersOptions,
-    settings=("program",),
-)
+@verb("bench quality", "bench_studies:quality", settings=ALL, without=DECIDED_BY_QUALITY)
+class QualityOptions(OutputOption):
+    """Check what is written: perplexity by number format, and texts under each acceptance rule
+    beside those of plain decoding.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QualityOptions(JsonOption):
-    """Of `bench quality`."""
+    outrider bench quality --formats float32,int8 --rules block,typical --domains code --prompts
+    2 --max-tokens 16
+    """
 
     formats: str = setting(
         "float32,bfloat16,int8,int4",
@@ -100,28 +202,15 @@ class QualityOptions(JsonOption):
     )
     prompts: int = setting(8, "Prompts of each domain (8).", minimum=1, maximum=10_000)
     max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
-    output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
-# Settings that every rule has its own of, or that ask for more than is compared.
-DECIDED_BY_QUALITY = ("sampler", "max_tokens", "n", "profile", "logprobs", "top_logprobs")
-
-BENCH_QUALITY = Verb(
-    name="quality",
-    target="outrider.cli.bench_studies:quality",
-    text="Check what is written: perplexity by number format, and texts under each acceptance "
-    "rule beside those of plain decoding.",
-    example="outrider bench quality --formats float32,int8 --rules block,typical --domains code "
-    "--prompts 2 --max-tokens 16",
-    options=QualityOptions,
-    settings=("program", "engine", "sampling"),
-    without=DECIDED_BY_QUALITY,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("bench ssd", "bench_studies:ssd")
 class SsdOptions(JsonOption):
-    """Of `bench ssd`."""
+    """Study plain decoding, drafting in turns and drafting ahead at the cost of big models: T_SD,
+    roofline, windows, speed-ups beside theory.
+
+    outrider bench ssd --quick
+    """
 
     pairs: str = setting(
         "8b/1b,70b/1b",
@@ -183,16 +272,6 @@ class SsdOptions(JsonOption):
     )
 
 
-BENCH_SSD = Verb(
-    name="ssd",
-    target="outrider.cli.bench_studies:ssd",
-    text="Study plain decoding, drafting in turns and drafting ahead at the cost of big models: "
-    "T_SD, roofline, windows, speed-ups beside theory.",
-    example="outrider bench ssd --quick",
-    options=SsdOptions,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridOptions(JsonOption):
     """Of every sweep. What is None is left to a preset, or to the default that the help names."""
@@ -222,9 +301,13 @@ class GridOptions(JsonOption):
     no_plots: bool = setting(False, "Draw no figures.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("bench sweep", "bench_sweep:sweep", settings=ALL, without=DECIDED)
 class SweepOptions(GridOptions):
-    """Of `bench sweep`."""
+    """Vary anything: K, drafter, rule, temperature, domain, context, batch, load, pair; each cell
+    beside plain decoding.
+
+    outrider bench sweep --over k=2,4 --over domain=code,maths --prompts 2 --max-tokens 16
+    """
 
     over: tuple[str, ...] = setting(
         (),
@@ -243,9 +326,12 @@ class SweepOptions(GridOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("bench k", "bench_sweep:k", settings=ALL, without=DECIDED_BY_SWEEPS)
 class KSweepOptions(GridOptions):
-    """Of `bench k`."""
+    """Sweep K over pairs and domains: a table, figures and every sample.
+
+    outrider bench k --domains code --prompts 2 --ks 2,4
+    """
 
     pairs: str | None = setting(
         None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
@@ -265,25 +351,12 @@ class KSweepOptions(GridOptions):
     reference: bool = setting(False, "Also print figures that were published for like runs.")
 
 
-# Settings that a sweep decides for all cells alike.
-DECIDED_BY_GRIDS = ("profile", "n", "logprobs", "top_logprobs")
-
-BENCH_SWEEP = Verb(
-    name="sweep",
-    target="outrider.cli.bench_sweep:sweep",
-    text="Vary anything: K, drafter, rule, temperature, domain, context, batch, load, pair; each "
-    "cell beside plain decoding.",
-    example="outrider bench sweep --over k=2,4 --over domain=code,maths --prompts 2 "
-    "--max-tokens 16",
-    options=SweepOptions,
-    settings=("program", "engine", "sampling"),
-    without=DECIDED_BY_GRIDS,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("bench drafters", "bench_peers:drafters", settings=ALL, without=DECIDED_BY_DRAFTERS)
 class DraftersOptions(JsonOption):
-    """Of `bench drafters`."""
+    """Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.
+
+    outrider bench drafters --drafters ngram,model --domains code --prompts 2 --max-tokens 16
+    """
 
     drafters: str = setting(
         "all",
@@ -308,53 +381,3 @@ class DraftersOptions(JsonOption):
         None, "New folder of results; results/DATE-DEVICE-MODEL-drafters if not given."
     )
     no_plots: bool = setting(False, "Draw no figures.")
-
-
-# Settings that a comparison of drafters sets for each of them.
-DECIDED_BY_DRAFTERS = (
-    "drafter",
-    "tree_nodes",
-    "profile",
-    "max_tokens",
-    "n",
-    "logprobs",
-    "top_logprobs",
-)
-
-BENCH_DRAFTERS = Verb(
-    name="drafters",
-    target="outrider.cli.bench_peers:drafters",
-    text="Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.",
-    example="outrider bench drafters --drafters ngram,model --domains code --prompts 2 "
-    "--max-tokens 16",
-    options=DraftersOptions,
-    settings=("program", "engine", "sampling"),
-    without=DECIDED_BY_DRAFTERS,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions(JsonOption):
-    """Of `report`."""
-
-    output: str = setting("report.html", "Write the page to this file.")
-    figures: str | None = setting(
-        None, "Also write every figure to this folder, as SVG and PNG, for light and dark pages."
-    )
-
-
-REPORT = Verb(
-    name="report",
-    group="Measure speed",
-    target="outrider.cli.report:report",
-    text="Make one web page of results, with figures and tables.",
-    example="outrider report results --output report.html",
-    arguments=(
-        Argument(
-            name="FOLDER",
-            text="Folders that benchmarks wrote, or single results files.",
-            many=True,
-        ),
-    ),
-    options=ReportOptions,
-)

@@ -42,11 +42,10 @@ from outrider.bench.quality.report import Quality, sections, to_record
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import QualityOptions, SsdOptions
+from outrider.cli.bench_options import CommOptions, QualityOptions, SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, say, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.options import CommOptions
 from outrider.cli.output import check_writable, json_line, table, write_whole
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging

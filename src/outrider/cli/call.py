@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
 
-from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Argument, Verb, setting_flags
+from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Argument, Options, Verb, setting_flags
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
@@ -27,10 +27,7 @@ from outrider.core.fields import Meta, check_value
 from outrider.core.foreign import hint_for
 from outrider.core.settings import Given, Resolved, Setting
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
+O_co = TypeVar("O_co", bound=Options, covariant=True)
 _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 
 
@@ -137,9 +134,7 @@ def _extra(name: str, kind: Any, told: Parameter | str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
 
-def _call(
-    verb: Verb, words: tuple[str, ...], given: Mapping[str, object]
-) -> Call[DataclassInstance]:
+def _call(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
     for item, word in zip(verb.arguments, words, strict=False):
         check_value(item.name, word, Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
@@ -218,7 +213,7 @@ def _explained(
     return ConfigError(str(error), hint=page)
 
 
-def needed(call: Call[DataclassInstance], name: str, *, position: int = 0) -> str:
+def needed(call: Call[Options], name: str, *, position: int = 0) -> str:
     """The argument at `position` of a verb that cannot do without it. Raises ConfigError."""
     if position >= len(call.arguments):
         raise ConfigError(f"{name} is missing.", hint="the same command with --help")

@@ -21,9 +21,9 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.main import report
-from outrider.cli.options import ChatOptions
 from outrider.cli.output import json_line
 from outrider.cli.paint import Painter
+from outrider.cli.run_options import ChatOptions
 from outrider.cli.session import show, tell_notes
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, cast
 
 from outrider.cli.call import Call, completion_app, needed
-from outrider.cli.options import JsonOption, NoOptions
+from outrider.cli.options import JsonOption, Options
 from outrider.cli.output import json_line, table
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.limits import LIMITS
@@ -35,7 +35,7 @@ def _shown(value: object) -> str:
     return json_line(value)
 
 
-def completion(call: Call[NoOptions]) -> int:
+def completion(call: Call[Options]) -> int:
     shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
     # The name of a shell; none is started.
     script = completion_app().generate_completion(prog_name="outrider", shell=shell)  # nosec B604

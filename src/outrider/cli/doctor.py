@@ -23,8 +23,8 @@ from outrider.bench.calibrate.store import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import memory_fit, read_spec
-from outrider.cli.options import DoctorOptions
 from outrider.cli.output import json_line, table
+from outrider.cli.run_options import DoctorOptions
 from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError

@@ -27,8 +27,8 @@ from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
-from outrider.cli.options import GenerateOptions
 from outrider.cli.output import check_writable, json_line, table, write_whole
+from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError

@@ -1,19 +1,27 @@
-"""The verbs about models, for the table of all verbs, and what they may be told.
-
-`outrider pull`, `list`, `pairs` and `draft` stand at the top level as well as below `models`.
-"""
+"""The verbs about models, and what they may be told. `pull`, `list` and `pairs` stand at the top
+level as well as below `models`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from outrider.cli.options import Argument, JsonOption, Verb
+from outrider.cli.options import Argument, JsonOption, verb
 from outrider.core.fields import setting
 
+_TARGET = Argument(name="TARGET", text="An alias, a folder or a hub id.")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
+
+
+@verb(
+    "draft check",
+    "draft:check",
+    _TARGET,
+    Argument("DRAFT", "The same; or a folder of draft heads."),
+)
 class DraftCheckOptions(JsonOption):
-    """Of `draft check`."""
+    """May DRAFT draft for TARGET? Compares vocabularies, windows, sizes, weights.
+
+    outrider draft check outrider/embedded outrider/embedded-draft --measure
+    """
 
     measure: bool = setting(False, "Also write some shipped prompts with it: is anything accepted?")
     prompts: int = setting(6, "So many of them, with --measure.", minimum=1, maximum=1000)
@@ -21,45 +29,25 @@ class DraftCheckOptions(JsonOption):
     k: int = setting(4, "Draft at most this many tokens a round.", minimum=1, maximum=64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("draft suggest", "draft:suggest", _TARGET)
 class DraftSuggestOptions(JsonOption):
-    """Of `draft suggest`."""
+    """Say what can draft for TARGET, why, and how: pairs, heads, itself, its text.
+
+    outrider draft suggest outrider/embedded
+    """
 
 
-_TARGET = Argument(name="TARGET", text="An alias, a folder or a hub id.")
-
-DRAFT = Verb(
-    name="draft",
+@verb(
+    "models pull, pull",
+    "pull:pull",
+    Argument("TARGET", "A hub id, such as Qwen/Qwen3-8B."),
     group="Models",
-    text="Choose what drafts for a target.",
-    example="outrider draft suggest outrider/embedded",
-    parts=(
-        Verb(
-            name="suggest",
-            target="outrider.cli.draft:suggest",
-            text="Say what can draft for TARGET, why, and how: pairs, heads, itself, its text.",
-            example="outrider draft suggest outrider/embedded",
-            arguments=(_TARGET,),
-            options=DraftSuggestOptions,
-        ),
-        Verb(
-            name="check",
-            target="outrider.cli.draft:check",
-            text="May DRAFT draft for TARGET? Compares vocabularies, windows, sizes, weights.",
-            example="outrider draft check outrider/embedded outrider/embedded-draft --measure",
-            arguments=(
-                _TARGET,
-                Argument(name="DRAFT", text="The same; or a folder of draft heads."),
-            ),
-            options=DraftCheckOptions,
-        ),
-    ),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions(JsonOption):
-    """Of `pull`."""
+    """Fetch a model from the hub, and its draft.
+
+    outrider pull Qwen/Qwen3-8B
+    """
 
     draft: str = setting(
         "auto",
@@ -71,19 +59,12 @@ class PullOptions(JsonOption):
     )
 
 
-PULL = Verb(
-    name="pull",
-    target="outrider.cli.pull:pull",
-    text="Fetch a model from the hub, and its draft.",
-    example="outrider pull Qwen/Qwen3-8B",
-    arguments=(Argument(name="TARGET", text="A hub id, such as Qwen/Qwen3-8B."),),
-    options=PullOptions,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("models load", "models:load_model", MODEL)
 class LoadOptions(JsonOption):
-    """Of `models load`."""
+    """Load a model and write a few tokens: does it work here?
+
+    outrider models load outrider/embedded --n-tokens 8
+    """
 
     dtype: str = setting(
         "auto",
@@ -92,9 +73,18 @@ class LoadOptions(JsonOption):
     n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb(
+    "models inflate",
+    "models:inflate",
+    Argument("SHAPE", "Its sizes.", choices=("0.4b", "1b", "8b", "70b-layer")),
+    Argument("FOLDER", "Where to write it; a new folder."),
+)
 class InflateOptions(JsonOption):
-    """Of `models inflate`."""
+    """Write a bigger model that computes the same as a small one, to measure speed at real cost
+    with real acceptance.
+
+    outrider models inflate 0.4b inflated-0.4b
+    """
 
     source: str = setting("outrider/embedded", "The Llama-shaped model to inflate.")
     dtype: str = setting(
@@ -102,9 +92,12 @@ class InflateOptions(JsonOption):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("models export", "models:export", MODEL, Argument("FILE", "Where to write it; a new file."))
 class ExportOptions(JsonOption):
-    """Of `models export`."""
+    """Write a Llama-shaped model as a GGUF file, for llama.cpp and others that read it.
+
+    outrider models export outrider/embedded embedded.gguf --gguf q8_0 --pre-tokenizer gpt-2
+    """
 
     gguf: str = setting(
         "bf16", "Number format of the GGUF file.", choices=("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -117,9 +110,13 @@ class ExportOptions(JsonOption):
     force: bool = setting(False, "Replace a file that is there.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("models ollama", "models:ollama")
 class OllamaOptions(JsonOption):
-    """Of `models ollama`."""
+    """Look at an Ollama server: its models, and a test completion. To check a model's text only;
+    without logits it cannot take part in a benchmark.
+
+    outrider models ollama
+    """
 
     host: str = setting("http://localhost:11434", "Address of the Ollama server.")
     model: str = setting("", "Also write a completion with this one of its models.")
@@ -127,9 +124,12 @@ class OllamaOptions(JsonOption):
     max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("models ping", "models:ping")
 class PingOptions(JsonOption):
-    """Of `models ping`."""
+    """Ask an OpenAI-compatible server such as vLLM for a completion, and time it.
+
+    outrider models ping --url http://localhost:8000
+    """
 
     url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
     model: str = setting("", "Which of its models; by default the first.")
@@ -139,90 +139,29 @@ class PingOptions(JsonOption):
     retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
 
 
-MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
-LIST = Verb(
-    name="list",
-    target="outrider.cli.models:list_models",
-    text="List the models that are on this machine.",
-    example="outrider list --json",
-    options=JsonOption,
+@verb("models list, list", "models:list_models", group="Models")
+class ListOptions(JsonOption):
+    """List the models that are on this machine.
+
+    outrider list --json
+    """
+
+
+@verb(
+    "models pairs, pairs",
+    "pull:pairs",
+    Argument("NAME", "Show this pair's models, memory and command."),
 )
-PAIRS = Verb(
-    name="pairs",
-    target="outrider.cli.pull:pairs",
-    text="List known pairs of target and draft, or show one.",
-    example="outrider pairs gpt2_dev",
-    arguments=(Argument(name="NAME", text="Show this pair's models, memory and command."),),
-    options=JsonOption,
-)
-MODELS = Verb(
-    name="models",
-    group="Models",
-    text="Inspect, load, inflate, export models; known pairs.",
-    example="outrider models list",
-    parts=(
-        PULL,
-        LIST,
-        PAIRS,
-        Verb(
-            name="inspect",
-            target="outrider.cli.models:inspect_model",
-            text="Print a model's sizes from its config.json, without loading weights.",
-            example="outrider models inspect outrider/embedded",
-            arguments=(MODEL,),
-            options=JsonOption,
-        ),
-        Verb(
-            name="load",
-            target="outrider.cli.models:load_model",
-            text="Load a model and write a few tokens: does it work here?",
-            example="outrider models load outrider/embedded --n-tokens 8",
-            arguments=(MODEL,),
-            options=LoadOptions,
-        ),
-        Verb(
-            name="inflate",
-            target="outrider.cli.models:inflate",
-            text="Write a bigger model that computes the same as a small one, to measure "
-            "speed at real cost with real acceptance.",
-            example="outrider models inflate 0.4b inflated-0.4b",
-            arguments=(
-                Argument(
-                    name="SHAPE",
-                    text="Its sizes.",
-                    choices=("0.4b", "1b", "8b", "70b-layer"),
-                ),
-                Argument(name="FOLDER", text="Where to write it; a new folder."),
-            ),
-            options=InflateOptions,
-        ),
-        Verb(
-            name="export",
-            target="outrider.cli.models:export",
-            text="Write a Llama-shaped model as a GGUF file, for llama.cpp and others that "
-            "read it.",
-            example="outrider models export outrider/embedded embedded.gguf --gguf q8_0 "
-            "--pre-tokenizer gpt-2",
-            arguments=(
-                MODEL,
-                Argument(name="FILE", text="Where to write it; a new file."),
-            ),
-            options=ExportOptions,
-        ),
-        Verb(
-            name="ollama",
-            target="outrider.cli.models:ollama",
-            text="Look at an Ollama server: its models, and a test completion. To check a "
-            "model's text only; without logits it cannot take part in a benchmark.",
-            example="outrider models ollama",
-            options=OllamaOptions,
-        ),
-        Verb(
-            name="ping",
-            target="outrider.cli.models:ping",
-            text="Ask an OpenAI-compatible server such as vLLM for a completion, and time it.",
-            example="outrider models ping --url http://localhost:8000",
-            options=PingOptions,
-        ),
-    ),
-)
+class PairsOptions(JsonOption):
+    """List known pairs of target and draft, or show one.
+
+    outrider pairs gpt2_dev
+    """
+
+
+@verb("models inspect", "models:inspect_model", MODEL)
+class InspectOptions(JsonOption):
+    """Print a model's sizes from its config.json, without loading weights.
+
+    outrider models inspect outrider/embedded
+    """

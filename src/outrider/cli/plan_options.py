@@ -1,39 +1,36 @@
-"""The verb `plan`, for the table of all verbs, and what it may be told besides settings.
-
-What `simulate` may be told. It reads no settings: it runs on a machine that need not exist.
-
-The verb `explain`, for the table of all verbs: words alone, so that its help imports nothing.
-"""
+"""The verbs `plan`, `simulate` and `explain`, and what they may be told besides settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from outrider.cli.options import Argument, JsonOption, Verb
+from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, verb
 from outrider.core.fields import setting
 
 # Settings that a plan tries, has an option of its own for, or has no use for.
 DECIDED_BY_PLANS = (
-    "drafter",
-    "k",
-    "tree_nodes",
-    "controller",
-    "schedule",
-    "watchdog",
-    "batch_size",
-    "context",
-    "device",
-    "profile",
-    "max_tokens",
-    "n",
-    "logprobs",
-    "top_logprobs",
+    *("drafter", "k", "tree_nodes", "controller", "schedule", "watchdog"),
+    *("batch_size", "context", "device", "max_tokens", *DECIDED),
+)
+
+# In the order of explain.yaml.
+EXPLAIN_TOPICS = (
+    *("round", "acceptance", "speed-up", "best-k", "roofline"),
+    *("batch", "ssd", "fan-out", "energy", "published"),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb(
+    "plan",
+    "plan:plan",
+    Argument("TARGET", "The same as --target.", setting="target"),
+    group="Measure speed",
+    settings=ALL,
+    without=DECIDED_BY_PLANS,
+)
 class PlanOptions(JsonOption):
-    """Of `plan`."""
+    """Will speculation pay here, with which drafter, and how much?
+
+    outrider plan outrider/embedded --domains code
+    """
 
     drafters: str = setting(
         "auto",
@@ -77,22 +74,12 @@ class PlanOptions(JsonOption):
     save: str | None = setting(None, "Also write the plan as JSON to this file.")
 
 
-PLAN = Verb(
-    name="plan",
-    group="Measure speed",
-    target="outrider.cli.plan:plan",
-    text="Will speculation pay here, with which drafter, and how much?",
-    example="outrider plan outrider/embedded --domains code",
-    arguments=(Argument(name="TARGET", text="The same as --target.", setting="target"),),
-    options=PlanOptions,
-    settings=("program", "engine", "sampling"),
-    without=DECIDED_BY_PLANS,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("bench simulate, simulate", "simulate:simulate")
 class SimulateOptions(JsonOption):
-    """Of `simulate`. What is None is found out, as the help says."""
+    """Run engines on an invented clock: machines that one does not have, and what-ifs.
+
+    outrider simulate --target llama-8b --draft llama-1b --device h100 --alpha .8
+    """
 
     target: str | None = setting(
         None,
@@ -183,9 +170,17 @@ class SimulateOptions(JsonOption):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb(
+    "explain",
+    "explain:explain",
+    Argument("TOPIC", "What to explain.", choices=EXPLAIN_TOPICS),
+    group="Check exactness",
+)
 class ExplainOptions(JsonOption):
-    """Of `explain`; the defaults are those of docs/theory.md."""
+    """Explain a formula with your numbers.
+
+    outrider explain speed-up --alpha 0.8 --k 4 --c 0.1
+    """
 
     alpha: float = setting(
         0.8, "Chance that a drafted token is accepted (0.8).", minimum=0, maximum=1
@@ -215,20 +210,3 @@ class ExplainOptions(JsonOption):
     watts: float = setting(
         100.0, "Power that does not depend on the work, in watts (100).", minimum=0, maximum=100_000
     )
-
-
-# In the order of explain.yaml.
-EXPLAIN_TOPICS = (
-    *("round", "acceptance", "speed-up", "best-k", "roofline"),
-    *("batch", "ssd", "fan-out", "energy", "published"),
-)
-
-EXPLAIN = Verb(
-    name="explain",
-    group="Check exactness",
-    target="outrider.cli.explain:explain",
-    text="Explain a formula with your numbers.",
-    example="outrider explain speed-up --alpha 0.8 --k 4 --c 0.1",
-    arguments=(Argument(name="TOPIC", text="What to explain.", choices=EXPLAIN_TOPICS),),
-    options=ExplainOptions,
-)

@@ -12,8 +12,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.bench.published import PUBLISHED, published_texts, questions_of
 from outrider.bench.workload import PER_DOMAIN, PromptDataset, builtin_texts
 from outrider.cli.call import Call
-from outrider.cli.options import PromptsOptions
 from outrider.cli.output import check_writable, json_line, table
+from outrider.cli.run_options import PromptsOptions
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.models.loading import resolve
 

@@ -14,10 +14,10 @@ from outrider.bench.report.build import build
 from outrider.bench.report.page import num_figures, render, write_figures
 from outrider.bench.report.parts import Figure, Part, Report
 from outrider.bench.report.summary import summarise
-from outrider.cli.bench_options import ReportOptions
 from outrider.cli.call import Call, needed
 from outrider.cli.output import check_writable, json_line, prose, write_whole
 from outrider.cli.paint import Bar, words
+from outrider.cli.run_options import ReportOptions
 from outrider.core.errors import MachineError
 
 

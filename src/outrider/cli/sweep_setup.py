@@ -30,9 +30,14 @@ from outrider.bench.studies.sweep_recipes import Recipe, recipe
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider.bench.workload import MIXED, PromptDataset, check_domain
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import DECIDED_BY_GRIDS, GridOptions, KSweepOptions, SweepOptions
+from outrider.cli.bench_options import (
+    DECIDED_BY_SWEEPS,
+    GridOptions,
+    KSweepOptions,
+    SweepOptions,
+)
 from outrider.cli.call import Call
-from outrider.cli.verbs import DECIDED_BY_SWEEPS
+from outrider.cli.options import DECIDED
 from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import default_of, shown, words_of
 from outrider.core.foreign import hint_for
@@ -134,7 +139,7 @@ class Setup:
 
 def set_up(call: Call[SweepOptions]) -> Setup:
     """Of `bench sweep`. Raises ConfigError for words that cannot be meant."""
-    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_GRIDS)
+    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED)
     found = recipe(options.preset) if options.preset else None
     if found is None and not options.over:
         raise ConfigError(

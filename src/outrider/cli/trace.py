@@ -18,8 +18,8 @@ from outrider.bench.pages import percent
 from outrider.bench.workload import DOMAINS, builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.options import TraceOptions
 from outrider.cli.output import check_writable, figure_file, json_line, table, write_whole
+from outrider.cli.run_options import TraceOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK

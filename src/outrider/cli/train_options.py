@@ -1,16 +1,22 @@
-"""What the verbs of `outrider train` may be told; options.py says how.
-
-`outrider train` and its parts, as the table of verbs has them.
-"""
+"""The verbs of `outrider train`, and what they may be told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import Argument, JsonOption, Verb
+from outrider.cli.options import Argument, JsonOption, verb
 from outrider.core.fields import setting
 
 DEFAULT_MINUTES = 10.0
+
+_TRAINED = (
+    Argument(name="FOLDER", text="Where to write it; a new folder, or that of a stopped run."),
+    Argument(
+        name="TEXTS",
+        text="Files, folders or JSON lines; python is the Python source of this machine.",
+        many=True,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,9 @@ class RunOptions(TextOptions):
     )
     threads: int = setting(0, "CPU threads; 0 leaves it to PyTorch.", minimum=0, maximum=1024)
     fresh: bool = setting(False, "Start anew in a folder that holds a run.")
+    dtype: str = setting(
+        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +77,12 @@ class DrafterOptions(RunOptions):
     exam_prompts: int = setting(24, "Use so many of these prompts.", minimum=1, maximum=10_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train draft", "train:draft", *_TRAINED)
 class DraftOptions(DrafterOptions):
-    """Of `train draft`."""
+    """Distil a draft model from a target.
+
+    outrider train draft my-draft python --tokens 9000 --steps 5 --exam-prompts 2
+    """
 
     hidden: int = setting(0, "Hidden size; 0 is half the target's.", minimum=0, maximum=16384)
     layers: int = setting(0, "Layers; 0 is 2.", minimum=0, maximum=256)
@@ -82,25 +94,25 @@ class DraftOptions(DrafterOptions):
         0.0, "Share of steps that learn from the draft's own text.", minimum=0, maximum=1
     )
     temperature: float = setting(1.0, "Temperature of the draft's own text.", minimum=0, maximum=10)
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train mtp", "train:mtp", *_TRAINED)
 class MtpOptions(DrafterOptions):
-    """Of `train mtp`."""
+    """Train MTP blocks, which draft from a target's hidden states.
+
+    outrider train mtp my-block python --tokens 9000 --steps 5 --exam-prompts 2
+    """
 
     blocks: int = setting(1, "Blocks, one for each draft but later ones.", minimum=1, maximum=8)
     turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train medusa", "train:medusa", *_TRAINED)
 class MedusaOptions(DrafterOptions):
-    """Of `train medusa`."""
+    """Train Medusa heads, which guess several tokens at once.
+
+    outrider train medusa heads python --tokens 9000 --steps 5 --exam-prompts 2
+    """
 
     heads: int = setting(4, "Heads: drafts of a round.", minimum=1, maximum=16)
     layers: int = setting(1, "Residual blocks of a head.", minimum=1, maximum=16)
@@ -110,42 +122,42 @@ class MedusaOptions(DrafterOptions):
         "and is trained, random one that begins as noise.",
         choices=("tie", "copy", "random"),
     )
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train eagle", "train:eagle", *_TRAINED)
 class EagleOptions(DrafterOptions):
-    """Of `train eagle`."""
+    """Train EAGLE heads, which draft from a target's hidden states.
+
+    outrider train eagle heads python --tokens 9000 --steps 5 --exam-prompts 2
+    """
 
     draft_vocab: int = setting(
         0, "Draft only so many ids, the text's most frequent; 0 is all.", minimum=0
     )
     ffn: int = setting(0, "Size of the layer's FFN; 0 is the target's.", minimum=0, maximum=1 << 17)
     turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train block", "train:block", *_TRAINED)
 class BlockOptions(DrafterOptions):
-    """Of `train block`."""
+    """Train a block net, which guesses several places in one pass.
+
+    outrider train block my-net python --tokens 9000 --steps 5 --exam-prompts 2
+    """
 
     places: int = setting(4, "Places: drafts of a round.", minimum=1, maximum=64)
     context_tokens: int = setting(
         8, "Tokens whose states are read for a guess.", minimum=1, maximum=1024
     )
     layers: int = setting(1, "Layers of the net.", minimum=1, maximum=16)
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train pretrain", "train:pretrain", *_TRAINED)
 class PretrainOptions(RunOptions):
-    """Of `train pretrain`."""
+    """Train a language model from scratch.
+
+    outrider train pretrain my-model python --tokens 20000 --steps 5
+    """
 
     family: str = setting(
         "llama",
@@ -156,88 +168,13 @@ class PretrainOptions(RunOptions):
     tokenizer: str = setting("outrider/embedded", "Model or folder whose tokenizer is used.")
     hidden: int = setting(256, "Hidden size, in heads of 64.", minimum=64, maximum=16384)
     layers: int = setting(8, "Layers.", minimum=1, maximum=256)
-    dtype: str = setting(
-        "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@verb("train tokenizer", "train:tokenizer", *_TRAINED)
 class TokenizerOptions(TextOptions):
-    """Of `train tokenizer`."""
+    """Make a byte-level BPE vocabulary.
+
+    outrider train tokenizer my-tokenizer python --tokens 100000 --size 2048
+    """
 
     size: int = setting(8192, "Tokens of the vocabulary.", minimum=257, maximum=1 << 20)
-
-
-_TRAINED = (
-    Argument(name="FOLDER", text="Where to write it; a new folder, or that of a stopped run."),
-    Argument(
-        name="TEXTS",
-        text="Files, folders or JSON lines; python is the Python source of this machine.",
-        many=True,
-    ),
-)
-
-TRAIN = Verb(
-    name="train",
-    group="Models",
-    text="Make a drafter, a model or a tokenizer from text.",
-    example="outrider train draft my-draft python --tokens 9000 --steps 5 --exam-prompts 2",
-    parts=(
-        Verb(
-            name="draft",
-            target="outrider.cli.train:draft",
-            text="Distil a draft model from a target.",
-            example="outrider train draft my-draft python --tokens 9000 --steps 5 --exam-prompts 2",
-            arguments=_TRAINED,
-            options=DraftOptions,
-        ),
-        Verb(
-            name="block",
-            target="outrider.cli.train:block",
-            text="Train a block net, which guesses several places in one pass.",
-            example="outrider train block my-net python --tokens 9000 --steps 5 --exam-prompts 2",
-            arguments=_TRAINED,
-            options=BlockOptions,
-        ),
-        Verb(
-            name="medusa",
-            target="outrider.cli.train:medusa",
-            text="Train Medusa heads, which guess several tokens at once.",
-            example="outrider train medusa heads python --tokens 9000 --steps 5 --exam-prompts 2",
-            arguments=_TRAINED,
-            options=MedusaOptions,
-        ),
-        Verb(
-            name="eagle",
-            target="outrider.cli.train:eagle",
-            text="Train EAGLE heads, which draft from a target's hidden states.",
-            example="outrider train eagle heads python --tokens 9000 --steps 5 --exam-prompts 2",
-            arguments=_TRAINED,
-            options=EagleOptions,
-        ),
-        Verb(
-            name="mtp",
-            target="outrider.cli.train:mtp",
-            text="Train MTP blocks, which draft from a target's hidden states.",
-            example="outrider train mtp my-block python --tokens 9000 --steps 5 --exam-prompts 2",
-            arguments=_TRAINED,
-            options=MtpOptions,
-        ),
-        Verb(
-            name="pretrain",
-            target="outrider.cli.train:pretrain",
-            text="Train a language model from scratch.",
-            example="outrider train pretrain my-model python --tokens 20000 --steps 5",
-            arguments=_TRAINED,
-            options=PretrainOptions,
-        ),
-        Verb(
-            name="tokenizer",
-            target="outrider.cli.train:tokenizer",
-            text="Make a byte-level BPE vocabulary.",
-            example="outrider train tokenizer my-tokenizer python --tokens 100000 --size 2048",
-            arguments=_TRAINED,
-            options=TokenizerOptions,
-        ),
-    ),
-)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.options import VerifyOptions
 from outrider.cli.output import check_writable, json_line, write_whole
 from outrider.cli.paint import Meter
+from outrider.cli.run_options import VerifyOptions
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:

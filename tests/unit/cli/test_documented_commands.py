@@ -12,7 +12,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.cli import call
 from outrider.cli.call import Call
-from outrider.cli.options import NoOptions
+from outrider.cli.options import Options
 
 pytestmark = pytest.mark.wide
 
@@ -37,8 +37,8 @@ COMMANDS = sorted(set(documented()))
 class NothingRuns:
     """Stands for the module of any verb: settings are typed and checked, and that is all."""
 
-    def __getattr__(self, name: str) -> Callable[[Call[NoOptions]], int]:
-        def verb(asked: Call[NoOptions]) -> int:
+    def __getattr__(self, name: str) -> Callable[[Call[Options]], int]:
+        def verb(asked: Call[Options]) -> int:
             asked.resolved.program()
             asked.resolved.engine()
             asked.resolved.sampling()
