@@ -25,7 +25,7 @@ from outrider.cli.output import (
     write_whole,
 )
 from outrider.cli.plan_options import SimulateOptions
-from outrider.cli.simulate_setup import OF_SHEETS, Sweep, study_of, sweep_of, too_large
+from outrider.cli.simulate_setup import OF_LOAD, OF_SHEETS, Sweep, study_of, sweep_of, too_large
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.planner.simulate_costs import widest_fan_out
 from outrider.planner.simulate_study import (
@@ -34,7 +34,6 @@ from outrider.planner.simulate_study import (
     PLAIN,
     TOGETHER,
     SimulatedComparison,
-    SimulatedNumbers,
     SimulatedStudy,
     compare,
 )
@@ -164,12 +163,11 @@ def _sharing(study: SimulatedStudy) -> str:
 
 
 def _row(found: SimulatedComparison, engine: str) -> tuple[str, ...]:
-    own: SimulatedNumbers = found.numbers[engine]
-    formula = 1.0 if engine == PLAIN else found.study.formula(engine)
+    own = found.numbers[engine]
     return (
         engine,
         _times(found.speedup(engine)),
-        _times(formula),
+        _times(_formula(found, engine)),
         f"{own.tokens_per_second:.1f}",
         f"{own.stats.tokens_per_round:.2f}",
         f"{own.rounds_per_pass:.1f}",
@@ -182,6 +180,10 @@ def _row(found: SimulatedComparison, engine: str) -> tuple[str, ...]:
     )
 
 
+def _formula(found: SimulatedComparison, engine: str) -> float | None:
+    return 1.0 if engine == PLAIN else found.study.formula(engine)
+
+
 def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
@@ -191,40 +193,27 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def draw_sweep(
-    sweep: Sweep, found: Sequence[SimulatedComparison], path: Path, *, small_print: str
-) -> list[Path]:
-    """For light and for dark pages, as SVG and PNG beside `path`."""
-    chart = sweep_chart(sweep, found, small_print=small_print)
-    return drawing.write(chart, path.parent, path.stem)
-
-
 def sweep_chart(sweep: Sweep, found: Sequence[SimulatedComparison], *, small_print: str) -> Chart:
     """Values stand at equal distances."""
     engines = found[0].study.engines
-    ups = {e: [one.speedup(e) or 0.0 for one in found] for e in engines}
-    late = {e: [1e3 * one.numbers[e].latency.p95 for one in found] for e in (PLAIN, *engines)}
     colors: dict[str, Color] = {engine: number for number, engine in enumerate(engines)}
 
-    def panel(title: str, values: Mapping[str, Sequence[float]], *, level: bool) -> Panel:
+    def panel(
+        title: str, values: Mapping[str, Sequence[float]], *levels: tuple[str, float]
+    ) -> Panel:
+        lines = [
+            Line(name=e, points=list(enumerate(y)), color=colors.get(e, "muted"), mark="o")
+            for e, y in values.items()
+        ]
         return Lines(
-            title=title,
-            lines=[
-                Line(
-                    name=engine,
-                    points=list(enumerate(heights)),
-                    color=colors.get(engine, "muted"),
-                    mark="o",
-                )
-                for engine, heights in values.items()
-            ],
-            levels=[("as plain decoding", 1.0)] if level else [],
-            x=Axis(label=sweep.name, ticks=sweep.words),
+            title=title, lines=lines, levels=levels, x=Axis(label=sweep.name, ticks=sweep.words)
         )
 
+    ups = {e: [one.speedup(e) or 0.0 for one in found] for e in engines}
+    late = {e: [1e3 * one.numbers[e].latency.p95 for one in found] for e in (PLAIN, *engines)}
     panels = [
-        panel("speed-up over plain decoding", ups, level=True),
-        panel("latency of a request, p95, ms", late, level=False),
+        panel("speed-up over plain decoding", ups, ("as plain decoding", 1.0)),
+        panel("latency of a request, p95, ms", late),
     ]
     title = f"Simulated engines by {sweep.name}"
     return Chart(title=title, panels=[panels], foot=small_print)
@@ -236,7 +225,7 @@ def simulate(call: Call[SimulateOptions]) -> int:
     asked = sweep.options(options) if sweep else [options]
     studies = [study_of(one) for one in asked]
     figure = figure_file(options.figure)
-    traces = _trace_files(options.trace, studies[0])
+    traces = _trace_files(options.trace, studies[0].engines)
     found = [compare(study) for study in studies]
     drawn = [] if figure is None else _draw(sweep, found, figure)
     for engine, path in traces.items():
@@ -271,11 +260,7 @@ def _comparison_record(found: SimulatedComparison) -> dict[str, Any]:
         "study": _study_record(study),
         "times": asdict(study.times),
         "engines": [
-            own.to_dict()
-            | {
-                "speedup": found.speedup(engine),
-                "formula": 1.0 if engine == PLAIN else study.formula(engine),
-            }
+            own.to_dict() | {"speedup": found.speedup(engine), "formula": _formula(found, engine)}
             for engine, own in found.numbers.items()
         ],
     }
@@ -291,39 +276,17 @@ def _study_record(study: SimulatedStudy) -> dict[str, Any]:
         "rates": list(study.rates),
         "engines": list(study.engines),
         "p_hit": study.hit_chance,
-        **{
-            name: getattr(study, name)
-            for name in (
-                "k",
-                "fan_out",
-                "batch",
-                "prompt",
-                "output",
-                "requests",
-                "spread",
-                "arrivals",
-                "contention",
-                "sync",
-                "prefill_chunk",
-                "hybrid_threshold",
-                "decode_batch",
-                "verify_batch",
-                "seed",
-            )
-        },
+        **{name: getattr(study, name) for name in OF_LOAD},
     }
 
 
-def _trace_files(name: str | None, study: SimulatedStudy) -> Mapping[str, Path]:
+def _trace_files(name: str | None, engines: Sequence[str]) -> Mapping[str, Path]:
     """By engine; the file as it was named where there is one engine only."""
     if name is None:
         return {}
     path = Path(name)
-    several = len(study.engines) > 1
-    found = {
-        engine: path.with_stem(f"{path.stem}-{engine}") if several else path
-        for engine in study.engines
-    }
+    found = {engine: path.with_stem(f"{path.stem}-{engine}") for engine in engines}
+    found = found if len(engines) > 1 else {engines[0]: path}
     for one in found.values():
         check_writable(one)
     return found
@@ -332,7 +295,8 @@ def _trace_files(name: str | None, study: SimulatedStudy) -> Mapping[str, Path]:
 def _draw(sweep: Sweep | None, found: Sequence[SimulatedComparison], path: Path) -> list[Path]:
     small_print = about(found[0].study, varies=sweep.name if sweep else "")
     if sweep is not None:
-        return draw_sweep(sweep, found, path, small_print=small_print)
+        chart = sweep_chart(sweep, found, small_print=small_print)
+        return drawing.write(chart, path.parent, path.stem)
     written: list[Path] = []
     for engine in found[0].study.engines:
         run = found[0].runs[engine]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,14 @@ ALPHA = 0.8
 MOST_PLACES = 64
 # What a sweep cannot change, because it says what is done with the results.
 _OF_OUTPUT = ("json", "engines", "sweep", "figure", "trace")
+_ABOUT = ("calibration", "drafter", "rates", "engines")
+# What a study's record has besides whose costs they are, and options that a study has alike.
+OF_LOAD = tuple(item.name for item in fields(SimulatedStudy) if item.name not in (*_ABOUT, "p_hit"))
+_SAME = tuple(
+    item.name
+    for item in fields(SimulatedStudy)
+    if item.name in describe(SimulateOptions, group="") and item.name not in (*_ABOUT, "arrivals")
+)
 OF_SHEETS = ("target", "draft", "device", "draft_device")
 
 
@@ -73,22 +81,11 @@ def study_of(options: SimulateOptions) -> SimulatedStudy:
         drafter=drafter,
         rates=_rates(options, drafter),
         engines=tuple(dict.fromkeys(_words(options.engines))),
-        k=options.k,
-        p_hit=options.p_hit,
-        fan_out=options.fan_out,
-        batch=options.batch,
         prompt=options.context,
         output=options.max_tokens,
-        requests=options.requests,
-        spread=options.spread,
         arrivals=_arrivals(options.arrivals),
-        contention=options.contention,
         sync=options.sync_us * 1e-6,
-        prefill_chunk=options.prefill_chunk,
-        hybrid_threshold=options.hybrid_threshold,
-        decode_batch=options.decode_batch,
-        verify_batch=options.verify_batch,
-        seed=options.seed,
+        **{name: getattr(options, name) for name in _SAME},
     )
 
 
