@@ -54,7 +54,7 @@ from outrider.cli.bench_options import DraftersOptions, PeersOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable
+from outrider.cli.output import check_writable, say
 from outrider.cli.paint import Meter, taken
 from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
@@ -85,7 +85,7 @@ def peers(call: Call[PeersOptions]) -> int:
         except KeyboardInterrupt:
             whole = False
     if not journal.found.runs:
-        engine_setup.say("nothing was measured; see the reasons above and in the logs")
+        say("nothing was measured; see the reasons above and in the logs")
         return 1 if whole else INTERRUPTED
     results = _results(call, comparison, whole=whole)
     results.write(shown=not call.options.json)
@@ -100,9 +100,9 @@ def _compared(comparison: Comparison) -> bool:
     ran = {who.peer for (who, _), runs in found.runs.items() if runs}
     absent = [name for name in asked if name not in ran]
     for name in absent:
-        engine_setup.say(f"note: {name} was not measured: {_why_not(comparison, name)}")
+        say(f"note: {name} was not measured: {_why_not(comparison, name)}")
     if absent and len(absent) == len(asked):
-        engine_setup.say("nothing was compared: no engine but ours ran")
+        say("nothing was compared: no engine but ours ran")
         return False
     return True
 
@@ -124,7 +124,7 @@ def _plan(options: PeersOptions) -> PeersPlan:
     taken = (OURS, *PEERS, HTTP)
     servers = parse_servers(options.servers, drafters=drafters, forms=forms, taken=taken)
     if HTTP in names and not servers:
-        engine_setup.say("note: http is skipped: name a server with --servers NAME=URL")
+        say("note: http is skipped: name a server with --servers NAME=URL")
     folder = options.peers_folder or str((cache_folder() or Path()) / "peers")
     return PeersPlan(
         names=[name for name in names if name != HTTP],
@@ -191,7 +191,7 @@ def _own_models(resolved: Resolved) -> bool:
 
 def _weights(call: Call[PeersOptions], plan: PeersPlan) -> Weights:
     options, program = call.options, call.resolved.program()
-    store = WeightsFolder(plan.peers_folder / "weights", engine_setup.say)
+    store = WeightsFolder(plan.peers_folder / "weights", say)
     gguf = any_reads_gguf(plan.names, plan.peers_folder)
     if not _own_models(call.resolved):
         target, draft = tier_folders(options.tier or TIERS[0], store)
@@ -215,7 +215,7 @@ def _folder(call: Call[PeersOptions]) -> Path:
 
 def _watch(meter: Meter) -> Watch:
     """A bar for the race; the race also ends when its minutes are over."""
-    return Watch(engine_setup.say, lambda total: meter.reach(0, total=total), meter.step)
+    return Watch(say, lambda total: meter.reach(0, total=total), meter.step)
 
 
 def _results(call: Call[PeersOptions], comparison: Comparison, *, whole: bool) -> Results:
@@ -252,10 +252,10 @@ def drafters(call: Call[DraftersOptions]) -> int:
     plan = _race_plan(call, at_once=about.engine.batch_size)
     folder = engine_setup.folder_of("drafters", options.output_dir, [about])
     drafts = Drafts.of(about.models.target, about.models.draft)
-    engine_setup.say(f"loading {len(contestants)} contestants, each with a target of its own")
+    say(f"loading {len(contestants)} contestants, each with a target of its own")
     with closing(line_up(contestants, about.models.target, drafts, about.engine)) as lineup:
         for note in lineup.notes:
-            engine_setup.say(f"note: {note}")
+            say(f"note: {note}")
         results = _measure(call, plan, lineup, about, folder)
     rows = results.rows[SAMPLES]
     if not rows:

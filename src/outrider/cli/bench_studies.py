@@ -44,9 +44,9 @@ from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import CommOptions, QualityOptions, SsdOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Results, Subject, say, subject
+from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, json_line, table, write_whole
+from outrider.cli.output import answer, check_writable, say, table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
@@ -85,7 +85,7 @@ def quality(call: Call[QualityOptions]) -> int:
         _collect("rules", len(rules) + bool(rules), _rules(call, about, rules, prompts), kept)
     except KeyboardInterrupt:
         whole = False
-        engine_setup.say("\ninterrupted: below is what was measured until then")
+        say("\ninterrupted: below is what was measured until then")
     _show(call, about, Quality(formats, kept), whole=whole)
     if not whole:
         return INTERRUPTED
@@ -168,12 +168,8 @@ def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: 
         "max_tokens": call.options.max_tokens,
         **to_record(found),
     }
-    if call.options.output is not None:
-        write_whole(Path(call.options.output), json_line(record) + "\n")
-    if call.options.json:
-        print(json_line(record))
-    else:
-        engine_setup.print_page(Page(f"Quality, {about.name}", list(sections(found))))
+    page = Page(f"Quality, {about.name}", list(sections(found)))
+    answer(call.options, record, engine_setup.page_text(page))
 
 
 # A step of decoding, a verified draft, a prompt chunk.
@@ -201,12 +197,7 @@ def comm(call: Call[CommOptions]) -> int:
             for rows in ROWS
         ],
     }
-    if output is not None:
-        write_whole(output, json_line(record) + "\n")
-    if options.json:
-        print(json_line(record))
-    else:
-        print(_page(report, spec))
+    answer(options, record, _page(report, spec))
     return 0
 
 

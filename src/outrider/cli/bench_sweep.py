@@ -31,7 +31,7 @@ from outrider.cli import engine_setup
 from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import json_line, screen_table
+from outrider.cli.output import json_line, say, screen_table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.cli.sweep_setup import Setup, set_up, set_up_k
@@ -54,7 +54,7 @@ def sweep(call: Call[SweepOptions]) -> int:
         return _list_presets(call.options)
     setup = set_up(call)
     if setup.recipe is not None and setup.recipe.remark:
-        engine_setup.say(f"note: {setup.recipe.remark}")
+        say(f"note: {setup.recipe.remark}")
     return _go(setup, _sweep_page)
 
 
@@ -69,7 +69,7 @@ def _go(setup: Setup, show: Callable[[_Run], Sequence[Path]]) -> int:
     try:
         _measure(run, _planned(run))
     except KeyboardInterrupt:
-        engine_setup.say(
+        say(
             f"\ninterrupted: {len(folder.samples)} samples are safe in {folder.path}; "
             f"the same command with --output-dir {folder.path} goes on from there"
         )
@@ -116,13 +116,13 @@ def _planned(run: _Run) -> list[Group]:
             _report_ways(run, grid)
             if not grid.num_cells:
                 name = subject.name
-                engine_setup.say(f"note: {name}: nothing is drafted, so only plain decoding runs")
+                say(f"note: {name}: nothing is drafted, so only plain decoding runs")
             groups += grid.groups
             num_cells += grid.num_cells
     if groups:
         run.folder.prepare()
         num = sum(len(group.visits()) for group in groups)
-        engine_setup.say(f"{num_cells} cells that draft, {num} visits; results: {run.folder.path}")
+        say(f"{num_cells} cells that draft, {num} visits; results: {run.folder.path}")
     return groups
 
 
@@ -138,7 +138,7 @@ def _report_pair(run: _Run, subject: Pair, error: OutriderError) -> None:
 
 def _report_ways(run: _Run, grid: Grid) -> None:
     for name, reason in grid.refused.items():
-        engine_setup.say(f"note: not measured: {name}: {reason}")
+        say(f"note: not measured: {name}: {reason}")
         run.refused.append(1)
 
 
@@ -148,7 +148,7 @@ def _measure(run: _Run, groups: Sequence[Group]) -> None:
     todo = [_outstanding(run, visits) for visits in everything]
     if groups and not any(todo):
         path = run.folder.path
-        engine_setup.say(f"note: {path} has all samples already; --fresh measures again")
+        say(f"note: {path} has all samples already; --fresh measures again")
     with Meter("sweep", sum(map(len, everything)), unit="visits") as meter:
         for group, visits, left in zip(groups, everything, todo, strict=True):
             meter.step(len(visits) - len(left), title=group.pair)
@@ -183,10 +183,10 @@ def _measure_group(run: _Run, group: Group, lineup: Lineup) -> Iterator[None]:
     """Take turns, visit by visit. Ways that could not be loaded are left out, and named."""
     setup, folder = run.setup, run.folder
     for note in lineup.notes:
-        engine_setup.say(f"note: {note}")
+        say(f"note: {note}")
     refused = {_way_name(way.drafter, way.k): why for way, why in lineup.refused.items()}
     for name, reason in refused.items():
-        engine_setup.say(f"note: not measured: {name}: {reason}")
+        say(f"note: not measured: {name}: {reason}")
         run.refused.append(1)
     todo = _outstanding(run, replace(group, ways=tuple(lineup.ways)).visits())
     number = folder.add_run(
@@ -218,7 +218,7 @@ def _sweep_page(run: _Run) -> Sequence[Path]:
     engine_setup.write_pages(folder.path, page, drawn)
     _print_record(run, record, drawn)
     if not run.setup.options.json:
-        engine_setup.print_page(page)
+        print(engine_setup.page_text(page))
         print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
     return drawn
 

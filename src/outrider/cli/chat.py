@@ -10,12 +10,10 @@ A model's error is reported and the conversation goes on; `exit_code` remembers 
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import FrameType
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
@@ -24,7 +22,7 @@ from outrider.cli.main import report
 from outrider.cli.output import json_line
 from outrider.cli.paint import Painter
 from outrider.cli.run_options import ChatOptions
-from outrider.cli.session import show, tell_notes
+from outrider.cli.session import interruptible, show, tell_notes
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.params import SamplingParams
@@ -146,7 +144,7 @@ class Conversation:
     def _answer(self, text: str) -> None:
         messages = [*self._messages, {"role": "user", "content": text}]
         events = self._llm.chat(messages, self._params)
-        with _interruptible() as interrupted:
+        with interruptible() as interrupted:
             reply = show(self._llm, events, self._painter, stop=interrupted)
         result = reply.result
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
@@ -176,24 +174,3 @@ class Conversation:
             )
         chosen = settings.typed(SETTINGS[name], Given(value.strip(), name))
         self._params = replace(self._params, **{name: chosen})
-
-
-@contextmanager
-def _interruptible() -> Generator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into an answer of the yielded function; a second one is an exception.
-
-    An exception in the middle of a round would leave the engine between two states.
-    """
-    pressed = False
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -9,30 +9,27 @@ from typing import Literal, cast
 
 from outrider.cli.call import Call, completion_app, needed
 from outrider.cli.options import JsonOption, Options
-from outrider.cli.output import json_line, table
+from outrider.cli.output import answer, json_line, table
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.limits import LIMITS
 
 
 def config(call: Call[JsonOption]) -> int:
     chosen = call.resolved.chosen.values()
-    if call.options.json:
-        print(json_line({c.setting.name: {"value": c.value, "origin": c.origin} for c in chosen}))
-        return 0
+    record = {c.setting.name: {"value": c.value, "origin": c.origin} for c in chosen}
     rows = [
-        (c.setting.name, _shown(c.value), c.origin, c.setting.flag, c.setting.variable)
+        (c.setting.name, json_line(c.value), c.origin, c.setting.flag, c.setting.variable)
         for c in chosen
     ]
-    print(table(rows, header=("setting", "value", "origin", "flag", "variable")))
-    print("\nOther variables:")
-    print(table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]))
-    print("\nLimits of a request:")
-    print(table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]))
+    lines = [
+        table(rows, header=("setting", "value", "origin", "flag", "variable")),
+        "\nOther variables:",
+        table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]),
+        "\nLimits of a request:",
+        table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]),
+    ]
+    answer(call.options, record, "\n".join(lines))
     return 0
-
-
-def _shown(value: object) -> str:
-    return json_line(value)
 
 
 def completion(call: Call[Options]) -> int:

@@ -19,7 +19,7 @@ from outrider.cli.call import Call, needed
 from outrider.cli.draft_fit import SMALL_FILES, Fit, Measured, compare, measure
 from outrider.cli.model_options import DraftCheckOptions, DraftSuggestOptions
 from outrider.cli.models import local_models, small_files
-from outrider.cli.output import json_line, table
+from outrider.cli.output import answer, table
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
 from outrider.models.families import LLAMA_FAMILIES
@@ -220,18 +220,18 @@ def suggest(call: Call[DraftSuggestOptions]) -> int:
     command = (
         f"outrider bench drafters --target {quote(target)} --drafters {quote(','.join(ready))}"
     )
-    if call.options.json:
-        print(json_line({"suggestions": [asdict(one) for one in found], "measure": command}))
-        return 0
     rows = [
         (one.drafter, one.draft or "", "here" if one.ready else "to be made or fetched", one.reason)
         for one in found
     ]
-    print(table(rows, header=("drafter", "draft", "", "why")))
-    print("\nTry them:")
-    for one in found:
-        print(f"  {one.command}")
-    print(f"\nMeasure those that are here:\n  {command}")
+    lines = [
+        table(rows, header=("drafter", "draft", "", "why")),
+        "\nTry them:",
+        *(f"  {one.command}" for one in found),
+        f"\nMeasure those that are here:\n  {command}",
+    ]
+    record = {"suggestions": [asdict(one) for one in found], "measure": command}
+    answer(call.options, record, "\n".join(lines))
     return 0
 
 
@@ -241,23 +241,18 @@ def check(call: Call[DraftCheckOptions]) -> int:
     fit = compare(target, draft)
     measured = _measured(call.options, fit) if call.options.measure and not fit.wrong else None
     dead = measured is not None and measured.dead
-    if call.options.json:
-        record = asdict(fit) | {"fits": fit.fits, "advice": fit.advice}
-        if measured is not None:
-            derived = ("tokens_per_round", "first_high", "dead", "text")
-            record["measured"] = asdict(measured) | {n: getattr(measured, n) for n in derived}
-        print(json_line(record))
-        return 0 if fit.fits and not dead else 1
-    _show(fit)
+    record = asdict(fit) | {"fits": fit.fits, "advice": fit.advice}
+    lines = [*_shown_fit(fit)]
     if measured is not None:
-        print(measured.text)
-        for note in measured.notes:
-            print(f"note: {note}")
+        derived = ("tokens_per_round", "first_high", "dead", "text")
+        record["measured"] = asdict(measured) | {n: getattr(measured, n) for n in derived}
+        lines += [measured.text, *(f"note: {note}" for note in measured.notes)]
     if dead:
-        print(
+        lines.append(
             "dead acceptance: next to nothing that this draft proposes is kept, although ids and "
             "sizes agree. Was it trained for this target?"
         )
+    answer(call.options, record, "\n".join(lines))
     return 0 if fit.fits and not dead else 1
 
 
@@ -273,18 +268,18 @@ def _measured(options: DraftCheckOptions, fit: Fit) -> Measured:
     )
 
 
-def _show(fit: Fit) -> None:
+def _shown_fit(fit: Fit) -> Iterator[str]:
     sides = [("target", fit.target), ("draft" if fit.kind == "model" else fit.kind, fit.draft)]
     rows = [(role, side.name, side.num_tokens, side.num_ids) for role, side in sides]
-    print(table(rows, header=("", "model", "tokens", "ids in its output")))
+    yield table(rows, header=("", "model", "tokens", "ids in its output"))
     if fit.differences:
-        print(f"\n{100 * fit.shared:.0f} % of the draft's tokens are tokens of the target.")
-        print("The first ids that differ:")
+        yield f"\n{100 * fit.shared:.0f} % of the draft's tokens are tokens of the target."
+        yield "The first ids that differ:"
         differing = [(d.token_id, _shown(d.first), _shown(d.second)) for d in fit.differences]
-        print(table(differing, header=("id", "target", "draft")))
+        yield table(differing, header=("id", "target", "draft"))
     for remark in fit.remarks:
-        print(f"{'wrong' if remark.wrong else 'caution'}: {remark.text}")
-    print(f"\n{fit.advice}")
+        yield f"{'wrong' if remark.wrong else 'caution'}: {remark.text}"
+    yield f"\n{fit.advice}"
 
 
 def _shown(token: str | None) -> str:

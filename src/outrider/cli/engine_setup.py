@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from outrider.bench.studies.engines_cells import Taken
 from outrider.bench.studies.engines_plan import Contestant, EnginePlan
 from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, json_line, prose, screen_table
+from outrider.cli.output import check_writable, json_line, prose, say, screen_table
 from outrider.cli.paint import taken
 from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
@@ -160,15 +159,15 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     write_text(path, csv_text(rows))
 
 
-def print_page(page: Page) -> None:
-    print(page.title, end="\n\n")
+def page_text(page: Page) -> str:
+    """Every section with its table."""
+    lines = [page.title, ""]
     for section in page.sections:
-        print("\n".join([section.title, *map(prose, section.text)]))
+        lines += [section.title, *map(prose, section.text)]
         if section.rows:
-            print(screen_table(section.rows, header=section.header))
-        for point in section.points:
-            print(prose(point))
-        print()
+            lines.append(screen_table(section.rows, header=section.header))
+        lines += [*map(prose, section.points), ""]
+    return "\n".join(lines)
 
 
 def draw(wanted: bool, make: Callable[[], Sequence[Path]]) -> Sequence[Path]:
@@ -228,7 +227,7 @@ class Results:
             write_rows(self.folder / name, rows)
         write_pages(self.folder, self.page, draw(plots, self.draw))
         if shown:
-            print_page(self.page)
+            print(page_text(self.page))
             files = (*self.more, RESULTS, *self.rows, "report.md", "report.html")
             print(f"results: {self.folder} ({', '.join(files)})")
 
@@ -260,7 +259,3 @@ def measure(
 ) -> tuple[list[Taken], bool]:
     """What was taken, and whether that is everything or an interrupt came. With a progress bar."""
     return taken(run(plan, found), title=title, total=len(plan.visits()))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

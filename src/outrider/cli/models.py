@@ -25,7 +25,8 @@ from outrider.cli.model_options import (
     PingOptions,
 )
 from outrider.cli.options import JsonOption
-from outrider.cli.output import json_line, table
+from outrider.cli.output import answer, table
+from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
@@ -38,30 +39,22 @@ LOADER_PROMPT = "The quick brown fox"
 
 
 def list_models(call: Call[JsonOption]) -> int:
-
     found = local_models()
-    if call.options.json:
-        fields = ("name", "family", "num_bytes", "refusal")
-        rows = [{name: getattr(model, name) for name in fields} for model in found]
-        folders = [{"folder": str(model.folder)} for model in found]
-        print(json_line([row | folder for row, folder in zip(rows, folders, strict=True)]))
-        return 0
+    records = [asdict(model) | {"folder": str(model.folder)} for model in found]
     rows = [(m.name, m.family, size(m.num_bytes), m.refusal or "ready") for m in found]
-    print(table(rows, header=("model", "family", "weights", "state")))
+    answer(call.options, records, table(rows, header=("model", "family", "weights", "state")))
     return 0
 
 
 def inspect_model(call: Call[JsonOption]) -> int:
     name = needed(call, "MODEL")
-
     facts, notes = describe(read_spec(name)), read_notes(name)
-    if call.options.json:
-        print(json_line(facts | {"notes": notes}))
-        return 0
-    shown = {key: size(value) if key.endswith("_bytes") else value for key, value in facts.items()}
-    print(table([(key.replace("_", " "), value) for key, value in shown.items()]))
-    for note in notes:
-        print(f"note: {note}")
+    rows = [
+        (key.replace("_", " "), size(value) if key.endswith("_bytes") else value)
+        for key, value in facts.items()
+    ]
+    lines = [table(rows), *(f"note: {note}" for note in notes)]
+    answer(call.options, facts | {"notes": notes}, "\n".join(lines))
     return 0
 
 
@@ -85,14 +78,11 @@ def load_model(call: Call[LoadOptions]) -> int:
         "memory": f"{size(spec.weight_bytes)} of weights, {size(arena.nbytes)} of KV",
         "text": f"{LOADER_PROMPT}{text}",
     }
-    if call.options.json:
-        sizes = {"parameters": wrapper.param_count, "weights_bytes": spec.weight_bytes}
-        record = facts | sizes | {"kv_bytes": arena.nbytes, "token_ids": written, "ok": True}
-        print(json_line(record))
-        return 0
-    for key, value in facts.items():
-        print(f"[loader] {key} {value!r}" if key == "text" else f"[loader] {key} {value}")
-    print("[loader] OK")
+    sizes = {"parameters": wrapper.param_count, "weights_bytes": spec.weight_bytes}
+    record = facts | sizes | {"kv_bytes": arena.nbytes, "token_ids": written, "ok": True}
+    told = facts | {"text": repr(facts["text"])}
+    lines = [*(f"[loader] {key} {value}" for key, value in told.items()), "[loader] OK"]
+    answer(call.options, record, "\n".join(lines))
     return 0
 
 
@@ -102,7 +92,6 @@ def inflate(call: Call[InflateOptions]) -> int:
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
     from outrider.bench.studies.draft_heads import heads_beside
-    from outrider.cli.paint import Meter
     from outrider.lab.inflate import shape_called
     from outrider.lab.inflate_files import (
         INFLATABLE,
@@ -110,7 +99,6 @@ def inflate(call: Call[InflateOptions]) -> int:
         write_inflated,
         write_inflated_heads,
     )
-    from outrider.models.loading import DTYPES, resolve
 
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]
     source = resolve(call.options.source)
@@ -130,19 +118,16 @@ def inflate(call: Call[InflateOptions]) -> int:
                 files.extend([*(folder / kind).iterdir(), folder / kind])
                 heads.append(kind)
     share = done.num_zeros / done.num_parameters
-    if call.options.json:
-        facts = {"folder": str(folder), "shape": name, "num_parameters": done.num_parameters}
-        more = {"num_bytes": done.num_bytes, "zero_share": round(share, 4), "heads": heads}
-        print(json_line({**facts, **more}))
-        return 0
-    print(
+    facts = {"folder": str(folder), "shape": name, "num_parameters": done.num_parameters}
+    more = {"num_bytes": done.num_bytes, "zero_share": round(share, 4), "heads": heads}
+    lines = [
         f"{folder}: {done.num_parameters / 1e9:.3f} billion weights, {size(done.num_bytes)}, "
-        f"{100 * share:.0f} % of them zeros that are read like any others.\n"
-        f"It writes what {call.options.source} writes:\n"
-        f'  outrider generate "def add(a, b):" --target {folder} --draft outrider/embedded-draft'
-    )
-    for kind in heads:
-        print(f"Its {kind} heads, which draft alike: --draft {folder / kind}")
+        f"{100 * share:.0f} % of them zeros that are read like any others.",
+        f"It writes what {call.options.source} writes:",
+        f'  outrider generate "def add(a, b):" --target {folder} --draft outrider/embedded-draft',
+        *(f"Its {kind} heads, which draft alike: --draft {folder / kind}" for kind in heads),
+    ]
+    answer(call.options, {**facts, **more}, "\n".join(lines))
     return 0
 
 
@@ -150,10 +135,8 @@ def export(call: Call[ExportOptions]) -> int:
     """Write the file, with a bar on a terminal, and say what it holds."""
     model, path = needed(call, "MODEL"), Path(needed(call, "FILE", position=1))
 
-    from outrider.cli.paint import Meter
     from outrider.lab.gguf_export import Exported, GgufOptions
     from outrider.lab.gguf_export import export as written
-    from outrider.models.loading import resolve
 
     options = call.options
     wish = GgufOptions(
@@ -165,13 +148,11 @@ def export(call: Call[ExportOptions]) -> int:
             meter.reach(done.num_tensors, total=done.num_tensors_in_all)
     if done is None:
         raise ContractError("nothing was written")
-    if call.options.json:
-        facts = {"file": str(path), "format": options.gguf, "num_tensors": done.num_tensors}
-        print(json_line(facts | {"num_bytes": done.num_bytes, "notes": list(done.notes)}))
-        return 0
-    print(f"{path}: {done.num_tensors} tensors in {options.gguf}, {size(done.num_bytes)}.")
-    for note in done.notes:
-        print(f"note: {note}")
+    facts = {"file": str(path), "format": options.gguf, "num_tensors": done.num_tensors}
+    said = f"{path}: {done.num_tensors} tensors in {options.gguf}, {size(done.num_bytes)}."
+    lines = [said, *(f"note: {note}" for note in done.notes)]
+    record = facts | {"num_bytes": done.num_bytes, "notes": list(done.notes)}
+    answer(options, record, "\n".join(lines))
     return 0
 
 
@@ -182,20 +163,18 @@ def ollama(call: Call[OllamaOptions]) -> int:
     asked = call.options
     server = Ollama(asked.host)
     models = server.models()
-    reply = None
+    record: dict[str, Any] = {"host": asked.host, "models": [asdict(model) for model in models]}
+    rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
+    lines = [f"Ollama is running at {asked.host}, with {len(models)} models."]
+    if rows:
+        lines.append(table(rows, header=("model", "params", "quant", "size")))
     if asked.model:
         reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
-    if asked.json:
-        record = {"host": asked.host, "models": [asdict(model) for model in models]}
-        print(json_line(record | ({"reply": asdict(reply)} if reply else {})))
-        return 0
-    rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
-    print(f"Ollama is running at {asked.host}, with {len(models)} models.")
-    if rows:
-        print(table(rows, header=("model", "params", "quant", "size")))
-    if reply is not None:
+        record["reply"] = asdict(reply)
         rate = f", {reply.num_tokens / reply.seconds:.0f} tok/s" if reply.seconds > 0 else ""
-        print(f"\n{asked.prompt}{reply.text}\n\n{reply.num_tokens} tokens{rate} (Ollama's figures)")
+        lines.append(f"\n{asked.prompt}{reply.text}\n")
+        lines.append(f"{reply.num_tokens} tokens{rate} (Ollama's figures)")
+    answer(asked, record, "\n".join(lines))
     return 0
 
 
@@ -209,14 +188,14 @@ def ping(call: Call[PingOptions]) -> int:
     models = client.models()
     model = asked.model or next(iter(models), "")
     reply = client.complete(model, asked.prompt, max_tokens=asked.max_tokens)
-    if asked.json:
-        facts = {"url": asked.url, "models": models, "model": model}
-        print(json_line(facts | asdict(reply) | {"tokens_per_second": reply.tokens_per_second}))
-        return 0
-    print(f"{asked.url} serves {', '.join(models)}")
-    print(f"{model}: {asked.prompt}{reply.text}")
+    facts = {"url": asked.url, "models": models, "model": model}
     rate = f"{reply.tokens_per_second:.1f} tok/s"
-    print(f"{reply.num_tokens} tokens in {reply.seconds:.2f} s, {rate} as seen from here")
+    answer(
+        asked,
+        facts | asdict(reply) | {"tokens_per_second": reply.tokens_per_second},
+        f"{asked.url} serves {', '.join(models)}\n{model}: {asked.prompt}{reply.text}\n"
+        f"{reply.num_tokens} tokens in {reply.seconds:.2f} s, {rate} as seen from here",
+    )
     return 0
 
 
@@ -247,8 +226,6 @@ def local_models() -> list[LocalModel]:
 
 
 def _inspect(name: str, folder: Path) -> LocalModel:
-    from outrider.models.hf_config import read_config
-
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     refusal: str | None = None if num_bytes else "no safetensors weights"
     family = "?"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outrider.cli.gate import in_line
+from outrider.cli.options import JsonOption, OutputOption
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import draft_of, replacing
 
@@ -24,6 +25,19 @@ _WIDEST = 100
 def json_line(value: object) -> str:
     """Printable ASCII only, so that it survives any terminal and any pipe."""
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def answer(options: JsonOption, record: object, text: str) -> None:
+    """Print the record for programs, or else `text` for people. The record also goes to the file
+    of --output, where a verb has one."""
+    print(json_line(record) if options.json else text)
+    if isinstance(options, OutputOption) and options.output is not None:
+        write_whole(Path(options.output), json_line(record) + "\n")
+
+
+def say(text: str) -> None:
+    """What is beside the answer goes to stderr."""
+    print(text, file=sys.stderr)
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:

@@ -30,13 +30,14 @@ def prompts(call: Call[PromptsOptions]) -> int:
     tokenizer = Tokenizer.load(resolve(options.tokenizer))
     found = _build(options, lambda text: len(tokenizer.encode(text)))
     stats = found.statistics()
-    if options.json:
-        record = {"tokenizer": found.tokenizer, "domains": [asdict(one) for one in stats]}
-        print(json_line(record))
-    else:
-        print(f"tokens by the tokenizer of {found.tokenizer}")
-        rows = [(s.domain, s.source, s.n, s.min, f"{s.mean:.1f}", s.max) for s in stats]
-        print(table(rows, header=("domain", "source", "n", "min", "mean", "max")))
+    record = {"tokenizer": found.tokenizer, "domains": [asdict(one) for one in stats]}
+    rows = [(s.domain, s.source, s.n, s.min, f"{s.mean:.1f}", s.max) for s in stats]
+    shown = table(rows, header=("domain", "source", "n", "min", "mean", "max"))
+    print(
+        json_line(record)
+        if options.json
+        else f"tokens by the tokenizer of {found.tokenizer}\n{shown}"
+    )
     for name, saved in ((options.output, found), (options.tiny_output, found.tiny())):
         if name:
             saved.save(Path(name))

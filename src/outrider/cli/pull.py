@@ -16,7 +16,7 @@ from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.model_options import PullOptions
 from outrider.cli.options import JsonOption
-from outrider.cli.output import json_line, table
+from outrider.cli.output import answer, table
 from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
@@ -89,15 +89,15 @@ def pull(call: Call[PullOptions]) -> int:
         print("stopped: the same command goes on from here", file=sys.stderr)
         return INTERRUPTED
     command = _command(target, draft)
-    if options.json:
-        rows = [_record(side, folder) for side, folder in zip(sides, folders, strict=True)]
-        print(json_line({"models": rows, "command": command}))
-        return 0
-    for side, folder in zip(sides, folders, strict=True):
-        print(f"{side.role} {side.name}: {side.here or f'fetched into {folder}'}")
+    found = list(zip(sides, folders, strict=True))
+    lines = [
+        f"{one.role} {one.name}: {one.here or f'fetched into {place}'}" for one, place in found
+    ]
     if options.draft == "auto" and draft is None:
-        print(f"no draft is known for it: `outrider draft suggest {target}` says what could draft")
-    print(f"\n{command}")
+        say = f"`outrider draft suggest {target}` says what could draft"
+        lines.append(f"no draft is known for it: {say}")
+    record = {"models": [_record(side, folder) for side, folder in found], "command": command}
+    answer(options, record, "\n".join([*lines, "", command]))
     return 0
 
 
@@ -202,11 +202,10 @@ LOGIN = "gated: accept its licence on the hub, then run `hf auth login`"
 def pairs(call: Call[JsonOption]) -> int:
     """All pairs, or the details of the one that is named."""
     if call.argument is not None:
-        return _show(get_pair(call.argument), as_json=call.options.json)
-    found = list_pairs()
-    if call.options.json:
-        print(json_line([_pair_record(pair) for pair in found]))
+        pair = get_pair(call.argument)
+        answer(call.options, _pair_record(pair), "\n".join(_details(pair)))
         return 0
+    found = list_pairs()
     rows = [
         (
             pair.pair_name,
@@ -218,15 +217,13 @@ def pairs(call: Call[JsonOption]) -> int:
         )
         for pair in found
     ]
-    print(table(rows, header=("pair", "target", "draft", "weights", "licence", "note")))
-    print("\nDetails and the command of one: outrider pairs NAME")
+    shown = table(rows, header=("pair", "target", "draft", "weights", "licence", "note"))
+    more = "Details and the command of one: outrider pairs NAME"
+    answer(call.options, [_pair_record(pair) for pair in found], f"{shown}\n\n{more}")
     return 0
 
 
-def _show(pair: ModelPair, *, as_json: bool) -> int:
-    if as_json:
-        print(json_line(_pair_record(pair)))
-        return 0
+def _details(pair: ModelPair) -> Iterator[str]:
     sides = [("target", pair.target), ("draft", pair.draft)]
     rows = [
         (side, m.model_id, m.dtype, _memory(m.weights_gb), _memory(m.memory_gb(ESTIMATE_TOKENS)))
@@ -234,12 +231,11 @@ def _show(pair: ModelPair, *, as_json: bool) -> int:
     ]
     with_kv = f"with KV of {ESTIMATE_TOKENS} tokens"
     total = ("both", "", "", _memory(pair.weights_gb), _memory(pair.memory_gb()))
-    print(table([*rows, total], header=(pair.pair_name, "model", "dtype", "weights", with_kv)))
-    print(f"\n{pair.notes}\nlicence: {pair.licence}\nvocabulary: {_VOCABULARY[pair.vocabulary]}")
+    yield table([*rows, total], header=(pair.pair_name, "model", "dtype", "weights", with_kv))
+    yield f"\n{pair.notes}\nlicence: {pair.licence}\nvocabulary: {_VOCABULARY[pair.vocabulary]}"
     for model_id in dict.fromkeys(model.model_id for _, model in sides if model.gated):
-        print(f"{model_id} is {LOGIN}")
-    print(f"not supported yet: {pair.refusal}" if pair.refusal else f"\n{pair.command()}")
-    return 0
+        yield f"{model_id} is {LOGIN}"
+    yield f"not supported yet: {pair.refusal}" if pair.refusal else f"\n{pair.command()}"
 
 
 _VOCABULARY = {

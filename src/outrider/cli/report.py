@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-
-from rich.progress import BarColumn, MofNCompleteColumn
 
 from outrider.bench import drawing
 from outrider.bench.report.build import build
 from outrider.bench.report.page import num_figures, render, write_figures
-from outrider.bench.report.parts import Figure, Part, Report
+from outrider.bench.report.parts import Part, Report
 from outrider.bench.report.summary import summarise
 from outrider.cli.call import Call, needed
-from outrider.cli.output import check_writable, json_line, prose, write_whole
-from outrider.cli.paint import Bar, words
+from outrider.cli.output import answer, check_writable, prose, say, write_whole
+from outrider.cli.paint import Meter
 from outrider.cli.run_options import ReportOptions
 from outrider.core.errors import MachineError
 
@@ -27,31 +24,23 @@ def report(call: Call[ReportOptions]) -> int:
     check_writable(output)
     found = build([Path(word) for word in call.arguments])
     for item in found.skipped:
-        _say(f"skipped: {item.place}: {item.why}")
+        say(f"skipped: {item.place}: {item.why}")
     reason = drawing.why_not()
     if reason is not None:
-        _say(f"note: {reason}")
+        say(f"note: {reason}")
     page = _rendered(found)
     write_whole(output, page)
     written = _figures(found, call.options.figures)
-    if call.options.json:
-        print(json_line(_record(found, output, len(page.encode()), written)))
-    else:
-        _print(found, output, len(page.encode()), written)
+    num_bytes = len(page.encode())
+    text = "\n".join(_lines(found, output, num_bytes, written))
+    answer(call.options, _record(found, output, num_bytes, written), text)
     return 0
 
 
 def _rendered(found: Report) -> str:
     """With a progress bar on stderr, where that is a terminal."""
-    columns = (words(), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns) as progress:
-        task = progress.add_task("figures", total=num_figures(found))
-
-        def drawn(figure: Figure) -> None:
-            del figure
-            progress.advance(task)
-
-        return render(found, drawn=drawn)
+    with Meter("figures", num_figures(found), unit="figures") as meter:
+        return render(found, drawn=lambda _: meter.step())
 
 
 def _figures(found: Report, folder: str | None) -> Sequence[Path]:
@@ -66,18 +55,14 @@ def _figures(found: Report, folder: str | None) -> Sequence[Path]:
         ) from None
 
 
-def _print(found: Report, output: Path, size: int, written: Sequence[Path]) -> None:
+def _lines(found: Report, output: Path, size: int, written: Sequence[Path]) -> Iterator[str]:
     summary = summarise(found)
-    print("\n".join(map(prose, summary.sentences)))
-    for gain in summary.gains:
-        print(prose(f"gain: {gain}"))
-    for loss in summary.losses:
-        print(prose(f"loss: {loss}"))
-    for warning in summary.warnings:
-        print(prose(f"note: {warning}"))
-    print(f"page: {output} ({size / 1e6:.1f} MB)")
+    yield from map(prose, summary.sentences)
+    kinds = {"gain": summary.gains, "loss": summary.losses, "note": summary.warnings}
+    yield from (prose(f"{kind}: {one}") for kind, listed in kinds.items() for one in listed)
+    yield f"page: {output} ({size / 1e6:.1f} MB)"
     if written:
-        print(f"figures: {len(written)} files in {written[0].parent.parent}")
+        yield f"figures: {len(written)} files in {written[0].parent.parent}"
 
 
 def _record(found: Report, output: Path, size: int, written: Sequence[Path]) -> dict[str, object]:
@@ -105,7 +90,3 @@ def _part_record(part: Part) -> dict[str, object]:
         "claims": [{**asdict(claim), "verdict": claim.verdict} for claim in part.claims],
         "figures": [figure.name for figure in part.figures],
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

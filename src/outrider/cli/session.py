@@ -10,10 +10,12 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 from outrider import __version__
@@ -158,3 +160,24 @@ def run_record(llm: LLM, resolved: Resolved) -> dict[str, object]:
     """What a result depends on beside the prompt: settings decided by somebody, and kernels."""
     kernels = {choice.op: choice.name for choice in llm.kernels.choices}
     return {"version": __version__, "settings": resolved.decided(), "kernels": kernels}
+
+
+@contextmanager
+def interruptible() -> Generator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into an answer of the yielded function; a second one is an exception.
+
+    An exception in the middle of a round or of a step would leave it between two states.
+    """
+    pressed = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -6,18 +6,19 @@ that was stopped or killed. On a terminal a bar moves, elsewhere every measureme
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from outrider.cli.call import Call, needed
-from outrider.cli.output import json_line
+from outrider.cli.main import INTERRUPTED
+from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
+from outrider.cli.session import interruptible
 from outrider.cli.train_options import (
     DEFAULT_MINUTES,
     BlockOptions,
@@ -96,8 +97,6 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=nn.Module)
 
-INTERRUPTED = 130
-
 
 def draft(call: Call[DraftOptions]) -> int:
     """Distil a draft model from --target."""
@@ -148,13 +147,12 @@ def tokenizer(call: Call[TokenizerOptions]) -> int:
     folder = Path(needed(call, "FOLDER"))
     made = make_tokenizer(folder, _words(call), call.options.size, _text_wish(call.options))
     facts = {"folder": str(folder), "num_tokens": made.num_tokens, "num_files": made.num_files}
-    if call.options.json:
-        print(json_line(facts | {"bytes_per_token": round(made.bytes_per_token, 3)}))
-    else:
-        print(
-            f"{folder}: {made.num_tokens} tokens from {made.num_files} files, "
-            f"{made.bytes_per_token:.2f} bytes a token of them."
-        )
+    answer(
+        call.options,
+        facts | {"bytes_per_token": round(made.bytes_per_token, 3)},
+        f"{folder}: {made.num_tokens} tokens from {made.num_files} files, "
+        f"{made.bytes_per_token:.2f} bytes a token of them.",
+    )
     return 0
 
 
@@ -210,14 +208,14 @@ def train(
     trainer = text.trainer(recipe)
     folder = text.wish.folder
     if trainer.resumed:
-        _say(f"going on from step {trainer.standing.step} of the run in {folder}")
-    with _interrupts() as asked, TrainBar(sys.stderr) as bar, closing(trainer.run()) as steps:
+        say(f"going on from step {trainer.standing.step} of the run in {folder}")
+    with interruptible() as asked, TrainBar(sys.stderr) as bar, closing(trainer.run()) as steps:
         for progress in steps:
             bar.show(progress)
             if asked():
                 break
     if asked():
-        _say(f"stopped at step {trainer.standing.step}; the same command goes on from there")
+        say(f"stopped at step {trainer.standing.step}; the same command goes on from there")
         return INTERRUPTED
     text.finish(trainer, recipe, target, provenance())
     _report(call, folder, trainer, target)
@@ -236,18 +234,16 @@ def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: s
         "before": _rounded(before),
         "after": _rounded(after),
     }
-    if call.options.json:
-        print(json_line(facts))
-        return
-    print(
+    lines = [
         f"{folder}: {standing.step} steps, {standing.num_tokens} tokens, "
         f"{standing.seconds / 60:.1f} minutes, loss {standing.loss:.3f}."
-    )
+    ]
     for name, value in after.items():
-        print(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
+        lines.append(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
     made = quote(str(folder))
     flags = f"--target {quote(target)} --draft {made}" if target else f"--target {made}"
-    print(f'  outrider generate "def add(a, b):" {flags}')
+    lines.append(f'  outrider generate "def add(a, b):" {flags}')
+    answer(call.options, facts, "\n".join(lines))
 
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -269,101 +265,70 @@ def _text_wish(options: TextOptions, held_out: float = 0.0) -> TokenOptions:
     return TokenOptions(max_tokens=options.tokens, held_out=held_out, field=options.field)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 @contextmanager
 def _before_training() -> Generator[None]:
     """An interrupt while texts are read ends the process; what that means is said."""
     try:
         yield
     except KeyboardInterrupt:
-        _say("stopped before training began; the same command begins with the texts again")
+        say("stopped before training began; the same command begins with the texts again")
         raise
 
 
-class _Asked:
-    """Whether an interrupt came. A second one ends the process as usual."""
-
-    def __init__(self) -> None:
-        self._came = False
-
-    def __call__(self) -> bool:
-        return self._came
-
-    def take(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._came = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _interrupts() -> Generator[_Asked]:
-    """The first interrupt lets the step that is running end, so that its state can be saved."""
-    asked = _Asked()
-    before = signal.signal(signal.SIGINT, asked.take)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _of_target(call: Call[DrafterOptions], recipe_of: Callable[[Session], TrainRecipe[M]]) -> int:
+    """Train what drafts for --target."""
+    session = open_drafter(call)
+    return train(call, session.text, recipe_of(session), target=call.options.target)
 
 
 def block(call: Call[BlockOptions]) -> int:
-    """Train a block net for --target."""
-    from outrider.train.block import block_recipe, block_sizes
+    from outrider.train.block import BlockRecipe, block_recipe, block_sizes
 
-    options = call.options
-    session = open_drafter(call)
-    sizes = block_sizes(
-        session.target.config,
-        num_places=options.places,
-        num_context=options.context_tokens,
-        num_layers=options.layers,
-    )
-    recipe = block_recipe(session, sizes, dtype=options.dtype)
-    return train(call, session.text, recipe, target=options.target)
+    asked = call.options
+
+    def recipe(session: Session) -> BlockRecipe:
+        sizes = block_sizes(
+            session.target.config,
+            num_places=asked.places,
+            num_context=asked.context_tokens,
+            num_layers=asked.layers,
+        )
+        return block_recipe(session, sizes, dtype=asked.dtype)
+
+    return _of_target(call, recipe)
 
 
 def eagle(call: Call[EagleOptions]) -> int:
-    """Train EAGLE heads for --target."""
     from outrider.train.eagle import eagle_recipe
 
-    options = call.options
-    session = open_drafter(call)
-    recipe = eagle_recipe(
-        session,
-        draft_vocab_size=options.draft_vocab,
-        ffn_size=options.ffn,
-        num_turns=options.turns,
-        dtype=options.dtype,
+    asked = call.options
+    recipe = partial(
+        eagle_recipe,
+        draft_vocab_size=asked.draft_vocab,
+        ffn_size=asked.ffn,
+        num_turns=asked.turns,
+        dtype=asked.dtype,
     )
-    return train(call, session.text, recipe, target=options.target)
+    return _of_target(call, recipe)
 
 
 def medusa(call: Call[MedusaOptions]) -> int:
-    """Train Medusa heads for --target."""
     from outrider.train.medusa import medusa_recipe
 
-    options = call.options
-    session = open_drafter(call)
-    recipe = medusa_recipe(
-        session,
-        num_heads=options.heads,
-        num_layers=options.layers,
-        init=cast("HeadInit", options.init),
-        dtype=options.dtype,
+    asked = call.options
+    recipe = partial(
+        medusa_recipe,
+        num_heads=asked.heads,
+        num_layers=asked.layers,
+        init=cast("HeadInit", asked.init),
+        dtype=asked.dtype,
     )
-    return train(call, session.text, recipe, target=options.target)
+    return _of_target(call, recipe)
 
 
 def mtp(call: Call[MtpOptions]) -> int:
-    """Train MTP blocks for --target."""
     from outrider.train.mtp import mtp_recipe
 
-    options = call.options
-    session = open_drafter(call)
-    recipe = mtp_recipe(
-        session, num_blocks=options.blocks, num_turns=options.turns, dtype=options.dtype
-    )
-    return train(call, session.text, recipe, target=options.target)
+    asked = call.options
+    recipe = partial(mtp_recipe, num_blocks=asked.blocks, num_turns=asked.turns, dtype=asked.dtype)
+    return _of_target(call, recipe)
