@@ -9,7 +9,7 @@ import pytest
 
 from checks.documents import Document
 from outrider.cli.explain_topics import BYTE, OPERATION, Device, model_of
-from outrider.cli.plan_options import ExplainOptions
+from outrider.cli.run_options import ExplainOptions
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.theory import (
     AheadTimes,

@@ -21,7 +21,7 @@ from outrider.cli.call import Call
 from outrider.cli.explain_topics import WORKED
 from outrider.cli.output import json_line, screen_table, table
 from outrider.cli.paint import QUIET, Painter
-from outrider.cli.plan_options import ExplainOptions
+from outrider.cli.run_options import ExplainOptions
 from outrider.core.errors import ConfigError
 from outrider.core.settings import describe
 

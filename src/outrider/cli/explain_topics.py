@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from outrider.bench.reference import AheadPrediction, ahead_predictions
-from outrider.cli.model_sizes import spec_named
-from outrider.cli.plan_options import ExplainOptions
+from outrider.cli.run_options import ExplainOptions
+from outrider.cli.simulate_setup import spec_named
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import (
     AheadTimes,

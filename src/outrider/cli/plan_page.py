@@ -19,7 +19,7 @@ from outrider.bench.calibrate.session import Found
 from outrider.cli.models import read_spec
 from outrider.cli.options import setting_flags
 from outrider.cli.output import prose, screen_table
-from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
+from outrider.cli.run_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean

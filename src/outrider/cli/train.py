@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import answer, say
-from outrider.cli.paint import Meter
-from outrider.cli.session import interruptible
-from outrider.cli.train_options import (
+from outrider.cli.model_options import (
     DEFAULT_MINUTES,
     BlockOptions,
     DrafterOptions,
@@ -32,6 +29,9 @@ from outrider.cli.train_options import (
     TextOptions,
     TokenizerOptions,
 )
+from outrider.cli.output import answer, say
+from outrider.cli.paint import Meter
+from outrider.cli.session import interruptible
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ConfigError
 

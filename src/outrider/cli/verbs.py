@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli import bench_options, model_options, plan_options, run_options, train_options
+from outrider.cli import bench_options, model_options, run_options
 from outrider.cli.options import KNOWN, Verb
 
 # The headings of the front page.
 GROUPS = ("Write text", "Models", "Measure speed", "Check exactness", "This machine")
-TABLES = (run_options, model_options, train_options, plan_options, bench_options)
+TABLES = (run_options, model_options, bench_options)
 
 
 def _parts(name: str) -> tuple[Verb, ...]:

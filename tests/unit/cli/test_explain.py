@@ -28,7 +28,7 @@ from outrider.cli.explain_topics import (
     residual,
     walk,
 )
-from outrider.cli.plan_options import EXPLAIN_TOPICS, ExplainOptions
+from outrider.cli.run_options import EXPLAIN_TOPICS, ExplainOptions
 from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Laws

@@ -16,7 +16,7 @@ from doubles.command_line import Command
 from doubles.planned import calibration
 from outrider.bench import drawing
 from outrider.bench.charts import Chart, Timeline
-from outrider.cli.model_sizes import known_ids, spec_named
+from outrider.cli.simulate_setup import known_ids, spec_named
 from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
 
