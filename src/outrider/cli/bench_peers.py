@@ -52,14 +52,14 @@ from outrider.bench.workload import ADVERSARIAL, builtin_texts
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import DraftersOptions, PeersOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Results, Subject, subject
+from outrider.cli.engine_setup import Results, Subject, chosen_words, subject
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import check_writable, say
 from outrider.cli.paint import Meter, taken
 from outrider.cli.session import start_logging
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.fields import words_of
+from outrider.core.fields import numbers_of, split, words_of
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import resolve
@@ -116,11 +116,11 @@ def _why_not(comparison: Comparison, name: str) -> str:
 
 
 def _plan(options: PeersOptions) -> PeersPlan:
-    forms = engine_setup.chosen_words("--formats", options.formats, tuple(FORMS))
-    drafters = engine_setup.chosen_words("--drafters", options.drafters, DRAFTERS)
+    forms = chosen_words("--formats", options.formats, tuple(FORMS))
+    drafters = chosen_words("--drafters", options.drafters, DRAFTERS)
     if not forms or not drafters:
         raise ConfigError("--formats and --drafters each need a word.", hint="--formats bf16")
-    names = engine_setup.chosen_words("--peers", options.peers, (*PEERS, HTTP))
+    names = chosen_words("--peers", options.peers, (*PEERS, HTTP))
     taken = (OURS, *PEERS, HTTP)
     servers = parse_servers(options.servers, drafters=drafters, forms=forms, taken=taken)
     if HTTP in names and not servers:
@@ -131,7 +131,9 @@ def _plan(options: PeersOptions) -> PeersPlan:
         servers=servers,
         forms=forms,
         drafters=drafters,
-        temperatures=_temperatures(options.temperatures),
+        temperatures=numbers_of(
+            "--temperatures", options.temperatures, float, 0, 100, hint="--temperatures 0,0.8"
+        ),
         num_prompts=QUICK_PROMPTS if options.quick else options.prompts,
         max_tokens=QUICK_TOKENS if options.quick else options.max_tokens,
         minutes=options.minutes,
@@ -142,20 +144,8 @@ def _plan(options: PeersOptions) -> PeersPlan:
     )
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(word) for word in text.split(",") if word.strip())
-    except ValueError:
-        found = ()
-    if not found or not all(0 <= value < 100 for value in found):
-        raise ConfigError(
-            f"--temperatures must be numbers from 0 on, got {text!r}.", hint="--temperatures 0,0.8"
-        )
-    return found
-
-
 def _seldom(text: str, names: Sequence[str]) -> dict[str, int]:
-    pairs = [word.strip().partition("=") for word in text.split(",") if word.strip()]
+    pairs = [word.partition("=") for word in split(text)]
     for name, _, number in pairs:
         if name not in names or not number.isdecimal() or not int(number):
             raise ConfigError(

@@ -8,7 +8,8 @@ drafting ahead on models that are costs alone, with scripted acceptance.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -50,7 +51,7 @@ from outrider.cli.output import answer, check_writable, say, table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.fields import size, words_of
+from outrider.core.fields import numbers_of, size, split, words_of
 from outrider.core.files import FileKind, read_text
 from outrider.core.spec import ModelSpec
 from outrider.lab.gemm import NonGemmCosts
@@ -248,7 +249,7 @@ def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{100 * share:.0f} % of the CPUs"
 
 
-Number = TypeVar("Number", int, float)
+_AXES = {"ks": int, "alphas": float, "hits": float, "fan_outs": int, "batches": int}
 NO_STUDIES = "none"
 # Of a taste: repeats, tokens, divisors for engines and for passes.
 _USUAL, _TASTE = (5, 96, 4, 1), (2, 24, 8, 4)
@@ -284,21 +285,18 @@ def ssd(call: Call[SsdOptions]) -> int:
 def study_of(options: SsdOptions) -> CostStudy:
     """Raises ConfigError for words that mean nothing."""
     repeats, tokens, scale, pass_scale = _TASTE if options.quick else _USUAL
-    names = _split(options.pairs)
+    names = split(options.pairs)
     if not names:
         raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
-    costs, studies = (
-        NonGemmCosts.named(_split(options.costs or "")),
-        _split(options.studies),
-    )
+    costs, studies = NonGemmCosts.named(split(options.costs or "")), split(options.studies)
+    hint = "as in 0,1"
     axes = {
-        "ks": _numbers("--ks", options.ks, int),
-        "alphas": _numbers("--alphas", options.alphas, float),
-        "hits": _numbers("--hits", options.hits, float),
-        "fan_outs": _numbers("--fan-outs", options.fan_outs, int),
-        "batches": _numbers("--batches", options.batches, int),
+        name: numbers_of(f"--{name.replace('_', '-')}", text, kind, 0, math.inf, hint=hint)
+        if (text := getattr(options, name))
+        else ()
+        for name, kind in _AXES.items()
     }
-    asked = [] if studies == [NO_STUDIES] else studies
+    asked = () if studies == (NO_STUDIES,) else studies
     return CostStudy(
         pairs=tuple(pair_shape(name) for name in names),
         make=Make(
@@ -319,7 +317,7 @@ def study_of(options: SsdOptions) -> CostStudy:
         repeats=options.repeats or repeats,
         seed=options.seed,
         quick=options.quick,
-        has_engines=studies != [NO_STUDIES],
+        has_engines=studies != (NO_STUDIES,),
     )
 
 
@@ -342,16 +340,3 @@ def _measure(
         except KeyboardInterrupt:
             return False
     return True
-
-
-def _split(text: str) -> list[str]:
-    return [word for word in (word.strip() for word in text.split(",")) if word]
-
-
-def _numbers(flag: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    try:
-        return tuple(kind(word) for word in _split(text or ""))
-    except ValueError:
-        raise ConfigError(
-            f"{flag}: {text!r} is not numbers between commas.", hint=f"{flag} 0,1"
-        ) from None

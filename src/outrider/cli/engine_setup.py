@@ -26,7 +26,7 @@ from outrider.cli.paint import taken
 from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
-from outrider.core.fields import words_of
+from outrider.core.fields import split, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, Resolved
 from outrider.models.loading import pick_device, resolve
@@ -87,7 +87,7 @@ def _own(resolved: Resolved) -> bool:
 
 def chosen_words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     """The words between commas, each once. Raises ConfigError for one that is not `known`."""
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    found = split(text)
     for word in found:
         if word not in known:
             raise ConfigError(f"{flag}: no {word!r} here.", hint=did_you_mean(word, known))

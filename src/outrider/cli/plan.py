@@ -30,6 +30,7 @@ from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
 from outrider.core.errors import ConfigError
+from outrider.core.fields import words_of
 from outrider.core.settings import ProgramConfig
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
@@ -159,9 +160,7 @@ def _check_fits(target: str, weights: int, kept: int, job: PlannedJob, memory: i
 def _texts(options: PlanOptions) -> Sequence[str]:
     if options.prompts is not None:
         return texts_of(options.prompts)[: 2 * _MOST_PROMPTS]
-    names = list(dict.fromkeys(word.strip() for word in options.domains.split(",") if word.strip()))
-    if not names:
-        raise ConfigError("--domains names nothing.", hint="--domains code,maths")
+    names = words_of("--domains", options.domains, hint="--domains code,maths")
     return [text for name in names for text in builtin_texts(name)[:_MOST_PROMPTS]]
 
 

@@ -23,7 +23,7 @@ from outrider.cli.run_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
-from outrider.core.fields import size
+from outrider.core.fields import numbers_of, size, split
 from outrider.core.settings import SETTINGS, ProgramConfig
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
@@ -66,7 +66,7 @@ def elsewhere(
     sheet = device_sheet(options.device)
     rates = _rates(options.alpha)
     target = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
-    names = [word.strip() for word in options.drafters.split(",") if word.strip()]
+    names = split(options.drafters)
     _check_known(names)
     named = program.draft if program.draft not in ("auto", "none") else draft_of(program.target)
     wanted = bool({AUTO, MODEL} & set(names))
@@ -147,24 +147,16 @@ def _check_known(names: Sequence[str]) -> None:
             )
 
 
-def _rates(words: str | None) -> list[float]:
+def _rates(words: str | None) -> Sequence[float]:
     if words is None:
         raise ConfigError(
             "what is accepted cannot be counted on a device that is not here.",
             hint="suppose it: --alpha 0.8, or count it here first: `outrider plan` says it",
         )
-    try:
-        rates = [float(word) for word in words.split(",")]
-    except ValueError:
-        rates = [-1.0]
-    if not all(0 <= rate <= 1 for rate in rates):
-        raise ConfigError(
-            f"--alpha is {words!r}, and rates lie between 0 and 1.", hint="--alpha 0.8,0.7,0.6"
-        )
-    return rates
+    return numbers_of("--alpha", words, float, 0, 1, hint="--alpha 0.8,0.7,0.6")
 
 
-def _places(rates: list[float]) -> tuple[PlaceCount, ...]:
+def _places(rates: Sequence[float]) -> tuple[PlaceCount, ...]:
     return tuple(PlaceCount(drafted=_SURE, accepted=round(rate * _SURE)) for rate in rates)
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from outrider.cli.run_options import SimulateOptions
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, describe, typed
 from outrider.core.spec import ModelSpec
@@ -129,7 +130,7 @@ def sweep_of(options: SimulateOptions) -> Sweep | None:
         for field, item in describe(SimulateOptions, group="").items()
         if field not in _OF_OUTPUT
     }
-    words = _words(values)
+    words = split(values)
     if not equals or not words:
         raise ConfigError(f"--sweep {options.sweep}: no values.", hint="--sweep k=1,2,4,8")
     if name not in known:
@@ -149,7 +150,7 @@ def study_of(options: SimulateOptions) -> SimulatedStudy:
         calibration=calibration,
         drafter=drafter,
         rates=_rates(options, drafter),
-        engines=tuple(dict.fromkeys(_words(options.engines))),
+        engines=split(options.engines),
         prompt=options.context,
         output=options.max_tokens,
         arrivals=_arrivals(options.arrivals),
@@ -256,34 +257,25 @@ def _rates(options: SimulateOptions, drafter: DrafterCosts) -> tuple[float, ...]
         return tuple(known.kept_at(place + 1) for place in range(known.depth))
     if options.alpha is not None:
         raise ConfigError("--alpha and --places say the same thing.", hint="leave one of them out")
-    words = _words(options.places)
-    if not 1 <= len(words) <= MOST_PLACES:
+    rates = numbers_of("--places", options.places, float, 0, 1, hint="--places .8,.7,.6")
+    if len(rates) > MOST_PLACES:
         raise ConfigError(
-            f"--places names {len(words)} places, and 1 to {MOST_PLACES} can be.",
+            f"--places names {len(rates)} positions, and at most {MOST_PLACES} can be.",
             hint="--places .8,.7,.6",
         )
-    return tuple(_number("--places", word) for word in words)
+    return rates
 
 
 def _arrivals(word: str) -> str | float:
     if word in (CLOSED, TOGETHER):
         return word
-    rate = _number("--arrivals", word, f", {CLOSED} or {TOGETHER}")
+    try:
+        rate = float(word)
+    except ValueError:
+        rate = 0.0
     if not 0 < rate < float("inf"):
         raise ConfigError(
-            f"--arrivals {word}: requests a second must be more than 0.", hint="--arrivals 2.5"
+            f"--arrivals {word}: no requests a second above 0, {CLOSED} or {TOGETHER}.",
+            hint="--arrivals 2.5",
         )
     return rate
-
-
-def _number(flag: str, word: str, other: str = "") -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ConfigError(
-            f"{flag}: {word!r} is no number{other}.", hint=f"outrider simulate --help, at {flag}"
-        ) from None
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())

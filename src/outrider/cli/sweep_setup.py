@@ -39,7 +39,7 @@ from outrider.cli.bench_options import (
 from outrider.cli.call import Call
 from outrider.cli.options import DECIDED
 from outrider.core.errors import ConfigError, nearest
-from outrider.core.fields import default_of, shown, words_of
+from outrider.core.fields import default_of, numbers_of, shown
 from outrider.core.foreign import hint_for
 from outrider.core.settings import (
     DEFAULT,
@@ -198,13 +198,8 @@ def _ks(options: KSweepOptions, usual: str | None) -> str:
         return ",".join(map(str, range(1, options.max_k + 1))) or "0"
     if options.ks is None:
         return "" if usual is None else usual
-    words = words_of("--ks", options.ks, hint=f"--ks {KS}")
-    if not all(word.isdecimal() and int(word) <= _MOST_KS for word in words):
-        raise ConfigError(
-            f"--ks must be whole numbers from 0 to {_MOST_KS} between commas, got {options.ks!r}.",
-            hint=f"--ks {KS}",
-        )
-    return ",".join(map(str, sorted(set(map(int, words)) - {0}) or [0]))
+    found = numbers_of("--ks", options.ks, int, 0, _MOST_KS, hint=f"--ks {KS}")
+    return ",".join(map(str, sorted(set(found) - {0}) or [0]))
 
 
 def _set_up(

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.limits import WHOLE, Limit
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MOST_SHOWN = 100
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +261,34 @@ KINDS: Mapping[type, FieldKind] = {
 }
 
 
+def split(text: str) -> tuple[str, ...]:
+    """What stands between commas, each once, in order."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
 def words_of(flag: str, text: str, *, hint: str) -> tuple[str, ...]:
-    """Each once, in order. Raises ConfigError with `hint` if there are none."""
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    """The same. Raises ConfigError with `hint` if there is nothing."""
+    found = split(text)
     if not found:
         raise ConfigError(f"{flag} names nothing.", hint=hint)
+    return found
+
+
+def numbers_of(
+    flag: str, text: str, kind: type[Number], low: float, high: float, *, hint: str
+) -> tuple[Number, ...]:
+    """Numbers between commas, in order, as often as they are given. Raises ConfigError if there
+    are none, or for what is no such number."""
+    try:
+        found = tuple(kind(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        found = ()
+    if not found or not all(low <= number <= high for number in found):
+        noun = "whole numbers" if kind is int else "numbers"
+        bounds = f"from {low:g}" + ("" if math.isinf(high) else f" to {high:g}")
+        raise ConfigError(
+            f"{flag} must be {noun} {bounds} between commas, got {shown(text)}.", hint=hint
+        )
     return found
 
 

@@ -154,7 +154,7 @@ def test_models_that_cannot_be_made_do_not_end_the_study(
         ({"pairs": "8b"}, "no pair '8b'"),
         ({"pairs": ","}, "--pairs names none"),
         ({"studies": "hit"}, "no study 'hit'"),
-        ({"ks": "two"}, "not numbers"),
+        ({"ks": "two"}, "must be whole numbers from 0"),
         ({"alphas": "2"}, "--alphas has 2"),
         ({"costs": "heads"}, "no cost 'heads'"),
         ({"scale": "3"}, "cannot be divided by 3"),

@@ -17,8 +17,8 @@ from outrider.bench.load import ClosedLoop, Loop, OpenLoop, Server, most_in_flig
 from outrider.bench.requests import Request, arriving, poisson_arrivals, requests_from
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.fields import known_words
+from outrider.core.errors import OutriderError
+from outrider.core.fields import known_words, numbers_of
 from outrider.core.params import SamplingParams
 
 OFF, AUTO, AHEAD = "off", "auto", "ssd"
@@ -285,10 +285,5 @@ def engines_named(text: str) -> tuple[str, ...]:
 
 def levels_named(flag: str, text: str, *, lowest: int = 0) -> tuple[int, ...]:
     """Whole numbers between commas, in order and each once. Raises ConfigError."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(w.isdecimal() and lowest <= int(w) <= 1024 for w in words):
-        raise ConfigError(
-            f"{flag} must be whole numbers from {lowest} to 1024 between commas, got {text!r}.",
-            hint=f"{flag} {','.join(str(level) for level in LEVELS if level >= lowest)}",
-        )
-    return tuple(sorted({int(word) for word in words}))
+    hint = f"{flag} {','.join(str(level) for level in LEVELS if level >= lowest)}"
+    return tuple(sorted(set(numbers_of(flag, text, int, lowest, 1024, hint=hint))))
