@@ -5,37 +5,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from outrider.bench import figures
-from outrider.bench.frame import MIN_PAIRS
-from outrider.bench.machine import provenance, said_of
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
 from outrider.bench.studies import sweep_figures
 from outrider.bench.studies.sweep import Lineup, run_visits
 from outrider.bench.studies.sweep_axes import named
-from outrider.bench.studies.sweep_cells import Cell, cells
+from outrider.bench.studies.sweep_cells import cells
 from outrider.bench.studies.sweep_grid import Grid, grid_of
 from outrider.bench.studies.sweep_plan import Group, Pair, Visit, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, REFERENCES
-from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
-from outrider.bench.studies.sweep_report import sections, spread_text, tested_claims
+from outrider.bench.studies.sweep_record import FILE_NAME, K_SWEEP, ResultsFolder
+from outrider.bench.studies.sweep_report import references, sections, tested_claims
 from outrider.bench.studies.sweep_summary import write_summary
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import json_line, say, screen_table
+from outrider.cli.output import json_line, say
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.cli.sweep_setup import Setup, set_up, set_up_k
-from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
 
 
@@ -55,15 +50,15 @@ def sweep(call: Call[SweepOptions]) -> int:
     setup = set_up(call)
     if setup.recipe is not None and setup.recipe.remark:
         say(f"note: {setup.recipe.remark}")
-    return _go(setup, _sweep_page)
+    return _go(setup)
 
 
 def k(call: Call[KSweepOptions]) -> int:
     start_logging(call.resolved.program())
-    return _go(set_up_k(call), _k_page)
+    return _go(set_up_k(call))
 
 
-def _go(setup: Setup, show: Callable[[_Run], Sequence[Path]]) -> int:
+def _go(setup: Setup) -> int:
     folder = ResultsFolder.open(setup.folder, setup.terms.schema)
     run = _Run(setup, folder)
     try:
@@ -76,11 +71,29 @@ def _go(setup: Setup, show: Callable[[_Run], Sequence[Path]]) -> int:
         return INTERRUPTED
     if not folder.samples:
         return max(run.refused, default=1)
-    drawn = show(run)
-    if drawn and not setup.options.json:
-        print(f"figures: {Path(folder.path, 'figures')} ({len(drawn)} files)")
+    _show(setup, folder)
     failed = any(cell.num_failures for cell in cells(folder))
     return max(int(failed), *run.refused, 0)
+
+
+def _show(setup: Setup, folder: ResultsFolder) -> None:
+    """Write summary, page and figures, and print them."""
+    options, only_k = setup.options, folder.schema == K_SWEEP
+    record = write_summary(folder, None if only_k else tested_claims(folder))
+    page = Page(f"Sweep, {folder.path.name}", list(sections(folder)))
+    draw_all = figures.draw_all if only_k else sweep_figures.draw_all
+    drawn = engine_setup.draw(setup.plots, lambda: draw_all(folder))
+    engine_setup.write_pages(folder.path, page, drawn)
+    if options.json:
+        names = [str(path) for path in drawn]
+        print(json_line({"folder": str(folder.path), "figures": names, **record}))
+        return
+    if isinstance(options, KSweepOptions) and options.reference:
+        page = replace(page, sections=[*page.sections, references(REFERENCES)])
+    print(engine_setup.page_text(page))
+    print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
+    if drawn:
+        print(f"figures: {Path(folder.path, 'figures')} ({len(drawn)} files)")
 
 
 def _list_presets(options: SweepOptions) -> int:
@@ -207,132 +220,3 @@ def _measure_group(run: _Run, group: Group, lineup: Lineup) -> Iterator[None]:
 
 def _way_name(drafter: str, k: int) -> str:
     return named({"drafter": drafter, "k": k})
-
-
-def _sweep_page(run: _Run) -> Sequence[Path]:
-    """Write summary, page and figures, and print them; the figures."""
-    folder = run.folder
-    record = write_summary(folder, tested_claims(folder))
-    page = Page(f"Sweep, {folder.path.name}", list(sections(folder)))
-    drawn = engine_setup.draw(run.setup.plots, lambda: sweep_figures.draw_all(folder))
-    engine_setup.write_pages(folder.path, page, drawn)
-    _print_record(run, record, drawn)
-    if not run.setup.options.json:
-        print(engine_setup.page_text(page))
-        print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
-    return drawn
-
-
-def _k_page(run: _Run) -> Sequence[Path]:
-    """Write summary and figures, and print tables and sentences; the figures."""
-    folder, options = run.folder, run.setup.options
-    record = write_summary(folder)
-    drawn = engine_setup.draw(run.setup.plots, lambda: figures.draw_all(folder))
-    _print_record(run, record, drawn)
-    if not options.json:
-        reference = isinstance(options, KSweepOptions) and options.reference
-        for page in (*pages(folder, record), *([reference_table()] if reference else [])):
-            print(page, end="\n\n")
-        print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv)")
-    return drawn
-
-
-def _print_record(run: _Run, record: Mapping[str, object], drawn: Sequence[Path]) -> None:
-    if run.setup.options.json:
-        names = [str(path) for path in drawn]
-        print(json_line({"folder": str(run.folder.path), "figures": names, **record}))
-
-
-HEADER = (
-    "K",
-    "samples",
-    "failed",
-    "ok %",
-    "latency ms",
-    "tok/s",
-    "speed-up (95 %)",
-    "accepted %",
-    "drafted",
-    "accepted",
-    "tok/round",
-)
-
-
-def pages(folder: ResultsFolder, record: Mapping[str, Any]) -> Iterator[str]:
-    """The tables, then the sentences that go with them."""
-    found = cells(folder)
-    for (pair, domain), group in groupby(found, key=lambda cell: (cell.pair, cell.domain)):
-        title = f"{pair}, {domain}: {_how(folder, pair)}"
-        yield f"{title}\n{screen_table([_row(cell) for cell in group], header=HEADER)}"
-    yield "\n".join(_sentences(found, record))
-
-
-def reference_table() -> str:
-    """Published figures. They are of other engines, machines and counters."""
-    rows = [
-        (
-            item.pair,
-            item.device,
-            item.setting,
-            "-" if item.tokens_per_second is None else f"{item.tokens_per_second:g}",
-            "-" if item.acceptance is None else f"{100 * item.acceptance:.1f}",
-            item.note,
-        )
-        for item in REFERENCES
-    ]
-    header = ("pair", "device", "setting", "tok/s", "accepted %", "note")
-    return f"Published elsewhere, by other engines:\n{screen_table(rows, header=header)}"
-
-
-def _how(folder: ResultsFolder, pair: str) -> str:
-    run = next(run for run in reversed(folder.runs) if run["pair"] == pair)
-    settings: Mapping[str, Any] = run["settings"]
-    heat = settings["temperature"]
-    parts = [
-        "greedy" if heat == 0 else f"temperature {heat:g}",
-        f"{settings['max_tokens']} tokens",
-        f"batch {settings['batch_size']}",
-        f"drafter {settings.get('drafter', 'none')}",
-    ]
-    if settings["sampler"] not in EXACT_SAMPLERS:
-        parts.append(f"LOSSY sampler {settings['sampler']}")
-    return ", ".join(parts)
-
-
-def _row(cell: Cell) -> tuple[str, ...]:
-    ratio = cell.speedup
-    speedup = "1" if cell.k == 0 else "-"
-    if ratio is not None:
-        interval = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-        speedup = f"{ratio.value:.2f}{interval}"
-    return (
-        str(cell.k),
-        str(cell.num_samples),
-        str(cell.num_failures),
-        f"{100 * cell.success_rate:.0f}",
-        spread_text(cell.latency_ms, 1),
-        spread_text(cell.tokens_per_second, 1),
-        speedup,
-        spread_text(cell.acceptance, 1, scale=100),
-        spread_text(cell.num_drafted, 1) if cell.k else "-",
-        spread_text(cell.num_accepted, 1) if cell.k else "-",
-        "-" if cell.tokens_per_round is None else f"{cell.tokens_per_round:.2f}",
-    )
-
-
-def _sentences(found: list[Cell], record: Mapping[str, Any]) -> Iterator[str]:
-    same = record["greedy_identical"]
-    if same is not None:
-        verb = "are" if same else "are NOT"
-        yield f"Greedy tokens at every K {verb} those of plain decoding, in this same run."
-    yield from record["verdicts"]
-    if any(cell.speedup and cell.speedup.low is None for cell in found):
-        num = MIN_PAIRS * max(run["settings"]["batch_size"] for run in record["runs"])
-        yield f"An interval and a verdict need {MIN_PAIRS} pieces (--prompts {num})."
-    reasons: Counter[str] = Counter()
-    for cell in found:
-        reasons.update(cell.failures)
-    for reason, num in reasons.most_common(5):
-        yield f"{num} failed: {reason}"
-    if said := said_of(record["foreign_cpu_share"]):
-        yield said

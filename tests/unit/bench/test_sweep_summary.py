@@ -14,8 +14,8 @@ from doubles.sweeps import folder_of, numbers, sample, small_sweep
 from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
 from outrider.bench.studies.sweep_cells import Cell, cells
 from outrider.bench.studies.sweep_record import Sample
+from outrider.bench.studies.sweep_report import sections
 from outrider.bench.studies.sweep_summary import summary, verdicts, write_summary
-from outrider.cli.bench_sweep import pages
 
 
 def pieces(num: int, seconds: float) -> list[Sample]:
@@ -146,15 +146,13 @@ def test_few_pieces_have_a_ratio_and_neither_interval_nor_verdict(
 
 
 def test_the_tables_say_how_many_pieces_an_interval_needs(tmp_path: Path) -> None:
-    few = folder_of(tmp_path / "few", *pieces(MIN_PAIRS - 1, 0.5))
-    table, sentences = pages(few, summary(few))
-    assert "2.00  " in table
-    assert " to " not in table
-    assert sentences.count("need 5 pieces (--prompts 5)") == 1
-    enough = folder_of(tmp_path / "enough", *pieces(MIN_PAIRS, 0.5))
-    table, sentences = pages(enough, summary(enough))
-    assert "2.00 (2.00 to 2.00)" in table
-    assert "need 5 pieces" not in sentences
+    few = list(sections(folder_of(tmp_path / "few", *pieces(MIN_PAIRS - 1, 0.5))))
+    assert "2.00" in few[0].rows[1]
+    needed = "An interval and a verdict need 5 pieces of work (--prompts)."
+    assert needed in few[-1].points
+    enough = list(sections(folder_of(tmp_path / "enough", *pieces(MIN_PAIRS, 0.5))))
+    assert "2.00 (2.00 to 2.00)" in enough[0].rows[1]
+    assert needed not in enough[-1].points
 
 
 def test_drafters_that_found_nothing_have_no_histogram(tmp_path: Path) -> None:

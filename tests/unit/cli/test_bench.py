@@ -58,8 +58,8 @@ def test_a_sweep_leaves_samples_a_summary_and_figures(
     assert all(cell["num_samples"] == 2 for cell in summary["cells"])
     assert len(Path("out/summary.csv").read_text().splitlines()) == 4
     assert len(list(Path("out/figures/embedded").iterdir())) == 4
-    assert "embedded, code: greedy, 8 tokens, batch 1, drafter model" in shown.out
-    assert "Greedy tokens at every K are those of plain decoding" in shown.out
+    assert "embedded, code prompts, greedy, 8 tokens, batch 1, drafter model" in shown.out
+    assert "Greedy tokens of every exact cell are those of plain decoding" in shown.out
     assert "figures: out/figures (4 files)" in shown.out
 
 
@@ -162,7 +162,7 @@ def test_more_prompts_of_a_batch_count_once(outrider: Command) -> None:
             *("--ks", "1,2", "--max-tokens", "2", "--output-dir", "out", "--no-plots"),
         )
         assert shown.code == 0, shown.err
-        assert "An interval and a verdict need 5 pieces (--prompts 10)." in shown.out
+        assert "An interval and a verdict need 5 pieces of work (--prompts)." in shown.out
     cells = json.loads(Path("out/summary.json").read_text())["cells"]
     assert [cell["num_samples"] for cell in cells] == [2, 2, 2]
 

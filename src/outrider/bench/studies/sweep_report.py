@@ -78,7 +78,7 @@ def sections(folder: ResultsFolder) -> Iterator[Section]:
     if tested := tested_claims(folder):
         yield Section(title="What was published, tested here", points=tested)
     if recipe is not None and recipe.references:
-        yield _references(recipe.references)
+        yield references(recipe.references)
 
 
 def shown(value: Plain) -> str:
@@ -184,7 +184,8 @@ def _refused(folder: ResultsFolder) -> list[str]:
     return list(dict.fromkeys(f"{name}: {why}" for one in found for name, why in one.items()))
 
 
-def _references(listed: Sequence[Reference]) -> Section:
+def references(listed: Sequence[Reference]) -> Section:
+    """Published figures, which are of other engines, machines and counters."""
     rows = [
         (
             one.pair,
