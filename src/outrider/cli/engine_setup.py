@@ -203,9 +203,11 @@ class Results:
     that are written already."""
 
     folder: Path
-    record: Mapping[str, object]
+    record: dict[str, object]
     page: Page
-    rows: Mapping[str, Sequence[Mapping[str, object]]] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[Mapping[str, object]]] = field(
+        default_factory=dict[str, Sequence[Mapping[str, object]]]
+    )
     draw: Callable[[], Sequence[Path]] = tuple
     more: Sequence[str] = ()
     failed: bool = False
