@@ -47,7 +47,7 @@ from outrider.cli.bench_options import CommOptions, QualityOptions, SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import answer, check_writable, say, table
+from outrider.cli.output import answer, say, table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
@@ -69,9 +69,6 @@ T = TypeVar("T")
 def quality(call: Call[QualityOptions]) -> int:
     start_logging(call.resolved.program())
     options = call.options
-    output = None if options.output is None else Path(options.output)
-    if output is not None:
-        check_writable(output)
     forms = _words("--formats", options.formats, FORMATS)
     rules = _words("--rules", options.rules, RULES)
     if not forms and not rules:
@@ -179,9 +176,6 @@ ROWS = (1, 8, 256)
 
 def comm(call: Call[CommOptions]) -> int:
     options = call.options
-    output = None if options.output is None else Path(options.output)
-    if output is not None:
-        check_writable(output)
     # Sizes alone: weights are not read.
     spec = read_config(resolve(options.model)).spec(
         options.model, bytes_per_weight=2, bytes_per_kv=2

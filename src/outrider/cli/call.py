@@ -18,7 +18,16 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
 
-from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Argument, Options, Verb, setting_flags
+from outrider.cli.options import (
+    CONFIG_TEXT,
+    SET_TEXT,
+    Argument,
+    Options,
+    OutputOption,
+    Verb,
+    setting_flags,
+)
+from outrider.cli.output import check_writable
 from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
@@ -143,8 +152,10 @@ def _call(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Ca
         for name, value in given.items()
         if name in own
     }
-    resolved = _resolve(verb, words, given)
-    return Call(resolved, verb.options(**options), words, frozenset(options))
+    resolved, typed = _resolve(verb, words, given), verb.options(**options)
+    if isinstance(typed, OutputOption) and typed.output is not None:
+        check_writable(Path(typed.output))
+    return Call(resolved, typed, words, frozenset(options))
 
 
 def _resolve(verb: Verb, words: Sequence[str], given: Mapping[str, object]) -> Resolved:

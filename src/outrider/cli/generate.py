@@ -15,9 +15,8 @@ timing each of them slows the rounds down.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.api.llm import LLM
@@ -27,7 +26,7 @@ from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
-from outrider.cli.output import check_writable, json_line, table, write_whole
+from outrider.cli.output import answer, table
 from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.drafter_kinds import KINDS
@@ -47,15 +46,12 @@ def generate(call: Call[GenerateOptions]) -> int:
 
     shown, resolved = call.options, call.resolved
     text = _read_stdin(call.argument) if shown.stdin else _given(call.argument)
-    output = None if shown.output is None else Path(shown.output)
-    if output is not None:
-        check_writable(output)
     llm = open_llm(resolved)
     if shown.compare and not KINDS[llm.drafter].drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
     params = resolved.sampling()
     if params.n > 1:
-        return _several(llm, text, call, output)
+        return _several(llm, text, call)
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
     if painter is not None and painter.colored:
         painter.write(text)
@@ -72,7 +68,7 @@ def generate(call: Call[GenerateOptions]) -> int:
         record["compare"] = comparison.to_dict()
     if resolved.engine().profile:
         record["profile"] = _profile(llm, text, reply.result, call)
-    _deliver(record, output, json=shown.json)
+    answer(shown, record, None)
     return 0
 
 
@@ -88,7 +84,7 @@ def _profile(
     return profile
 
 
-def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | None) -> int:
+def _several(llm: LLM, text: str, call: Call[GenerateOptions]) -> int:
     """`--n`: all completions at once, shown one after the other."""
     from outrider.cli.paint import Painter
     from outrider.cli.session import run_record, tell_notes
@@ -111,15 +107,8 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], output: Path | No
         ],
         "run": run_record(llm, call.resolved),
     }
-    _deliver(record, output, json=shown.json)
+    answer(shown, record, None)
     return 0
-
-
-def _deliver(record: Mapping[str, object], output: Path | None, *, json: bool) -> None:
-    if json:
-        print(json_line(record))
-    if output is not None:
-        write_whole(output, json_line(record) + "\n")
 
 
 def _given(prompt: str | None) -> str:

@@ -27,10 +27,11 @@ def json_line(value: object) -> str:
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def answer(options: JsonOption, record: object, text: str) -> None:
-    """Print the record for programs, or else `text` for people. The record also goes to the file
-    of --output, where a verb has one."""
-    print(json_line(record) if options.json else text)
+def answer(options: JsonOption, record: object, text: str | None) -> None:
+    """Print the record for programs, or else `text` for people, if it was not printed as it came.
+    The record also goes to the file of --output, where a verb has one."""
+    if options.json or text is not None:
+        print(json_line(record) if options.json else text)
     if isinstance(options, OutputOption) and options.output is not None:
         write_whole(Path(options.output), json_line(record) + "\n")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.output import answer
 from outrider.cli.paint import Meter
 from outrider.cli.run_options import VerifyOptions
 from outrider.core.settings import DEFAULT, Resolved
@@ -28,9 +27,6 @@ def verify(call: Call[VerifyOptions]) -> int:
     from outrider.proof.parity import subject_of
 
     resolved, shown = call.resolved, call.options
-    output = None if shown.output is None else Path(shown.output)
-    if output is not None:
-        check_writable(output)
     program = resolved.program()
     subject = subject_of(program.target, program.draft, resolved.engine(), resolved.sampling())
     with Meter("opening the pair") as meter:
@@ -46,9 +42,7 @@ def verify(call: Call[VerifyOptions]) -> int:
             if not shown.json:
                 print(_line(event), flush=True)
     certificate = Certificate(header, tuple(checks))
-    print(json_line(certificate.to_dict()) if shown.json else _box(certificate))
-    if output is not None:
-        write_whole(output, json_line(certificate.to_dict()) + "\n")
+    answer(shown, certificate.to_dict(), _box(certificate))
     return 0 if certificate.holds else 1
 
 
