@@ -160,8 +160,8 @@ def test_experts_of_a_config_are_planned_with(outrider: Command) -> None:
             ("--device", "h100", "--alpha", "0.8", "--draft-device", "cpu-2core", *SO_LONG),
             "cpu-2core has 16.0 GB",
         ),
-        (("--device", "h100", "--alpha", "often"), "between 0 and 1"),
-        (("--device", "h100", "--alpha", "1.5"), "between 0 and 1"),
+        (("--device", "h100", "--alpha", "often"), "numbers from 0 to 1"),
+        (("--device", "h100", "--alpha", "1.5"), "numbers from 0 to 1"),
         (("--device", "h100", "--alpha", "0.8", "--drafters", "mtp"), "drafter 'mtp'"),
         (
             ("--device", "h100", "--alpha", "0.8", "--drafters", "model,ngrm"),
