@@ -13,7 +13,6 @@ from checks.engine_law import (
     check_hybrid_engine_law,
     check_reported_law,
     law_drafters,
-    racing_drafter,
 )
 from checks.law import (
     CASES,
@@ -81,10 +80,6 @@ def engine_law() -> None:
     """Under the default rule."""
     for params in FILTERS:
         check_hybrid_engine_law(BlockRule(), law_drafters()["model"](), params)
-
-
-def coupled_engine_law() -> None:
-    check_hybrid_engine_law(CoupledRule(), racing_drafter(), FILTERS[1])
 
 
 def racing_along() -> None:

@@ -119,21 +119,3 @@ def test_scripts_are_valid_shell() -> None:
     for name in ("setup", "lib.sh", "demo", "test", "check", "lint", "bench", "study"):
         done = subprocess.run(["sh", "-n", str(ROOT / "scripts" / name)], check=False, timeout=60)
         assert done.returncode == 0
-
-
-def test_the_tree_of_the_readme_marks_what_is_there() -> None:
-    """Every folder of the package is in it; `-` marks those that are not there yet."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = text.partition("## Folders")[2].partition("```")[2].partition("```")[0]
-    marks = {path: mark for mark, path, *_ in map(str.split, tree.strip().splitlines())}
-    assert set(marks.values()) <= {"+", "~", "-"}
-    assert [path for path, mark in marks.items() if (ROOT / path).is_dir() == (mark == "-")] == []
-    folders = {f"src/outrider/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
-    assert folders <= marks.keys()
-
-
-def test_what_runs_and_profilers_leave_is_not_committed() -> None:
-    """Traces and dumps of profilers take gigabytes."""
-    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
-    left = {"trace.json", "*.trace.json", "*.nsys-rep", "*.sqlite", "*.prof"}
-    assert left <= set(ignored)

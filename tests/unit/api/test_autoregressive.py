@@ -7,7 +7,6 @@ import torch
 from hf_peer import HfPeer
 
 from outrider.api.autoregressive import AutoregressiveDecoder
-from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
 from outrider.core.config import EngineConfig
@@ -94,13 +93,6 @@ def test_greedy_is_the_first_largest_logit_of_a_growing_cache(
     assert list(decoder.generate(ids, 12).token_ids) == text
 
 
-def test_greedy_is_what_speculation_writes(decoder: AutoregressiveDecoder) -> None:
-    llm = LLM("outrider/embedded", config=EngineConfig(dtype="float32"))
-    speculative = llm.generate([CODE], SamplingParams(max_tokens=40))[0]
-    assert speculative.stats.num_drafted > 0
-    assert written(decoder, CODE, 40).token_ids == speculative.token_ids
-
-
 def test_a_pass_writes_one_token_and_the_first_reads_the_prompt(
     decoder: AutoregressiveDecoder,
 ) -> None:
@@ -111,23 +103,11 @@ def test_a_pass_writes_one_token_and_the_first_reads_the_prompt(
     assert result.stats.num_target_passes == 10
 
 
-def test_nothing_is_drafted(decoder: AutoregressiveDecoder) -> None:
-    stats = written(decoder, CODE, 10).stats
-    assert (stats.drafter, stats.k, stats.num_drafted) == ("none", 0, 0)
-
-
 @pytest.mark.parametrize("drafter", ["auto", "model", "ngram"])
 def test_a_drafter_in_the_configuration_is_not_used(drafter: str) -> None:
     decoder = AutoregressiveDecoder(config=EngineConfig(drafter=drafter))
     assert decoder.llm.drafter == "none"
     assert decoder.llm.config.k == EngineConfig().k
-
-
-@pytest.mark.parametrize("limit", [1, 2, 7])
-def test_the_limit_is_kept(decoder: AutoregressiveDecoder, limit: int) -> None:
-    result = written(decoder, CODE, limit)
-    assert len(result.token_ids) == limit
-    assert result.finish_reason == "length"
 
 
 def test_the_stop_token_ends_the_text_and_is_its_last_id(decoder: AutoregressiveDecoder) -> None:
@@ -143,11 +123,6 @@ def test_sampling_depends_on_the_seed_alone(decoder: AutoregressiveDecoder) -> N
     assert len(texts) == 3
 
 
-def test_a_low_temperature_approaches_greedy(decoder: AutoregressiveDecoder) -> None:
-    greedy = written(decoder, CODE, 12).token_ids
-    assert written(decoder, CODE, 12, 1e-6, seed=5).token_ids == greedy
-
-
 def test_sampling_follows_the_softmax_of_the_logits(
     decoder: AutoregressiveDecoder, wrapper: ModelWrapper
 ) -> None:
@@ -161,24 +136,6 @@ def test_sampling_follows_the_softmax_of_the_logits(
     assert abs(drawn.count(best) / len(drawn) - share) < 4 * deviation
 
 
-def test_text_and_ids_give_the_same(decoder: AutoregressiveDecoder) -> None:
-    result = written(decoder, CODE, 12)
-    assert result.token_ids == decoder.generate(decoder.tokenizer.encode(CODE), 12).token_ids
-    assert result.text == decoder.tokenizer.decode(result.token_ids)
-
-
-def test_repeating_gives_the_same_text(decoder: AutoregressiveDecoder) -> None:
-    first = written(decoder, CODE, 20)
-    written(decoder, MATHS, 5)
-    assert written(decoder, CODE, 20).token_ids == first.token_ids
-
-
-def test_memory_is_given_back(decoder: AutoregressiveDecoder) -> None:
-    free = decoder.llm.free_tokens
-    written(decoder, CODE, 8)
-    assert decoder.llm.free_tokens == free
-
-
 @pytest.mark.parametrize(
     ("ids", "problem"), [([], "empty"), ([8192], "outside the vocabulary"), ([1] * 4000, "window")]
 )
@@ -187,14 +144,6 @@ def test_bad_prompts_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         decoder.generate(ids, 4)
-
-
-@pytest.mark.parametrize(("limit", "temperature"), [(0, 0.0), (4, -1.0), (4, float("nan"))])
-def test_bad_settings_are_refused(
-    decoder: AutoregressiveDecoder, limit: int, temperature: float
-) -> None:
-    with pytest.raises(ConfigError):
-        decoder.generate([1], limit, temperature)
 
 
 @pytest.mark.parametrize(("prompt", "limit"), [(CODE, 16), (SHORT, 64), ("x", 1)])

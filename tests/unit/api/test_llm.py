@@ -197,23 +197,10 @@ def test_profile_keeps_every_trace() -> None:
 
 
 @pytest.mark.weights
-def test_sides_with_and_without_a_draft_stop_at_one_length() -> None:
-    config = EngineConfig(k=4, context=40)
-    params = SamplingParams(max_tokens=64, ignore_eos=True)
-    on, off = LLM(config=config), LLM(config=EngineConfig(drafter="none", context=40))
-    assert on.fitting_tokens("def f", params) == off.fitting_tokens("def f", params)
-
-
-@pytest.mark.weights
 def test_a_window_that_is_no_multiple_of_a_page_is_served_whole() -> None:
     small = LLM(config=EngineConfig(context=100, batch_size=1))
     result = small.generate("def f", SamplingParams(max_tokens=200, ignore_eos=True))[0]
     assert len(result.token_ids) > 80
-
-
-@pytest.mark.weights
-def test_k_does_not_matter_where_nothing_is_drafted() -> None:
-    assert LLM(config=EngineConfig(drafter="none", k=64, context=60)).drafter == "none"
 
 
 def test_a_padded_embedding_is_a_named_error(tmp_path_factory: pytest.TempPathFactory) -> None:

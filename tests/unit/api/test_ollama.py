@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import DEFAULT_URL, Ollama, OllamaModel
-from outrider.cli.model_options import OllamaOptions
-from outrider.core.errors import ConfigError, MachineError
+from outrider.api.clients import Ollama, OllamaModel
+from outrider.core.errors import MachineError
 
 TAGS = Answer.of(
     {
@@ -63,9 +62,3 @@ def test_an_unknown_model_is_said_in_ollamas_words() -> None:
 def test_a_server_without_models_has_none(answer: object) -> None:
     with serving({"GET /api/tags": Answer.of(answer)}) as server:
         assert Ollama(server.url).models() == []
-
-
-def test_the_usual_address_is_ollamas_own() -> None:
-    assert DEFAULT_URL == OllamaOptions().host == "http://localhost:11434"
-    with pytest.raises(ConfigError):
-        Ollama("localhost")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.json_server import Answer, serving
-from outrider.api.clients import Completion, OpenAIClient, Piece, Server
+from outrider.api.clients import OpenAIClient, Piece, Server
 from outrider.core.errors import ConfigError, MachineError
 
 MODELS = Answer.of({"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
@@ -61,10 +61,6 @@ def test_a_server_of_another_kind() -> None:
         with pytest.raises(MachineError, match="does not list models") as caught:
             client(server.url).models()
         assert caught.value.hint
-
-
-def test_no_time_is_no_speed() -> None:
-    assert Completion("x", 3, 0.0).tokens_per_second == 0
 
 
 def test_a_completion_comes_in_pieces_with_their_moments() -> None:

@@ -100,11 +100,6 @@ class TestShape:
         assert wrapper.kv_shapes(made) == [(1, 12, len(TEXT), 64)] * 12
         assert [keys.shape for keys, _ in wrapper.key_values(made)] == [(1, 12, 7, 64)] * 12
 
-    def test_shapes_follow_the_length(self, wrapper: ModelWrapper) -> None:
-        _, made = read(wrapper, TEXT)
-        for length in range(len(TEXT) + 1):
-            assert wrapper.kv_shapes(wrapper.truncate_cache(made, length))[0][2] == length
-
     @pytest.mark.parametrize("shape", [(7,), (1, 7)])
     def test_ids_may_be_a_tensor(self, wrapper: ModelWrapper, shape: tuple[int, ...]) -> None:
         logits_1NV, _ = wrapper.forward(torch.tensor(TEXT).reshape(shape))
@@ -126,12 +121,6 @@ class TestTruncation:
         logits_1NV, _ = read(wrapper, [1, 2], cut)
         close_to(logits_1NV, fresh([*TEXT[:length], 1, 2])[:, -2:])
 
-    def test_a_replacement_after_position_3_gives_length_4(self, wrapper: ModelWrapper) -> None:
-        _, made = read(wrapper, TEXT)
-        logits_1NV, replaced = read(wrapper, [77], wrapper.truncate_cache(made, 3))
-        assert wrapper.get_cache_length(replaced) == 4
-        close_to(logits_1NV, fresh([*TEXT[:3], 77])[:, -1:])
-
     def test_the_original_is_not_modified(self, wrapper: ModelWrapper) -> None:
         _, made = read(wrapper, TEXT)
         before = wrapper.key_values(made)
@@ -141,13 +130,6 @@ class TestTruncation:
             assert torch.equal(old[0], new[0])
             assert torch.equal(old[1], new[1])
         close_to(read(wrapper, [4], made)[0], fresh([*TEXT, 4])[:, -1:])
-
-    def test_what_is_kept_is_the_beginning(self, wrapper: ModelWrapper) -> None:
-        _, made = read(wrapper, TEXT)
-        cut = wrapper.truncate_cache(made, 5)
-        for whole, kept in zip(wrapper.key_values(made), wrapper.key_values(cut), strict=True):
-            assert torch.equal(whole[0][:, :, :5], kept[0])
-            assert torch.equal(whole[1][:, :, :5], kept[1])
 
     def test_whole_pages_are_shared_and_a_part_is_copied(self, wrapper: ModelWrapper) -> None:
         _, made = read(wrapper, TEXT)
@@ -196,12 +178,6 @@ class TestForwardWithCache:
         second, made = read(wrapper, TEXT[cut:], made)
         assert made.length == len(TEXT)
         close_to(torch.cat([first, second], dim=1), fresh(TEXT))
-
-    def test_one_token_more(self, wrapper: ModelWrapper) -> None:
-        _, made = read(wrapper, TEXT)
-        logits_1NV, longer = read(wrapper, [2], made)
-        assert logits_1NV.shape == (1, 1, 96)
-        assert longer.length == made.length + 1
 
     def test_without_use_cache_nothing_is_kept(self, wrapper: ModelWrapper) -> None:
         free = wrapper.free_tokens
@@ -280,23 +256,6 @@ class TestForwardWithCache:
 
 
 class TestProperties:
-    def test_sizes_come_from_the_model(self, wrapper: ModelWrapper) -> None:
-        spec = tiny().spec
-        assert wrapper.vocab_size == 96
-        assert wrapper.param_count == spec.num_parameters
-        assert wrapper.memory_footprint_mb == pytest.approx(spec.num_parameters * 4 / 1e6)
-
-    def test_what_it_was_made_of(self, wrapper: ModelWrapper) -> None:
-        assert wrapper.model is tiny()
-        assert wrapper.tokenizer is tokenizer()
-        assert wrapper.device == torch.device("cpu")
-
-    def test_the_end_of_a_text(self, wrapper: ModelWrapper) -> None:
-        assert wrapper.eos_token_id == 2
-
-    def test_the_length_of_no_cache_is_0(self, wrapper: ModelWrapper) -> None:
-        assert wrapper.get_cache_length(None) == 0
-
     def test_reset_frees_every_cache(self, wrapper: ModelWrapper) -> None:
         free = wrapper.free_tokens
         held = [read(wrapper, TEXT)[1] for _ in range(3)]
@@ -304,9 +263,6 @@ class TestProperties:
         assert wrapper.free_tokens == free
         with pytest.raises(ConfigError, match="freed"):
             wrapper.truncate_cache(held[0], 1)
-
-    def test_repr_names_model_dtype_and_device(self, wrapper: ModelWrapper) -> None:
-        assert repr(wrapper) == "ModelWrapper('tiny', 0.1 M parameters, float32 on cpu, 0 caches)"
 
     def test_a_device_where_the_model_is_not_is_refused(self) -> None:
         assert ModelWrapper(tiny(), tokenizer(), "cpu").device.type == "cpu"

@@ -23,14 +23,6 @@ CONFIG = BenchmarkConfig(
 )
 
 
-def test_labels() -> None:
-    assert CONFIG.label == "SD-K4"
-    assert CONFIG.is_speculative
-    plain = replace(CONFIG, k=0)
-    assert plain.label == "AR"
-    assert not plain.is_speculative
-
-
 def test_the_hash_is_that_of_the_sorted_json() -> None:
     text = json.dumps(CONFIG.to_dict(), sort_keys=True)
     assert CONFIG.config_hash() == hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -10,12 +10,9 @@ import pytest
 
 from doubles.clocks import FakeClock
 from doubles.report_results import FakeWriter
-from outrider.bench import drawing
 from outrider.bench.frame import csv_text
-from outrider.bench.pages import Page, markdown
 from outrider.bench.studies import drafters_lineup as lineup_of_bench
 from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
-from outrider.bench.studies.drafters_figures import charts, draw_all
 from outrider.bench.studies.drafters_lineup import (
     OFF,
     Drafts,
@@ -34,10 +31,8 @@ from outrider.bench.studies.drafters_report import (
     cells,
     evidence_of,
     evidence_record,
-    findings,
     plan_record,
     sample_rows,
-    sections,
 )
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
@@ -103,22 +98,6 @@ def test_all_is_every_common_drafter_of_this_version_and_trees_of_those_that_bra
     assert {name for name, _ in drafted} == common
     assert {name for name, tree in drafted if tree} == {n for n in common if known(n).branches}
     assert {"bridge", "prediction"} <= set(available()) - common
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "names none"),
-        ("off", "names none"),
-        ("ngrm", "did you mean 'ngram'"),
-        ("ngram+", "names no contestant"),
-        ("=x", "names no contestant"),
-    ],
-)
-def test_words_that_name_nobody(words: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        contestants_named(words)
-    assert said in f"{caught.value} {caught.value.hint}"
 
 
 def test_drafts_are_those_that_belong_to_the_target() -> None:
@@ -279,30 +258,6 @@ def evidence(taken: list[Sample], skipped: dict[str, str] | None = None) -> Evid
     return evidence_of(plan(), Lineup(runners, ()), taken)
 
 
-def test_findings_name_the_fastest_and_where_speculation_loses(samples: list[Sample]) -> None:
-    told = " ".join(findings(evidence(samples)))
-    assert "Tokens were those of plain decoding in 24 of the 24 runs that must" in told
-    assert "code: good is the fastest at 3.333×" in told
-    assert "maths: bad loses, at 0.500×" in told
-    assert "drafting takes 50.0 % of the time" in told
-    gains = [sample for sample in samples if sample.contestant != "bad"]
-    assert "No drafter was found to lose time" in " ".join(findings(evidence(gains)))
-
-
-def test_a_drafter_that_drafts_nothing_is_named() -> None:
-    clock = FakeClock()
-    runners = [FakeWriter(clock, 0.01).runner(OFF), FakeWriter(clock, 0.01).runner("idle")]
-    assert "code: idle drafted nothing." in findings(evidence(run(plan(), runners, clock)))
-
-
-def test_a_page_has_every_cell_and_why_others_are_not_there(samples: list[Sample]) -> None:
-    found = evidence(samples, {"eagle": "there are no eagle heads"})
-    page = markdown(Page("Drafters", list(sections(found))))
-    assert page.count("| good |") == 3
-    assert "| eagle | there are no eagle heads |" in page
-    assert "| loss |" in page
-
-
 def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
     record = {**evidence_record(evidence(samples)), "plan": plan_record(plan())}
     again = json.loads(json.dumps(record, allow_nan=False))
@@ -311,16 +266,3 @@ def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
     rows = csv_text(sample_rows(samples)).splitlines()
     assert len(rows) == 1 + 2 * 6 * 3
     assert rows[0].startswith("domain,piece,repeat,drafter,status,seconds")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(drawing.why_not() is not None, reason="matplotlib is not installed")
-def test_figures_are_drawn_light_and_dark_and_the_same_every_time(
-    samples: list[Sample], tmp_path: Path
-) -> None:
-    kinds = [f"{side}.{kind}" for side in ("", "-dark") for kind in ("svg", "png")]
-    first, second = (draw_all(cells(samples), "x", tmp_path / name) for name in "ab")
-    names = ("speedup_by_drafter", "acceptance_by_position")
-    assert {path.name for path in first} == {name + kind for name in names for kind in kinds}
-    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
-    assert charts([c for c in cells(samples) if c.contestant == OFF], "x") == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
@@ -14,28 +13,6 @@ from matrices.pairwise import Row
 from parity_matrix import measured, with_drafters
 
 pytestmark = pytest.mark.wide
-
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.mark.slow
-@pytest.mark.weights
-def test_a_taste_of_it_ends_with_one_json_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output, script = tmp_path / "result.json", str(FOLDER / "run.py")
-    monkeypatch.syspath_prepend(FOLDER)  # pyright: ignore[reportUnknownMemberType]
-    words = ["run.py", "drafters", "--quick", "--tier", "a", "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report == json.loads(output.read_text())
-    assert report["bars"] == {"lookups_on_adversarial": 0.97}
-    (tier,) = report["tiers"]
-    assert {"off", "ngram", "model"} <= {cell["contestant"] for cell in tier["cells"]}
-    assert {cell["status"] for cell in tier["cells"]} == {"success"}
-    assert set(tier["met"]) == {"lookups_on_adversarial", "heads_over_model", "trees_over_chains"}
 
 
 @pytest.mark.slow

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from doubles.engine_runs import all_contestants, evidence_of, measured, plan
-from outrider.bench.charts import Chart
 from outrider.bench.frame import Ratio, csv_text
-from outrider.bench.pages import Page, html, markdown
-from outrider.bench.reference import draft_shares, engine_table
-from outrider.bench.studies import engines_figures as figures
 from outrider.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
@@ -23,16 +18,13 @@ from outrider.bench.studies.engines_cells import (
     cells,
     lane_bounds,
 )
-from outrider.bench.studies.engines_figures import draw_all, draw_pairs, draw_timelines
-from outrider.bench.studies.engines_plan import LEVELS
+from outrider.bench.studies.engines_figures import draw_timelines
 from outrider.bench.studies.engines_record import (
     evidence_record,
-    findings,
     meets_bar,
     request_rows,
     sample_record,
 )
-from outrider.bench.studies.engines_report import sections
 
 pytestmark = pytest.mark.wide
 
@@ -91,26 +83,6 @@ def test_a_prediction_from_known_times(samples: list[EngineSample]) -> None:
     assert one.ratio_apart == pytest.approx(1.25 / (0.5 + 0.5 * 1.25), abs=1e-4)
 
 
-def test_sentences_follow_the_numbers(evidence: Evidence) -> None:
-    assert findings(evidence) == [
-        "All engines wrote the same tokens in 10 of 10 visits.",
-        "auto over best fixed: at 2 of 2 levels the median ratio is at least 0.97 and its lower "
-        "bound at least 0.95.",
-        "auto over off: at 2 of 2 levels the median ratio is at least 0.97 and its lower bound at "
-        "least 0.95.",
-        *(
-            f"Level {level}: pdv has 1.100× (1.100 to 1.100) the throughput of pd (gain, at most "
-            f"{gain}× by its bare reads)."
-            for level, gain in ((0, "2.00"), (2, "2.00"))
-        ),
-        *(
-            f"Level {level}: ssd has 0.750× (0.750 to 0.750) the throughput of single (loss)."
-            for level in (0, 2)
-        ),
-        "Other programs used 20.0 % of the CPUs meanwhile: do not rely on these times.",
-    ]
-
-
 @pytest.mark.parametrize(
     ("ratio", "word", "met"),
     [
@@ -123,27 +95,6 @@ def test_sentences_follow_the_numbers(evidence: Evidence) -> None:
 )
 def test_a_ratio_is_judged_by_its_interval(ratio: Ratio, word: str, met: bool | None) -> None:
     assert (ratio.verdict, meets_bar(ratio)) == (word, met)
-
-
-def test_the_published_tables_are_whole() -> None:
-    table = engine_table()
-    assert {(p.level, p.engine) for p in table.rows} == {
-        (level, engine) for level in LEVELS for engine in ("single", "pd", "pdv")
-    }
-    five = next(p for p in table.rows if (p.level, p.engine) == (5, "pdv"))
-    assert (five.tokens_per_second, five.cumulative_p95_ms) == (51.27, 16670.6)
-    assert draft_shares("8b/1b")[4] == 0.69
-    assert draft_shares("my/own") == {}
-
-
-def test_a_page_says_everything_twice(evidence: Evidence) -> None:
-    page = Page("Engines <1>", list(sections(evidence)))
-    text, web = markdown(page), html(page)
-    assert text.startswith("# Engines <1>\n\n## Engines by level\n")
-    assert "<h1>Engines &lt;1&gt;</h1>" in web
-    for cell in evidence.cells:
-        assert f"| {cell.level} | {cell.engine} | {cell.tokens_per_second:.1f} |" in text
-        assert f'<th scope="row">{cell.level}</th><td>{cell.engine}</td>' in web
 
 
 def test_records_have_plain_values(evidence: Evidence, taken: list[Taken]) -> None:
@@ -161,28 +112,6 @@ def test_records_have_plain_values(evidence: Evidence, taken: list[Taken]) -> No
     assert len(lines) == len(rows) + 1
     assert lines[0].startswith("level,engine,repeat,number,request,arrived_s")
     assert csv_text([]) == ""
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-
-    def write_all(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
-        names.extend(charts)
-        return [folder / f"{name}.svg" for name in charts]
-
-    monkeypatch.setattr(figures, "write_all", write_all)
-    return names
-
-
-def test_there_is_a_figure_for_each_question(
-    evidence: Evidence, drawn: list[str], tmp_path: Path
-) -> None:
-    draw_all(evidence.cells, "small print", tmp_path)
-    assert drawn == list(figures.FIGURES)
-    drawn.clear()
-    draw_pairs({"one": evidence.cells, "two": evidence.cells}, "pdv", "small print", tmp_path)
-    assert drawn[0] == "pairs_itl_p95_vs_concurrency"
 
 
 @pytest.mark.slow

@@ -20,8 +20,6 @@ from outrider.bench.studies.engines_plan import (
     ENGINES,
     Contestant,
     config_of,
-    engines_named,
-    levels_named,
     line_up,
 )
 from outrider.bench.studies.engines_run import run
@@ -184,16 +182,3 @@ def test_an_engine_that_cannot_be_loaded_keeps_its_reason() -> None:
 
     found = line_up(["single", "ssd"], EngineConfig(), opener)
     assert [one.reason for one in found] == [None, "ConfigError: no drafter can do that."]
-
-
-def test_words_are_checked() -> None:
-    assert engines_named("pd, pdv,pd") == ("pd", "pdv")
-    assert levels_named("--levels", "3,0,3") == (0, 3)
-    for call, said in (
-        (lambda: engines_named("pvd"), "pvd"),
-        (lambda: engines_named(","), "names nothing"),
-        (lambda: levels_named("--levels", "1,-2"), "whole numbers"),
-        (lambda: levels_named("--concurrency", "0", lowest=1), "from 1"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            call()

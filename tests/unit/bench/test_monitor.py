@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ import pytest
 
 from doubles.clocks import FakeClock
 from outrider.bench.machine import Gauges, Monitor, Reading, Usage, machine_gauges, resident_bytes
-
-FIELDS = ["seconds", "cpu_percent", "rss_bytes", "free_tokens", "gpu_percent", "gpu_memory_bytes"]
 
 
 def spin(seconds: float) -> None:
@@ -103,15 +100,6 @@ def test_figures_of_a_gpu_are_summed_up() -> None:
     summary = monitor.usage.summary()
     assert (summary["gpu_percent"], summary["peak_gpu_percent"]) == (50.0, 90.0)
     assert summary["peak_gpu_memory_bytes"] == 7
-
-
-def test_a_record_is_plain_json_with_an_entry_a_reading() -> None:
-    with Monitor(gauges=Gauges(), interval_seconds=60) as monitor:
-        pass
-    record = json.loads(json.dumps(monitor.usage.to_dict(), allow_nan=False))
-    assert list(record["series"]) == FIELDS
-    assert {len(values) for values in record["series"].values()} == {2}
-    assert [list(row) for row in monitor.usage.rows()] == [FIELDS, FIELDS]
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:

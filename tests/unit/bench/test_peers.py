@@ -20,7 +20,7 @@ from outrider.bench.peers.contestants import (
     parse_servers,
 )
 from outrider.bench.peers.match import Match, Prompt, Setting
-from outrider.bench.peers.report import findings, run_rows, sections, summary
+from outrider.bench.peers.report import findings, summary
 from outrider.bench.peers.results import Entry, Found, Place, Run
 from outrider.bench.peers.sides import answer
 from outrider.core.errors import ConfigError
@@ -321,28 +321,6 @@ def test_a_pair_without_a_common_prompt_has_no_ratio() -> None:
     assert whats == ["speculation over plain"]
 
 
-def test_the_page_says_gains_losses_and_what_is_missing() -> None:
-    found = raced()
-    found.refused["openvino none f32"] = "reads no f32"
-    record: dict[str, Any] = {
-        **summary(found, (0,)),
-        "missing": {"openvino": "scripts/peers there"},
-        "sessions": [1],
-    }
-    pages = {section.title: section for section in sections(record)}
-    assert len(pages["Rates"].rows) == 3
-    assert pages["Rates"].rows[2][-3:] == ("0/5", "10/15", "2")
-    assert ("openvino", "missing; get it with: scripts/peers there") in pages["Not measured"].rows
-    assert ("openvino none f32", "reads no f32") in pages["Not measured"].rows
-    said = findings(record)
-    assert "f32 at temperature 0, best against best: 5.00× (5.00 to 5.00) llama.cpp, " in said[0]
-    assert said[0].endswith("ours is faster.")
-    assert "wrote the text of plain decoding in 5 of 5 runs" in said[1]
-    for ratio in record["ratios"]:
-        ratio |= {"faster": 0.5, "low": 0.4, "high": 0.6}
-    assert findings(record)[0].endswith("ours is slower.")
-
-
 def test_strangers_on_the_machine_void_a_run() -> None:
     found = raced()
     for runs in found.runs.values():
@@ -351,10 +329,3 @@ def test_strangers_on_the_machine_void_a_run() -> None:
     assert record["cpu_share"] == {"timed": 0.8, "waiting": 0.0, "strangers": 0.1}
     assert "do not rely on these times" in findings(record)[-2]
     assert "Measured in 2 sessions" in findings(record)[-1]
-
-
-def test_a_row_of_every_run() -> None:
-    rows = run_rows(raced())
-    assert len(rows) == 15
-    assert rows[0]["tokens"] == 4
-    assert rows[5]["first_token_seconds"] == 0.004

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.bench.peers.contestants import Contestant
-from outrider.bench.peers.results import FILE_NAME, LOGS, Journal, Run
-from outrider.core.errors import ConfigError, MachineError
+from outrider.bench.peers.results import FILE_NAME, Journal, Run
+from outrider.core.errors import ConfigError
 
 TERMS = {"machine": {"cpu": "one"}, "versions": {"outrider": "1", "llama.cpp": "b1"}}
 PLAIN = Contestant("outrider", "none", "f32"), 0.0
@@ -97,49 +96,3 @@ def test_a_later_session_may_ask_further_peers(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "out")
     journal.begin({**TERMS, "versions": {"outrider": "1", "openvino": "3"}}, {})
     assert len(Journal.open(tmp_path / "out").sessions) == 2
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "no JSON",
-        '{"record": "poem"}',
-        '{"record": "run"}',
-        '{"record": "trials", "temperature": 0, "times": 3}',
-    ],
-)
-def test_lines_of_others_are_refused_by_number(tmp_path: Path, line: str) -> None:
-    some_runs(tmp_path / "out")
-    file = tmp_path / "out" / FILE_NAME
-    file.write_text(file.read_text() + line + "\n")
-    with pytest.raises(ConfigError, match="a line 9 that this version did not write"):
-        Journal.open(tmp_path / "out")
-
-
-def test_a_run_that_was_edited_is_refused(tmp_path: Path) -> None:
-    some_runs(tmp_path / "out")
-    file = tmp_path / "out" / FILE_NAME
-    lines = file.read_text().splitlines()
-    record = json.loads(lines[2])
-    for name, value in (("seconds", -1), ("seconds", "fast"), ("extra", 1)):
-        file.write_text("\n".join([*lines[:2], json.dumps({**record, name: value}), ""]))
-        with pytest.raises(ConfigError, match="a line 3 that"):
-            Journal.open(tmp_path / "out")
-    file.write_text("\n".join([lines[2], ""]))
-    with pytest.raises(ConfigError, match="no line of kind 'session' before it"):
-        Journal.open(tmp_path / "out")
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "holiday.jpg").write_text("x")
-    with pytest.raises(ConfigError, match=f"other files and no {FILE_NAME}"):
-        Journal.open(tmp_path)
-    (tmp_path / "empty" / LOGS).mkdir(parents=True)
-    assert not Journal.open(tmp_path / "empty").sessions
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(MachineError) as caught:
-        Journal.open(tmp_path / "file" / "out").begin(TERMS, {})
-    assert "--output-dir" in str(caught.value.hint)

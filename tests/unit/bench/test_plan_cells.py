@@ -87,30 +87,6 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         again.cells_drawn(draw(3, DRAFTERS, LIMITS, seed=1), {"seed": 1, "tier": "a"})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "shopping list",
-        "eggs\nmilk\n",
-        '{"record": "draw"}\n',
-        '{"record": "draw", "schema": "x"}\n',
-    ],
-)
-def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="nothing was changed"):
-        Study.open(path)
-    assert path.read_text() == text
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    study = Study(tmp_path / "file" / "study.jsonl")
-    with pytest.raises(MachineError, match="cannot be used"):
-        study.add("run", {})
-
-
 # A pass takes 1 and 0.1 a row, a draft 0.5, a sequence 0.01; contexts cost nothing.
 COSTS = Calibration(
     machine="",

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.api.wrapper import Cache
-from outrider.bench.frame import Ratio
 from outrider.bench.quality.measure import (
     PLAIN,
     Nats,
@@ -24,7 +23,7 @@ from outrider.bench.quality.measure import (
     read,
     windows_of,
 )
-from outrider.bench.quality.report import Quality, findings, sections, to_record
+from outrider.bench.quality.report import Quality, findings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
 from outrider.core.params import SamplingParams
@@ -149,36 +148,6 @@ def test_a_rule_that_cannot_run_says_why() -> None:
 
 BLOCK = RuleRow(rule="block", drafter="model", exact=True, must_match=True, num_texts=4, num_same=4)
 PLAINLY = replace(BLOCK, rule=PLAIN, drafter="none")
-
-
-def test_the_page_says_what_holds_and_what_does_not() -> None:
-    lossy = RuleRow(
-        rule="typical",
-        drafter="model",
-        exact=False,
-        must_match=False,
-        num_texts=4,
-        num_same=1,
-        num_tokens=40,
-        first_difference=7,
-        tokens_per_round=3.5,
-        perplexity=2.0,
-        against_plain=Ratio(1.25, 1.1, 1.5, 5),
-    )
-    absent = replace(BLOCK, rule="match", must_match=False, reason="no room")
-    found = Quality([], [PLAINLY, BLOCK, lossy, absent])
-    assert findings(found) == [
-        "Under block, 4 of 4 texts are those of plain decoding.",
-        "typical is lossy: 75.0 % of its texts differ, at 3.50 tokens a round and 1.250× (1.100 to "
-        "1.500) the perplexity of plain decoding's.",
-        "match was not measured: no room",
-    ]
-    [rules, _] = sections(found)
-    assert [row[0] for row in rules.rows] == [PLAIN, "block", "typical"]
-    assert [row[2] for row in rules.rows] == ["the text", "the text", "none"]
-    record = to_record(found)
-    assert record["holds"] is True
-    assert to_record(Quality([], [PLAINLY, lossy, absent]))["holds"] is None
 
 
 def test_a_broken_promise_is_said_first() -> None:

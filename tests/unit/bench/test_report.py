@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from outrider.bench.charts import Dots, Lines
 from outrider.bench.frame import Ratio
 from outrider.bench.report.build import build
 from outrider.bench.report.parts import Claim, Part, Report
-from outrider.bench.report.plots import MAX_ROWS, Pair, claims_chart, said
+from outrider.bench.report.plots import MAX_ROWS, claims_chart
 from outrider.bench.report.summary import summarise
 from outrider.bench.report.views.study_charts import OF_CELLS
 from outrider.bench.studies.sweep_record import SWEEP, ResultsFolder
@@ -95,25 +94,6 @@ def test_the_summary_is_made_of_claims(report: Report) -> None:
     assert {row[0] for row in summary.table.rows} == {p.title for p in report.parts if p.claims}
 
 
-def test_a_summary_of_nothing_says_so() -> None:
-    quiet = Part(kind="costs", title="Costs", place="x", about=["y"])
-    text = " ".join(summarise(Report([quiet], [])).sentences)
-    assert "Nothing here compares speculation with plain decoding." in text
-    claim = Claim(kind="speculation", where="w", against="plain", ratio=Ratio(3.0, None, None, 2))
-    one = Part(kind="k", title="t", place="x", about=["y"], claims=[claim])
-    text = " ".join(summarise(Report([one], [])).sentences)
-    assert "measurably gains in none of 1 cells" in text
-    assert "1 have no interval and are not judged" in text
-
-
-def test_parts_of_one_title_are_told_apart(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        report_results.write(tmp_path, name, report_results.drafters())
-    (tmp_path / "alone.json").write_text(json.dumps(report_results.limits()))
-    titles = [part.title for part in build([tmp_path]).parts]
-    assert titles == ["Limits", "Drafters: toy (one)", "Drafters: toy (two)"]
-
-
 def test_committed_results_have_a_part_for_each_tier(tmp_path: Path) -> None:
     tier = report_results.drafters()
     head = {name: tier.pop(name) for name in ("benchmark", "provenance")}
@@ -130,21 +110,6 @@ def test_a_new_benchmark_of_ours_is_a_table(tmp_path: Path) -> None:
     report_results.write(tmp_path, "new", record)
     (part,) = build([tmp_path]).parts
     assert (part.title, part.tables[0].rows) == ("brand new", [["a", "1.25"]])
-
-
-def test_several_machines_and_commits_are_told(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        record = report_results.limits()
-        record["provenance"] = {**record["provenance"], "cpu": name, "commit": name * 8}
-        report_results.write(tmp_path, name, record)
-    warnings = "\n".join(summarise(build([tmp_path])).warnings)
-    assert "results of 2 machines (one, 2 cores; two, 2 cores)" in warnings
-    assert "results of 2 commits" in warnings
-
-
-def test_the_eight_figures_of_a_cost_study_are_there(report: Report) -> None:
-    names = [figure.name for figure in part_of(report, "cost study").figures]
-    assert sorted(name[:4] for name in names) == [f"fig{i}" for i in range(1, 9)]
 
 
 def test_the_level_of_drafting_in_turns_is_that_of_the_same_study() -> None:
@@ -219,16 +184,6 @@ def test_a_sweep_in_which_everything_failed_is_a_part_without_claims(tmp_path: P
     (part,) = build([tmp_path]).parts
     assert part.claims == []
     assert any("<b>broke</b>" in text for text in part.findings)
-
-
-def test_errors_of_predictions_are_said() -> None:
-    pairs = [
-        Pair(series="a", predicted=1.1, measured=1.0),
-        Pair(series="b", predicted=0.5, measured=1.0),
-    ]
-    median, worst = said(pairs, "speed-ups")
-    assert "30.0 % in the median of 2 cells" in median
-    assert worst == "The largest miss is -50 %, at b."
 
 
 def test_a_study_of_predictions_is_shown_as_far_as_it_went(report: Report) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from outrider.bench.drawing import LIGHT, Theme
 from outrider.bench.frame import Ratio
 from outrider.bench.pages import Section
 from outrider.bench.report.build import build
-from outrider.bench.report.page import num_figures, render, write_figures
+from outrider.bench.report.page import render, write_figures
 from outrider.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped
 from outrider.bench.report.reading import picture
 
@@ -145,14 +144,6 @@ def test_a_page_can_be_read_without_seeing_it() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_figure_is_there_for_light_and_for_dark_pages() -> None:
-    found = read(render(Report([part(figures=[figure()])], [])))
-    for image, name, suffix in zip(found.all("img"), ("light", "dark"), ("", "-dark"), strict=True):
-        assert image["class"] == name
-        assert b64decode(str(image["src"]).partition(",")[2]).decode() == f"<svg>{suffix}</svg>"
-
-
-@pytest.mark.usefixtures("quick")
 def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     small_sweep(tmp_path)
     first = render(build([tmp_path]))
@@ -176,15 +167,6 @@ def test_without_matplotlib_a_page_has_its_tables(monkeypatch: pytest.MonkeyPatc
     text = render(Report([part(figures=[figure()], tables=[table])], []))
     assert "matplotlib is not installed" in text
     assert "<td" in text or 'scope="row"' in text
-
-
-@pytest.mark.usefixtures("quick")
-def test_every_figure_is_told_of() -> None:
-    report = Report([part(figures=[figure("a"), figure("b")])], [])
-    told: list[str] = []
-    render(report, drawn=lambda one: told.append(one.name))
-    assert told == ["a", "b"]
-    assert num_figures(report) == 2
 
 
 def test_figures_are_written_where_they_belong(

@@ -49,16 +49,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert not read.samples[-1].ok
 
 
-def test_every_line_says_what_it_is_of(tmp_path: Path) -> None:
-    two(tmp_path)
-    run, plain, drafted = map(json.loads, (tmp_path / FILE_NAME).read_text().splitlines())
-    assert run["record"] == "run"
-    assert {"schema", "version", "machine", "settings", "weights"} <= run.keys()
-    assert (plain["label"], drafted["label"]) == ("AR", "SD-K2")
-    assert drafted["config"]["k"] == 2
-    assert len(drafted["config_hash"]) == 12
-
-
 def test_a_cut_off_line_is_dropped_and_written_over(tmp_path: Path) -> None:
     two(tmp_path)
     path = tmp_path / FILE_NAME
@@ -145,20 +135,6 @@ def test_another_version_is_refused(tmp_path: Path, field: str) -> None:
     assert path.read_bytes() == torn
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("nonsense\n", "nonsense", "[]\n", "{}\n", "\n", "[" * 100_000 + "\n"),
-        *('{"record": "sample"}\n', '{"record": "run"}\n', '{"record": "other"}\n'),
-    ],
-)
-def test_foreign_lines_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(ConfigError, match="holds"):
-        ResultsFolder.open(tmp_path)
-    assert (tmp_path / FILE_NAME).read_text() == text
-
-
 def changed(path: Path, number: int, place: Sequence[str], value: object) -> None:
     """Put `value` at `place` of line `number`; MISSING takes out what is there."""
     lines = (path / FILE_NAME).read_text().splitlines()
@@ -216,14 +192,6 @@ def test_a_line_that_was_changed_is_refused_by_its_number(
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
-def test_samples_without_their_run_are_refused(tmp_path: Path) -> None:
-    two(tmp_path)
-    path = tmp_path / FILE_NAME
-    path.write_text(path.read_text().split("\n", 1)[1])
-    with pytest.raises(ConfigError, match=r"a line 1 .*no line of kind 'run' before it"):
-        ResultsFolder.open(tmp_path)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -254,21 +222,3 @@ def test_whatever_a_field_becomes_it_is_refused_or_summed_up(
             return
         write_summary(folder)
         assert len(list(sections(folder))) > 1
-
-
-def test_a_folder_or_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="other files"):
-        ResultsFolder.open(tmp_path)
-    with pytest.raises(ConfigError, match="other files"):
-        ResultsFolder.open(tmp_path / "thesis.txt")
-    (tmp_path / "empty").mkdir()
-    assert ResultsFolder.open(tmp_path / "empty").samples == []
-    assert list((tmp_path / "empty").iterdir()) == []
-
-
-def test_an_unusable_folder_is_the_machines_fault(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    folder = ResultsFolder(tmp_path / "file" / "below")
-    with pytest.raises(MachineError, match="cannot be used"):
-        folder.add([sample(0, 0, None)])

@@ -91,24 +91,6 @@ def test_a_cell_without_any_success_has_no_numbers(tmp_path: Path) -> None:
     write_summary(folder)
 
 
-def test_losses_are_said_in_words(tmp_path: Path) -> None:
-    assert verdicts(cells(small_sweep(tmp_path))) == [
-        "toy, maths, K=2: speculation does not measurably win: 1.00× (1.00 to 1.00), "
-        "50 % accepted, slower on 0 of 5 pieces.",
-        "toy, maths, K=4: speculation loses: 0.50× (0.50 to 0.50), 25 % accepted, "
-        "slower on 5 of 5 pieces.",
-    ]
-
-
-def test_winning_everywhere_is_said_too(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, *pieces(5, 0.5))
-    assert verdicts(cells(folder)) == ["Speculation lost in no cell of this sweep."]
-    folder.add([sample(0, 0, numbers(0, 1.0), visit=9), sample(4, 0, numbers(4, 0.5), visit=9)])
-    assert verdicts(cells(folder)) == ["Speculation lost in no cell that has an interval."]
-    plain = folder_of(tmp_path / "plain", sample(0, 0, numbers(0, 1.0)))
-    assert verdicts(cells(plain)) == []
-
-
 def test_summary_files(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path)
     record = write_summary(folder)

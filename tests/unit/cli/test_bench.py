@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from outrider.api.llm import LLM
 from outrider.bench import drawing, figures
 from outrider.bench.studies.sweep import Lineup
 from outrider.bench.studies.sweep_recipes import ALIASES, REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME
-from outrider.cli.bench_options import KSweepOptions
-from outrider.core.errors import CapacityError
-from outrider.core.settings import describe
 
 pytestmark = pytest.mark.wide
 
@@ -112,80 +108,6 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(
 
 @pytest.mark.weights
 @pytest.mark.slow
-def test_a_failing_sample_is_counted_and_the_rest_goes_on(
-    outrider: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate = LLM.generate
-
-    def failing(self: LLM, prompts: Any, *words: Any, **named: Any) -> Any:
-        if self.config.k == 2:
-            raise CapacityError("the arena is full")
-        return generate(self, prompts, *words, **named)
-
-    monkeypatch.setattr(LLM, "generate", failing)
-    shown = sweep(outrider)
-    assert shown.code == 1
-    assert keys() == ALL_KEYS
-    assert "2 failed: CapacityError: the arena is full" in shown.out
-    cells = json.loads(Path("out/summary.json").read_text())["cells"]
-    assert [cell["num_failures"] for cell in cells] == [0, 0, 2]
-    assert [cell["success_rate"] for cell in cells] == [1, 1, 0]
-    # What made them fail is over, so the same command measures them again.
-    monkeypatch.setattr(LLM, "generate", generate)
-    shown = sweep(outrider)
-    assert shown.code == 0
-    assert keys() == ALL_KEYS * 2
-    cells = json.loads(Path("out/summary.json").read_text())["cells"]
-    assert [(cell["num_samples"], cell["num_failures"]) for cell in cells] == [(2, 0)] * 3
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_a_prompt_that_is_no_text_fails_alone(outrider: Command) -> None:
-    assert outrider("prompts", "--domains", "code", "--tiny-output", "tiny.json").code == 0
-    record = json.loads(Path("tiny.json").read_text())
-    record["prompts"][0]["raw_text"] = "\ud800"
-    Path("tiny.json").write_text(json.dumps(record))
-    shown = sweep(outrider, "--prompt-set", "tiny.json")
-    assert shown.code == 1, shown.err
-    assert keys() == ALL_KEYS
-    cells = json.loads(Path("out/summary.json").read_text())["cells"]
-    assert [cell["num_failures"] for cell in cells] == [1, 1, 1]
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_more_prompts_of_a_batch_count_once(outrider: Command) -> None:
-    for num in ("3", "4"):
-        shown = outrider(
-            *("bench", "k", "--domains", "code", "--prompts", num, "--batch-size", "2"),
-            *("--ks", "1,2", "--max-tokens", "2", "--output-dir", "out", "--no-plots"),
-        )
-        assert shown.code == 0, shown.err
-        assert "An interval and a verdict need 5 pieces of work (--prompts)." in shown.out
-    cells = json.loads(Path("out/summary.json").read_text())["cells"]
-    assert [cell["num_samples"] for cell in cells] == [2, 2, 2]
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_results_of_another_kind_are_left_alone(outrider: Command) -> None:
-    assert sweep(outrider).code == 0
-    path = Path("out", FILE_NAME)
-    whole = path.read_text()
-    other = sweep(outrider, "--temperature", "0.5")
-    assert other.code == 2
-    assert "temperature 0.0, not 0.5" in other.err
-    assert "--output-dir out-2" in other.err
-    path.write_text(whole.replace('"version": "', '"version": "9.'))
-    other = sweep(outrider)
-    assert other.code == 2
-    assert "outrider 9." in other.err
-    assert path.read_text().count('"version": "9.') == 1
-
-
-@pytest.mark.weights
-@pytest.mark.slow
 def test_a_prompt_without_a_draft_runs_plainly(outrider: Command) -> None:
     shown = outrider(
         *("bench", "k", "--single-prompt", "def f(x):", "--draft", "none", "--max-tokens", "4"),
@@ -274,11 +196,6 @@ def test_a_recipe_whose_models_are_not_here_fails_cleanly(outrider: Command) -> 
         assert "hub" in shown.err
         assert "Traceback" not in shown.err
     assert not Path("results").exists()
-
-
-def test_recipes_are_those_that_the_flag_offers() -> None:
-    told = describe(KSweepOptions, group="")["preset"].meta.help
-    assert all(name in told for name in ALIASES.values())
 
 
 def no_module(_: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench import drawing
 from outrider.bench.studies import drafters as samples
 
 pytestmark = pytest.mark.wide
@@ -122,16 +121,3 @@ def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], s
     assert shown.code == 2
     assert said in shown.err
     assert not Path("results").exists()
-
-
-def no_module(_: str) -> None:
-    """Stands for `find_spec` where nothing is installed."""
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "find_spec", no_module)
-    shown = outrider(*SMALL, "--domains", "code", "--drafters", "ngram")
-    assert shown.code == 0, shown.err
-    assert "note: no figures: matplotlib" in shown.err

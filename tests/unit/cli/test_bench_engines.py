@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench import drawing
 from outrider.bench.studies import engines_run
-from outrider.bench.studies.engines_plan import ENGINES
 from outrider.bench.turns import visit
 from outrider.cli import engine_setup as engine_subjects
 from outrider.pairs.catalog import PAIRS
@@ -158,23 +156,3 @@ def test_words_that_cannot_be_meant(outrider: Command, words: tuple[str, ...], s
     assert shown.code == 2
     assert said in shown.err
     assert not Path("results").exists()
-
-
-def test_every_engine_is_offered(outrider: Command) -> None:
-    assert ",".join(ENGINES) in "".join(outrider("bench", "engines", "--help").out.split())
-
-
-def no_module(_: str) -> None:
-    """Stands for `find_spec` where nothing is installed."""
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_missing_matplotlib_is_a_note(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "find_spec", no_module)
-    shown = outrider(
-        *("bench", "engines", "--engines", "off", "--levels", "1", "--requests", "1"),
-        *("--repeats", "1", "--max-tokens", "2", "--output-dir", "out"),
-    )
-    assert shown.code == 0, shown.err
-    assert "note: no figures: matplotlib" in shown.err

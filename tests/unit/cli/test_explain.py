@@ -134,18 +134,3 @@ def test_speculation_gains_below_the_break_even_and_loses_from_it_on() -> None:
     assert limit is not None
     assert device.gain(limit, 4) <= 1 < device.gain(limit - 1, 4)
     assert Device(ExplainOptions(context=100_000)).break_even() is None
-
-
-def test_drafting_ahead_says_which_batch_goes_on_without_a_draft(outrider: Command) -> None:
-    """As docs/theory.md, section 8: from 2 sequences on at p = 0.9."""
-    result = told(outrider, "ssd")["result"]
-    assert "drafting is better here (plain decoding from a batch of 2 on)" in result
-    assert "fits beside one; up to K = 10 does." in result
-    assert "plain decoding is better here (plain" in told(outrider, "ssd", "--batch", "2")["result"]
-    cheap = told(outrider, "ssd", "--p-hit", "0.5", "--c", "0.01")["result"]
-    assert "drafting is better here (as in any batch)" in cheap
-    dear = told(outrider, "ssd", "--c", "0.5")["result"]
-    assert "which is more than fits beside it; up to K = 2 does." in dear
-    assert "batch of" not in dear
-    assert "any batch" not in told(outrider, "ssd", "--p-hit", "1")["result"]
-    assert "up to K" not in told(outrider, "ssd", "--c", "0")["result"]

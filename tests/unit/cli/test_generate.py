@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
 PROMPT = "def quicksort(items):"
 SHORT = ("--max-tokens", "16")
-JUDGED = ("gain", "loss", "no measurable difference", "not judged")
 
 
 def run_json(outrider: Command, *words: str) -> dict[str, Any]:
@@ -133,16 +132,6 @@ def test_output_writes_the_same_record(outrider: Command, tmp_path: Path) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_a_comparison_says_what_it_measured(outrider: Command) -> None:
-    shown = outrider("generate", PROMPT, *SHORT, "--compare")
-    told = r"\d+\.\d\d× vs off[^(]* \(5 runs each, 95 % interval [^;]*; identical text\)"
-    assert re.search(told, shown.out)
-    record = run_json(outrider, PROMPT, *SHORT, "--compare")
-    assert record["compare"]["identical"] is True
-    assert record["compare"]["speedup"] > 0
-    assert record["compare"]["verdict"] in JUDGED
-
-
 def test_a_comparison_tells_noise_from_a_gain() -> None:
     """A ratio of times that scatter, or were taken beside other programs, proves nothing."""
 
@@ -230,13 +219,6 @@ def test_a_bias_on_the_command_line(outrider: Command) -> None:
         assert "--logit-bias" in shown.err
 
 
-def test_a_lossy_sampler_is_labelled(outrider: Command) -> None:
-    shown = outrider("generate", PROMPT, *SHORT, "--sampler", "typical")
-    assert "LOSSY" in shown.out.splitlines()[-1]
-    assert run_json(outrider, PROMPT, *SHORT, "--sampler", "typical")["exact"] is False
-    assert run_json(outrider, PROMPT, *SHORT)["exact"] is True
-
-
 def test_json_reads_back_as_a_result(outrider: Command) -> None:
     record = run_json(outrider, PROMPT, *SHORT, "--profile")
     result = GenerationResult.from_dict(record)
@@ -263,13 +245,6 @@ def test_a_profile_repeats_its_counts(outrider: Command) -> None:
     words = (PROMPT, *SHORT, "--profile", "--temperature", "0.8", "--seed", "5")
     first, second = (run_json(outrider, *words)["profile"]["counts"] for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
-
-
-def test_a_profile_is_shown_to_people_too(outrider: Command) -> None:
-    shown = outrider("generate", PROMPT, *SHORT, "--profile").out
-    for word in ("verify", "target linear", "peak memory: load", "rounds by drafts accepted: 0: "):
-        assert word in shown
-    assert "peak memory" not in outrider("generate", PROMPT, *SHORT, "--profile", "--quiet").out
 
 
 def test_several_completions_have_a_profile_each(outrider: Command) -> None:

@@ -110,12 +110,6 @@ def test_ollama_that_is_not_running_is_exit_3_with_a_hint(outrider: Command) -> 
     assert outrider("models", "ollama", "--host", "localhost").code == 2
 
 
-def test_ollama_is_described_as_validation_only(outrider: Command) -> None:
-    shown = " ".join(outrider("models", "ollama", "--help").out.split())
-    assert "To check a model's text only" in shown
-    assert "cannot take part in a benchmark" in shown
-
-
 def test_ping_times_a_completion(outrider: Command) -> None:
     with serving({"GET /v1/models": SERVED, "POST /v1/completions": COMPLETED}) as server:
         shown = outrider("models", "ping", "--url", server.url)

@@ -132,18 +132,8 @@ def test_both_models_are_needed(outrider: Command, words: tuple[str, ...]) -> No
     assert ("DRAFT" if words else "TARGET") + " is missing" in shown.err
 
 
-def test_a_third_word_is_too_much(outrider: Command) -> None:
-    assert outrider("draft", "check", "a", "b", "c").code == 2
-
-
 @pytest.mark.parametrize("draft", ["nobody/nothing", "no such folder", "nobody/-x-@y"])
 def test_a_model_that_is_not_there_is_named(outrider: Command, draft: str) -> None:
     shown = outrider("draft", "check", "outrider/embedded", draft)
     assert shown.code == 3
     assert draft in shown.err
-
-
-def test_help_names_both_words(outrider: Command) -> None:
-    shown = outrider("draft", "check", "--help").out
-    assert "outrider draft check [OPTIONS] [TARGET] [DRAFT]" in shown
-    assert "Arguments:" in shown

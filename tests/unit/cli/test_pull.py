@@ -93,22 +93,11 @@ def test_the_known_draft_comes_too(outrider: Command, hub: Hub) -> None:
     assert f"outrider generate {sides} PROMPT" in shown.out
 
 
-def test_a_draft_that_speaks_otherwise_says_how_it_drafts(outrider: Command, hub: Hub) -> None:
-    pair = get_pair("qwen2.5")
-    hub.server.repos |= {pair.target_model_id: WHOLE, pair.draft_model_id: WHOLE}
-    assert record(outrider, pair.target_model_id)["command"].endswith("--drafter bridge PROMPT")
-
-
 def test_another_draft_may_be_named_or_none(outrider: Command, hub: Hub) -> None:
     found = record(outrider, PAIR.target_model_id, "--draft", "org/m")
     assert [model["name"] for model in found["models"]] == [PAIR.target_model_id, "org/m"]
     assert hub.files(PAIR.draft_model_id) == set()
     assert len(record(outrider, PAIR.target_model_id, *ALONE)["models"]) == 1
-
-
-@pytest.mark.usefixtures("hub")
-def test_without_a_known_draft_it_says_what_finds_one(outrider: Command) -> None:
-    assert "outrider draft suggest org/m" in outrider("models", "pull", "org/m").out
 
 
 def test_what_is_here_is_not_fetched_again(outrider: Command, hub: Hub) -> None:

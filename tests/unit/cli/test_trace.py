@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +14,16 @@ from checks.documents import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
 from outrider.bench import drawing
-from outrider.bench.machine import Reading, Usage
-from outrider.cli.trace import Recording, page, record
+from outrider.cli.trace import Recording, record
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.metrics.lanes import Counters, scheduler_stats
-from outrider.metrics.summary import pass_shapes
-from outrider.metrics.timeline import hit_rate, timeline
 
 pytestmark = pytest.mark.wide
 
 COUNTS = ("submitted", "rejected", "completed", "failed", "cancelled")
 PROMPTS = ("def quicksort(items):", "Once upon a time")
 SHORT = ("--max-tokens", "16")
-# Two alike, two that differ, one alone.
-PASSES = [trace(1, 0), trace(2, 0), trace(1, 1), trace(2, 1, prompt=8), trace(1, 2)]
 
 
 def run_json(outrider: Command, *words: str) -> dict[str, Any]:
@@ -37,53 +31,6 @@ def run_json(outrider: Command, *words: str) -> dict[str, Any]:
     assert shown.code == 0, shown.err
     record: dict[str, Any] = json.loads(shown.out)
     return record
-
-
-def a_record(**changed: object) -> dict[str, Any]:
-    """Of two rounds drafted ahead, by lanes that overlap by half."""
-    jobs = [
-        job("decode", "draft", 0.0, 0.5, 1),
-        replace(job("verify", "verify", 0.5, 1.5, 1), queues=(0, 0, 1), num_free_tokens=60),
-        job("decode", "ahead", 1.0, 2.0, 1),
-    ]
-    counters = Counters(
-        uptime_seconds=2.0,
-        num_submitted=1,
-        num_completed=1,
-        num_rejected=0,
-        num_waiting=0,
-        num_live=0,
-        max_waiting=10,
-        max_live=8,
-    )
-    return {
-        "schedule": "ssd",
-        "drafter": "model",
-        "k": 4,
-        "seconds": 2.0,
-        "num_emitted": 6,
-        "tokens_per_second": 3.0,
-        "acceptance_rate": 0.5,
-        "tokens_per_round": 3.0,
-        "p_hit": hit_rate([trace(1, 0, hit=True), trace(1, 1, hit=False)]),
-        "passes": asdict(pass_shapes(PASSES)),
-        "num_jobs": len(jobs),
-        "errors": [],
-        "timeline": timeline(jobs).to_dict(),
-        "scheduler": scheduler_stats(jobs, counters),
-        "memory": {
-            "arena_tokens": 100,
-            "least_free_tokens": 60,
-            "most_held_bytes": 4000,
-            "scratch_bytes": 2_000_000,
-            "most_drafts_between_lanes": 1,
-            "most_law_bytes_between_lanes": 16,
-        },
-        "usage": Usage((Reading(0.0), Reading(2.0, cpu_percent=150.0)), "no GPU").to_dict(),
-        "trace": "lanes.json",
-        "figures": [],
-        **changed,
-    }
 
 
 @dataclass
@@ -169,34 +116,6 @@ def test_an_interrupted_recording_knows_who_still_waits(monkeypatch: pytest.Monk
     assert found.counters is not None
     assert (found.counters.num_completed, found.counters.num_waiting) == (1, 2)
     assert len(found.jobs) == 1
-
-
-def test_a_page_says_what_lanes_did() -> None:
-    shown = page(a_record())
-    assert shown.startswith("1 of 1 requests, 6 tokens in 2.00 s (3.0 tok/s) · schedule ssd")
-    assert "decode  2     2          2       75.0    750.00" in shown
-    assert "verify        0.25  1    1" in shown
-    assert "overlap of decode and verify: 50.0 % of the shorter" in shown
-    assert "two or more ran in 25.0 % of that" in shown
-    assert "accepted 50.0 % of drafts, 3.00 tokens a round, p_hit 0.50" in shown
-    assert "passes: 3, of 1.67 sequences each; 50.0 % of those with several" in shown
-    assert "window: 50.0 % of the verifying time was used to draft ahead" in shown
-    assert "T_ahead / T_verify 1.00" in shown
-    assert "at least 60 of 100 arena tokens free (4 kB held); 2 MB of scratch" in shown
-    assert "used: CPU 150 % of a core, GPU not measured: no GPU" in shown
-    assert "lanes.json: open it at https://ui.perfetto.dev" in shown
-
-
-def test_a_page_of_no_job_still_names_the_file() -> None:
-    shown = page(a_record(num_jobs=0, figures=["a.svg", "a.png"]))
-    assert shown.startswith("no job ran\ntrace: lanes.json")
-    assert shown.endswith("figures: a.svg, a.png")
-
-
-def test_help_says_that_there_may_be_many_prompts(outrider: Command) -> None:
-    assert outrider("trace", "--help").out.startswith(
-        "Usage: outrider trace [OPTIONS] [PROMPT ...]"
-    )
 
 
 @pytest.mark.parametrize(

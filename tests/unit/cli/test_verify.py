@@ -279,28 +279,3 @@ def test_models_are_words_or_flags(outrider: Command, script: Script) -> None:
     shown = outrider("verify", "outrider/embedded", "none")
     assert script.calls["parity"]["ParityTask"].subject.drafters == ("ngram",)
     assert re.search(r"^  draft +none$", shown.out, flags=re.MULTILINE)
-
-
-def test_every_step_is_told(
-    outrider: Command, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-
-    def step(_: object, amount: float, *, title: str) -> None:
-        assert not amount
-        told.append(title)
-
-    monkeypatch.setattr("outrider.cli.paint.Meter.step", step)
-    shown = outrider("verify", "--json")
-    for number, (name, title) in enumerate(TITLES.items(), start=1):
-        assert f"part {number} of 4, {title}: {name} at work" in told
-    assert json.loads(shown.out)["holds"] is True
-    assert script.calls.keys() == TITLES.keys()
-
-
-def test_help_says_what_it_does_without_doing_it(outrider: Command, script: Script) -> None:
-    shown = outrider("verify", "--help")
-    assert shown.code == 0
-    assert "Certify on this machine that speculation changes nothing." in shown.out
-    assert all(word in shown.out for word in ("[TARGET] [DRAFT]", "--deep", "--output", "--json"))
-    assert script.calls == {}

@@ -34,14 +34,6 @@ def test_every_field_is_a_setting_with_flag_variable_and_help() -> None:
             assert found.kind in KINDS
 
 
-def test_without_layers_the_groups_are_their_defaults() -> None:
-    resolved = resolve()
-    assert resolved.engine() == EngineConfig()
-    assert resolved.sampling() == SamplingParams()
-    assert resolved.program() == settings.ProgramConfig()
-    assert {chosen.origin for chosen in resolved.chosen.values()} == {DEFAULT}
-
-
 @given(st.lists(st.dictionaries(st.sampled_from(["k", "seed", "batch_size"]), st.integers(1, 64))))
 def test_the_strongest_layer_that_names_a_setting_wins(values: list[dict[str, int]]) -> None:
     layers: list[Layer] = [

@@ -12,15 +12,9 @@ from doubles.tiny_attention import toy_spec
 from outrider.core.config import DRAFTERS, EngineConfig
 from outrider.core.draft import Draft
 from outrider.core.errors import (
-    CapacityError,
-    CheckpointError,
     ConfigError,
-    DrafterError,
-    OutriderError,
-    VocabularyError,
     did_you_mean,
 )
-from outrider.core.fields import Meta, check_value
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.rng import KeyedRng
@@ -73,18 +67,6 @@ def test_an_unknown_choice_comes_with_the_nearest() -> None:
     assert "did you mean 'ngram'?" in str(caught.value.hint)
 
 
-def test_bounds_are_told_as_they_are() -> None:
-    for meta, told in (
-        (Meta("", minimum=1), "at least 1"),
-        (Meta("", maximum=3), "at most 3"),
-        (Meta("", minimum=1, maximum=3), "between 1 and 3"),
-    ):
-        check_value("x", 2, meta)
-        check_value("x", True, meta)
-        with pytest.raises(ConfigError, match=told):
-            check_value("x", 4 if meta.maximum else 0, meta)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -100,27 +82,9 @@ def test_values_of_another_type_are_named(field: str, value: object) -> None:
         SamplingParams(**{field: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_an_integer_is_a_number_too() -> None:
-    assert not SamplingParams(temperature=1).greedy
-
-
 def test_only_temperature_zero_is_greedy() -> None:
     assert SamplingParams().greedy
     assert not SamplingParams(temperature=1e-9).greedy
-
-
-def test_nothing_near_is_guessed() -> None:
-    assert did_you_mean("zzz", ["k", "seed"]) == "Known: k, seed."
-
-
-def test_errors_carry_a_hint_and_an_exit_code() -> None:
-    error = CapacityError("full.", hint="make room")
-    assert (str(error), error.hint, error.exit_code) == ("full.", "make room", 3)
-    assert OutriderError("x").hint is None
-    assert [kind.exit_code for kind in (OutriderError, DrafterError)] == [1, 1]
-    assert ConfigError.exit_code == 2
-    assert issubclass(ConfigError, ValueError)
-    assert issubclass(VocabularyError, CheckpointError)
 
 
 def test_a_step_row_counts_its_logits() -> None:

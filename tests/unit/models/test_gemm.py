@@ -143,19 +143,6 @@ def test_a_twin_shares_weights_and_memory() -> None:
     assert [w.data_ptr() for w in twin.streamed] == [w.data_ptr() for w in model.streamed]
 
 
-@pytest.mark.parametrize("divisor", [1, 2, 4, 8])
-def test_sampled_and_scaled_shapes_say_so(divisor: int) -> None:
-    shape = GEMM_SHAPES["llama-8b"].with_layers(2).scaled(divisor)
-    assert shape.factor == 16
-    assert not shape.is_whole
-    assert "layer-sampled: 2 of 32 layers" in shape.sampled
-    assert ("widths over" in shape.sampled) == (divisor > 1)
-    assert shape.hidden_size == 4096 // divisor
-    assert shape.head_dim == 128
-    assert shape.num_heads % shape.num_kv_heads == 0
-    assert GEMM_SHAPES["llama-70b"].sampled == ""
-
-
 @given(
     heads=st.integers(1, 8),
     group=st.integers(1, 4),

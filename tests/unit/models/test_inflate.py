@@ -29,7 +29,6 @@ from outrider.models.weights import Weights
 
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.
 SMALL = {"x4": ModelShape(1024, 9, 8, 2, 768), "x2": ModelShape(512, 10, 8, 4, 1024)}
-PARAMS = SamplingParams(max_tokens=40)
 PROMPTS = ["def quicksort(items):", "Question: Tom has 3 apples and buys 4 more."]
 
 pytestmark = pytest.mark.weights

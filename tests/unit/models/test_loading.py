@@ -8,7 +8,7 @@ from typing import cast
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
@@ -18,7 +18,6 @@ from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import (
     ALIASES,
-    HEAD_ALIASES,
     LoadOptions,
     load_model,
     pick_device,
@@ -53,10 +52,6 @@ def test_a_local_folder_is_itself(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)) == tmp_path
 
 
-def test_the_model_is_named_after_its_folder(tmp_path: Path) -> None:
-    assert load(write_checkpoint(tmp_path / "mine", variant("llama2"))).spec.name == "mine"
-
-
 def test_a_file_is_refused_with_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
@@ -79,25 +74,6 @@ def test_a_name_that_can_mean_nothing_is_refused(name: str) -> None:
 def test_a_name_that_no_system_takes_is_refused(name: str) -> None:
     with pytest.raises(CheckpointError):
         resolve(name)
-
-
-def test_the_nearest_folder_is_suggested(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "smollm-135m", variant("llama2"))
-    with pytest.raises(CheckpointError) as caught:
-        resolve(f"{tmp_path}/smolm-135m")
-    assert caught.value.hint is not None
-    assert f"did you mean '{tmp_path}/smollm-135m'?" in caught.value.hint
-
-
-def test_the_nearest_alias_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> str:
-        raise LocalEntryNotFoundError("outgoing traffic has been disabled")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(CheckpointError, match="outgoing traffic has been disabled") as caught:
-        resolve("outrider/embeded")
-    assert caught.value.hint is not None
-    assert caught.value.hint.startswith("did you mean 'outrider/embedded'?")
 
 
 @pytest.mark.parametrize(
@@ -219,10 +195,3 @@ def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "cpu" in caught.value.hint
     with pytest.raises(ConfigError, match="unknown value 'tpu'"):
         pick_device("tpu")
-
-
-def test_an_alias_that_was_not_shipped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HEAD_ALIASES, "outrider/embedded-other", "other")
-    with pytest.raises(CheckpointError, match="not part of this installation") as caught:
-        resolve("outrider/embedded-other")
-    assert "outrider train" in (caught.value.hint or "")

@@ -222,29 +222,6 @@ def test_engines_on_one_device_and_on_two() -> None:
     assert many["pdv"] < many["single"] == many["pd"]
 
 
-def ahead_only(step: float, rate: float) -> AdvisedPlan:
-    """Of a drafter whose verdicts are all foreseen, on a device of its own."""
-    engines = Engines(names=("single", "ssd"), ways=AheadWays(contention=0.0, p_hit=1.0))
-    question = replace(asked(DraftOption("model", 4)), engines=engines)
-    return advise(flat(costs(step, [rate] * 4)), question)
-
-
-def test_where_it_stops_paying_is_said_of_rounds_in_turns() -> None:
-    one, two = everything(1.0, 1), everything(0.0, 1)
-    assert one.reasons[2].startswith("With 0 tokens of context it pays at any batch")
-    assert two.reasons[2].startswith("In turns, with 0 tokens of context it pays at any batch")
-    # 1.94 tokens in the time of two passes, or of 1.25: only ahead it pays, so nothing is said.
-    apart = ahead_only(0.25, 0.5)
-    assert apart.best is not None
-    assert (apart.best.engine, apart.speculate, apart.break_even_batch) == ("ssd", True, 1)
-    assert not [reason for reason in apart.reasons if "of context" in reason]
-
-
-def test_a_draft_that_never_fits_beside_a_verification_has_words_of_its_own() -> None:
-    said = ahead_only(0.6, 0.9).reasons[-1]
-    assert said.endswith("not even a draft of one token fits beside a verification.")
-
-
 def test_joules_of_drafting_ahead_are_not_told() -> None:
     spec = ModelSpec("t", "llama", 1000, 64, 2, 2, 2, 32, 256, 512, 10**6, 2, 2)
     energy = Energy(Power(1.0, 1e-7, 1e-9), PassWork(spec), PassWork(spec))
@@ -341,12 +318,6 @@ def test_a_record_for_programs() -> None:
     assert record["speculate"] is True
     names = [point["name"] for point in record["frontier"]]
     assert names[0] == "model with K = 4, batch 1"
-
-
-def test_the_same_question_has_the_same_answer() -> None:
-    calibration = flat(costs(0.1, [0.9] * 4, num_rounds=50), scatter=0.05)
-    question = asked(*chains(most=4))
-    assert advise(calibration, question) == advise(calibration, question)
 
 
 def test_a_plan_needs_no_tensors() -> None:

@@ -24,7 +24,6 @@ from outrider.planner.places import Rates, round_law
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 shares = st.floats(0, 1)
-APART = AheadWays(contention=0.0)
 
 
 def found(beta: float, k: int, step: float, batch: int = 1) -> RoundForecast:

@@ -58,12 +58,6 @@ def test_verifying_goes_first_when_its_queue_is_longer_by_more_than_the_margin(
     assert found == (VERIFY_FIRST if verify > draft + margin else LANES)
 
 
-def test_the_usual_margin_is_two() -> None:
-    order = order_named("depth")
-    assert order.arrange(LANES, pool(draft=1, verify=3)) == LANES
-    assert order.arrange(LANES, pool(draft=1, verify=4)) == VERIFY_FIRST
-
-
 @pytest.mark.parametrize("name", LANE_ORDERS)
 @given(
     lanes=st.sampled_from(

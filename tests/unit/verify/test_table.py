@@ -17,21 +17,6 @@ def test_every_sampler_of_the_configuration_has_a_rule() -> None:
     assert tuple(LOSSY) == LOSSY_SAMPLERS
 
 
-@pytest.mark.parametrize("name", [*EXACT, *LOSSY])
-def test_a_rule_knows_its_name(name: str) -> None:
-    rule = rule_for(name)
-    assert getattr(rule, "name", None) == name
-
-
-@pytest.mark.parametrize(
-    ("name", "usual"),
-    [("typical", 0.09), ("p_min", 0.5), ("threshold", 0.5), ("top_k", 5), ("nucleus", 0.9)],
-)
-def test_zero_is_the_usual_threshold(name: str, usual: float) -> None:
-    assert cast(LossyRule, rule_for(name)).leniency == usual
-    assert cast(LossyRule, rule_for(name, 0.25)).leniency == 0.25
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_rule_has_no_threshold(name: str) -> None:
     with pytest.raises(ConfigError, match="no threshold") as caught:
