@@ -32,7 +32,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
 from outrider.kernels.registry import Delta, choose
-from outrider.models.decoder import Room
+from outrider.models.decoder import Workspace
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 
@@ -60,7 +60,7 @@ def hybrid(setting: Setting, record: dict[str, Any]) -> None:
 def _kernels(setting: Setting, record: dict[str, Any]) -> None:
     try:
         from outrider.kernels.triton.delta_ops import TritonDelta
-        from outrider.kernels.triton.scratch import Room as Scratch
+        from outrider.kernels.triton.scratch import Workspace as Scratch
         from outrider.kernels.triton.trial import delta_alike
     except ImportError as error:
         if setting.on_cuda:
@@ -160,7 +160,7 @@ def _model(setting: Setting, rollback: str) -> QwenHybridModel:
         device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
     )
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
-    room = Room(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
+    room = Workspace(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
     return random_hybrid(QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels, place, room)[0]
 
 

@@ -60,10 +60,10 @@ def _ops(setting: Setting) -> Callable[[str], Any]:
     """Operators by scheme. Imported here: Triton comes with PyTorch for CUDA alone."""
     try:
         from outrider.kernels.triton.ops import TritonOps
-        from outrider.kernels.triton.scratch import Room
+        from outrider.kernels.triton.scratch import Workspace
     except ImportError as error:
         raise SkippedError(f"Triton cannot be imported: {error}") from error
-    room = Room(setting.device)
+    room = Workspace(setting.device)
     return lambda scheme: TritonOps(room, scheme)
 
 

@@ -21,7 +21,7 @@ from outrider.drafters.ngram import CopyAcceptance, NgramDrafter
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
-from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton, Writer
+from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton, TextWriter
 
 VOCAB = 5
 MakeDrafter = Callable[[], Drafter]
@@ -136,7 +136,7 @@ def check_automaton() -> None:
     """Every run of two texts that grow in turns is found, with what followed it, and no other."""
     automaton = SuffixAutomaton()
     texts = (TEXT, tuple(reversed(TEXT)))
-    writers = [Writer(automaton), Writer(automaton)]
+    writers = [TextWriter(automaton), TextWriter(automaton)]
     for tokens in zip(*texts, strict=True):
         for writer, token in zip(writers, tokens, strict=True):
             writer.follow(token)
@@ -163,7 +163,7 @@ def walked(automaton: SuffixAutomaton, run: Sequence[int]) -> int | None:
 def check_counts() -> None:
     """What followed more often is proposed, and a miss is learnt from."""
     automaton = SuffixAutomaton()
-    writer = Writer(automaton)
+    writer = TextWriter(automaton)
     for token in (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4):
         writer.follow(token)
     state = walked(automaton, (1, 2))

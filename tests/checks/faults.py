@@ -21,7 +21,7 @@ from outrider import LLM, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.ahead.table import Pace
+from outrider.drafters.ahead.table import FanOutLimiter
 from outrider.drafters.process.client import ProcessDrafter
 from outrider.models.llama import LlamaModel
 from outrider.verify.exact import BlockRule
@@ -159,10 +159,10 @@ def keep_drafting_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on although here it takes longer than verifying. With a `hybrid_threshold` of 0 the
     schedule asks for it in any case."""
 
-    def learn_nothing(pace: Pace, seconds: float, window: float, saved: float) -> None:
+    def learn_nothing(pace: FanOutLimiter, seconds: float, window: float, saved: float) -> None:
         del pace, seconds, window, saved
 
-    monkeypatch.setattr(Pace, "observe", learn_nothing)
+    monkeypatch.setattr(FanOutLimiter, "observe", learn_nothing)
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 
 from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.frames import Frame, Kind, Writer, receive, send
+from outrider.drafters.process.frames import BodyWriter, Frame, Kind, receive, send
 from outrider.drafters.process.options import ChildOptions
 
 TESTS = str(Path(__file__).parents[1])
@@ -52,7 +52,7 @@ def told_at_start() -> tuple[ChildOptions, socket.socket]:
 
 def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
     """An answer with these (tokens, parents, first law); -1 is no law."""
-    writer = Writer()
+    writer = BodyWriter()
     writer.put(Struct("<ddI"), 0.0, 0.0, len(drafts))
     for tokens, parents, first_law in drafts:
         writer.put(Struct("<Bi"), 0, first_law)
@@ -62,7 +62,7 @@ def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
 
 
 def _failure(*, full: bool) -> Frame:
-    writer = Writer()
+    writer = BodyWriter()
     writer.put(Struct("<?"), full)
     writer.text("out of ideas")
     writer.text("think again")
@@ -96,7 +96,7 @@ def liar() -> None:
         sys.exit("no such luck")
     if options.name == "never ready":
         time.sleep(60)
-    hello = Writer()
+    hello = BodyWriter()
     hello.put(Struct("<II?"), options.vocab_size, options.num_laws, False)
     send(line, hello.frame(Kind.HELLO))
     while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:

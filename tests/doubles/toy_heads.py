@@ -34,7 +34,7 @@ from outrider.core.protocols import (
 )
 from outrider.core.rng import KeyedRng
 from outrider.core.spec import ModelSpec
-from outrider.drafters.block import Context, Guess
+from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.heads import NetOutput
 
 LAYER = 1
@@ -178,7 +178,7 @@ class ToyBlock:
         self._heads = ToyHeads(num_heads=num_places, vocab_size=vocab_size, seed=seed)
         self.num_places = num_places
 
-    def guess(self, contexts: list[Context], num_places: int) -> Guess:
+    def guess(self, contexts: list[BlockContext], num_places: int) -> Guess:
         states = [
             context.hidden_CLD.sum((0, 1)) + 0.3 * context.next_ids[-1] for context in contexts
         ]

@@ -25,7 +25,7 @@ from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.worker import Pace
+from outrider.drafters.process.worker import RestartBackoff
 
 pytestmark = [
     pytest.mark.wide,
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 TIMEOUT = 2.0
-HOME = Home(timeout=TIMEOUT, pace=Pace(first=0.05), command=command(TOY))
+HOME = Home(timeout=TIMEOUT, pace=RestartBackoff(first=0.05), command=command(TOY))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from doubles.child_programs import LIAR, TESTS, command, toy_options
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.worker import Pace
+from outrider.drafters.process.worker import RestartBackoff
 
 pytestmark = [
     pytest.mark.wide,
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),
 ]
 
-HOME = Home(timeout=5.0, pace=Pace(first=60.0), command=command(LIAR))
+HOME = Home(timeout=5.0, pace=RestartBackoff(first=60.0), command=command(LIAR))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_errors_inside_are_raised_and_the_process_lives(
     ("name", "reason"), [("quits", "no such luck"), ("never ready", "ready within")]
 )
 def test_a_process_that_cannot_start_is_an_error_with_its_reason(name: str, reason: str) -> None:
-    pace = Pace(first=60.0, start=1.5 if name == "never ready" else 60.0)
+    pace = RestartBackoff(first=60.0, start=1.5 if name == "never ready" else 60.0)
     drafter = ProcessDrafter(toy_options(name=name), replace(HOME, pace=pace))
     with pytest.raises(DrafterError, match=reason) as caught:
         drafter.wait_ready()
@@ -85,7 +85,7 @@ def test_restarts_come_ever_more_rarely() -> None:
     """Pauses of 0.05, 0.1, 0.2, ... seconds: in one second no more than five."""
     home = Home(
         timeout=1,
-        pace=Pace(first=0.05),
+        pace=RestartBackoff(first=0.05),
         command=(sys.executable, "-I", "-c", "import sys; sys.exit(3)"),
     )
     drafter = ProcessDrafter(toy_options(), home)

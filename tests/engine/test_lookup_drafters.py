@@ -34,7 +34,7 @@ from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
-from outrider.drafters.portfolio_model import ModelMember, Pace
+from outrider.drafters.portfolio_model import DraftCostMeter, ModelMember
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.verify.exact import BlockRule, TokenRule
@@ -58,7 +58,7 @@ def members(
 def portfolio(vocab_size: int) -> Drafter:
     clock = FakeClock()
     model = model_drafter(ToyHybrid(vocab_size=vocab_size, seed=7), chunk=2)
-    return PortfolioDrafter(members(vocab_size), ModelMember(model, Pace(clock=clock)))
+    return PortfolioDrafter(members(vocab_size), ModelMember(model, DraftCostMeter(clock=clock)))
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {

@@ -17,7 +17,7 @@ REPLACEMENT = "\ufffd"
 _MAX_WAITING = 6
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What a tokenizer must offer to be streamed."""
 
     @property
@@ -59,7 +59,7 @@ class Detokenizer:
     one, so text that waits longer is broken and is let go.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
         self._context: list[int] = []
         # Characters that the context decodes to; None: not yet asked.
@@ -152,7 +152,9 @@ class StopMatcher:
     The longest tail that could still become a stop string is held back.
     """
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, decoder: TokenDecoder, stops: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
         if "" in stops:
             raise ConfigError("stop: an empty string would end every text.")
         self._detokenizer = Detokenizer(decoder)

@@ -116,7 +116,7 @@ class Squares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobBar:
     """A stretch of time on a row, or a part of one."""
 
     row: int
@@ -127,14 +127,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class TimelineChart:
     rows: Sequence[str]
-    jobs: Sequence[Job]
+    jobs: Sequence[JobBar]
     x: Axis = Axis()
     title: str = ""
 
 
-Panel = Lines | Bars | Dots | Squares | Timeline
+Panel = Lines | Bars | Dots | Squares | TimelineChart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from outrider.bench.charts import (
     Lines,
     Panel,
     Squares,
-    Timeline,
+    TimelineChart,
 )
 
 WIDTH_INCHES = 9.0
@@ -240,7 +240,7 @@ def _panel(axes: Any, panel: Panel, theme: Theme) -> None:
             _dots(axes, panel, theme)
         case Squares():
             _squares(axes, panel, theme)
-        case Timeline():
+        case TimelineChart():
             _timeline(axes, panel, theme)
 
 
@@ -334,7 +334,7 @@ def _squares(axes: Any, panel: Squares, theme: Theme) -> None:
     axes.grid(visible=False)
 
 
-def _timeline(axes: Any, panel: Timeline, theme: Theme) -> None:
+def _timeline(axes: Any, panel: TimelineChart, theme: Theme) -> None:
     for job in panel.jobs:
         edge = {"edgecolor": theme.named["page"], "linewidth": 0.4} if job.edged else {}
         began, ended = job.span

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.bench.charts import Axis, Chart, Color, Job, Line, Lines, Span, Timeline
+from outrider.bench.charts import Axis, Chart, Color, JobBar, Line, Lines, Span, TimelineChart
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.metrics.chrome_trace import rounds_of, slices
 from outrider.metrics.timeline import QUEUES, WAITING, timeline
@@ -50,7 +50,7 @@ def lane_chart(picture: LanePicture) -> Chart:
     high = 0.5 * len(names)
     begun = Axis(low=0, high=max(1e3 * (end - shown[0].began), _LEAST_MS))
     since = Axis(label="milliseconds since the first job", low=begun.low, high=begun.high)
-    bars = Timeline(
+    bars = TimelineChart(
         rows=[f"{name}\n{100 * use[name].busy_fraction:.0f} %" for name in names],
         jobs=list(_jobs(picture, shown, names)),
         x=begun,
@@ -80,7 +80,9 @@ def _stretch(picture: LanePicture) -> tuple[list[JobTrace], float]:
     return jobs[:MAX_JOBS], jobs[MAX_JOBS].began
 
 
-def _jobs(picture: LanePicture, shown: Sequence[JobTrace], names: Sequence[str]) -> Iterator[Job]:
+def _jobs(
+    picture: LanePicture, shown: Sequence[JobTrace], names: Sequence[str]
+) -> Iterator[JobBar]:
     """Each job, and over it the stages that its rounds tell."""
     origin = shown[0].began
     # Rounds are matched over the whole run, for a sequence's rounds are told apart by their order.
@@ -89,11 +91,11 @@ def _jobs(picture: LanePicture, shown: Sequence[JobTrace], names: Sequence[str])
     rounds = rounds_of(ordered, picture.rounds)[: len(shown)]
     for job, own in zip(shown, rounds, strict=True):
         row = names.index(job.lane)
-        yield Job(row=row, span=_span(job, origin), color=_COLORS["other"], name=rest)
+        yield JobBar(row=row, span=_span(job, origin), color=_COLORS["other"], name=rest)
         for part in slices(job, own):
             span = 1e3 * (part.began - origin), 1e3 * (part.ended - origin)
             color = _COLORS[part.stage]
-            yield Job(row=row, span=span, color=color, name=part.stage, edged=True)
+            yield JobBar(row=row, span=span, color=color, name=part.stage, edged=True)
 
 
 def _depths(shown: Sequence[JobTrace], end: float) -> list[Line]:

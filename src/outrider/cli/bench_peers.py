@@ -28,7 +28,7 @@ from outrider.bench.peers.contestants import (
     FORMS,
     OURS,
     PEERS,
-    Weights,
+    PeerWeights,
     any_reads_gguf,
     parse_servers,
 )
@@ -179,7 +179,7 @@ def _own_models(resolved: Resolved) -> bool:
     return any(resolved.chosen[name].origin != DEFAULT for name in ("target", "draft"))
 
 
-def _weights(call: Call[PeersOptions], plan: PeersPlan) -> Weights:
+def _weights(call: Call[PeersOptions], plan: PeersPlan) -> PeerWeights:
     options, program = call.options, call.resolved.program()
     store = WeightsFolder(plan.peers_folder / "weights", say)
     gguf = any_reads_gguf(plan.names, plan.peers_folder)

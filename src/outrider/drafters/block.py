@@ -94,7 +94,7 @@ def config_values(config: BlockConfig, target: ModelSpec) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class BlockContext:
     """What one sequence's guess is made of: states of its last tokens, at most C, and the token
     that follows each, the pending one last."""
 
@@ -109,7 +109,7 @@ class Guess:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _BlockLayer:
     attention_norm_D: Tensor
     q: PackedLinear
     kv: PackedLinear
@@ -124,7 +124,7 @@ class _Parts:
     fuse: PackedLinear
     distances_CD: Tensor
     queries_KD: Tensor
-    layers: tuple[_Layer, ...]
+    layers: tuple[_BlockLayer, ...]
     norm_D: Tensor
     confidence_D: Tensor
     confidence_bias: Tensor
@@ -149,7 +149,7 @@ class BlockNet:
         return self.config.num_places
 
     @torch.inference_mode()
-    def guess(self, contexts: list[Context], num_places: int) -> Guess:
+    def guess(self, contexts: list[BlockContext], num_places: int) -> Guess:
         """Of the first `num_places` places, though all are computed: they attend to each other."""
         context_BCD, absent_BC = self._contexts(contexts)
         x_BKD = self._parts.queries_KD + context_BCD[:, -1:]
@@ -162,7 +162,7 @@ class BlockNet:
         logits_BKV = self._linear(x_BKD, self._target.tables.head)
         return Guess(logits_BKV, confidence_BK.sigmoid())
 
-    def _contexts(self, contexts: list[Context]) -> tuple[Tensor, Tensor]:
+    def _contexts(self, contexts: list[BlockContext]) -> tuple[Tensor, Tensor]:
         """What the queries read, the last token last, and which places of it are filling."""
         size = self.config.num_context
         embedding_VD = self._target.tables.embedding_VD
@@ -182,7 +182,9 @@ class BlockNet:
             fused_BCD.append(functional.pad(fused_CD, (0, 0, missing, 0)))
         return torch.stack(fused_BCD), absent_BC
 
-    def _attend(self, layer: _Layer, x_BKD: Tensor, keys_BCD: Tensor, absent_BC: Tensor) -> Tensor:
+    def _attend(
+        self, layer: _BlockLayer, x_BKD: Tensor, keys_BCD: Tensor, absent_BC: Tensor
+    ) -> Tensor:
         y_BKD = self._normed(x_BKD, layer.attention_norm_D)
         q_BKD = self._linear(y_BKD, layer.q)
         kv_BTD2 = self._linear(torch.cat([keys_BCD, y_BKD], dim=1), layer.kv)
@@ -194,7 +196,7 @@ class BlockNet:
         merged_BKD = attended_BHKE.transpose(1, 2).flatten(2)
         return x_BKD + self._linear(merged_BKD, layer.out)
 
-    def _feed(self, layer: _Layer, x_BKD: Tensor) -> Tensor:
+    def _feed(self, layer: _BlockLayer, x_BKD: Tensor) -> Tensor:
         y_BKD = self._normed(x_BKD, layer.ffn_norm_D)
         gate_BKF, up_BKF = torch.chunk(self._linear(y_BKD, layer.gate_up), 2, dim=-1)
         return x_BKD + self._linear(functional.silu(gate_BKF) * up_BKF, layer.down)
@@ -238,15 +240,15 @@ def load_block(folder: Path, config: BlockConfig, target: NormedTarget) -> Block
         weights.check_all_taken()
     net = BlockNet(target, config, parts, kernels)
     probe_CLD = torch.ones(1, len(config.hidden_layers), hidden, device=parts.norm_D.device)
-    guess = net.guess([Context(probe_CLD, (0,))], config.num_places)
+    guess = net.guess([BlockContext(probe_CLD, (0,))], config.num_places)
     answers_KV = torch.cat([guess.logits_BKV[0], guess.confidence_BK[0, :, None]], dim=-1)
     check_finite(folder, answers_KV, "place")
     return net
 
 
-def _read_layer(reader: WeightReader, prefix: str, config: BlockConfig, hidden: int) -> _Layer:
+def _read_layer(reader: WeightReader, prefix: str, config: BlockConfig, hidden: int) -> _BlockLayer:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    return _Layer(
+    return _BlockLayer(
         attention_norm_D=reader.vector(f"{prefix}input_layernorm.weight", hidden),
         q=reader.linear({f"{attention}q_proj": hidden}, hidden),
         kv=reader.linear({f"{attention}k_proj": hidden, f"{attention}v_proj": hidden}, hidden),

@@ -72,7 +72,7 @@ class DraftSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """Tokens of a text from `start` on, read in one pass below what is kept."""
 
     row: DraftRow
@@ -80,7 +80,7 @@ class Part:
     tokens: Sequence[int]
 
     @classmethod
-    def end(cls, row: DraftRow, tokens: Sequence[int]) -> Part:
+    def end(cls, row: DraftRow, tokens: Sequence[int]) -> TextPart:
         """Of the last tokens of the row's text."""
         return cls(row, len(row.tokens) - len(tokens), tokens)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CacheStore, CausalLM, DraftRow, StepRow
-from outrider.drafters.growth import Part
+from outrider.drafters.growth import TextPart
 from outrider.kernels.registry import Kernels
 from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
@@ -39,7 +39,7 @@ class NetOutput:
     hidden_ND: Tensor
 
 
-def target_states(parts: Sequence[Part]) -> Tensor:
+def target_states(parts: Sequence[TextPart]) -> Tensor:
     """hidden_PKD of the token before each token of `parts`."""
     states = [_states_before(part.row, part.start, len(part.tokens)) for part in parts]
     return states[0] if len(states) == 1 else torch.cat(states)

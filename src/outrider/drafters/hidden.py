@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growth import DraftSampler, Part, limited
+from outrider.drafters.growth import DraftSampler, TextPart, limited
 from outrider.drafters.heads import HeadNet, NetOutput, target_states
 from outrider.drafters.native import FusedDrafts
 
@@ -107,21 +107,21 @@ class Blocks:
         finally:
             self._settle(seq_ids)
 
-    def catch_up(self, rows: Sequence[DraftRow]) -> list[Part]:
+    def catch_up(self, rows: Sequence[DraftRow]) -> list[TextPart]:
         """Read of each text what one pass cannot read beside others; what is left, which is up to
         its pending token. There must be something new."""
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         for row in rows:
             start = len(row.tokens) - self._num_unread(row)
             far = len(row.tokens) - self._limits.reach
             for at in range(start, far, self._limits.chunk):
                 tokens = row.tokens[at : min(at + self._limits.chunk, far)]
-                self.read([Part(row, at, tokens)])
+                self.read([TextPart(row, at, tokens)])
                 self._settle([row.seq_id])
-            parts.append(Part.end(row, row.tokens[max(start, far) :]))
+            parts.append(TextPart.end(row, row.tokens[max(start, far) :]))
         return parts
 
-    def read(self, parts: Sequence[Part]) -> BlocksOutput:
+    def read(self, parts: Sequence[TextPart]) -> BlocksOutput:
         """Stage these tokens."""
         rows = [part.step for part in parts]
         needed = {row.seq_id: len(row.tokens) for row in rows}
@@ -141,7 +141,7 @@ class Blocks:
         states = {n: torch.stack([own_PD[-1] for own_PD in own]) for n, own in enumerate(made)}
         return BlocksOutput(out.logits_MV, states)
 
-    def note(self, parts: Sequence[Part]) -> None:
+    def note(self, parts: Sequence[TextPart]) -> None:
         """A pass in which no block failed has read these."""
         for part in parts:
             self._read[part.row.seq_id] = len(part.tokens)

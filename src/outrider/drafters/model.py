@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.tree import ROOT
-from outrider.drafters.growth import DraftSampler, Part
+from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.native import FusedDrafts
 
 # The pending token, and the last of a draft that was kept whole: it was never fed.
@@ -109,7 +109,7 @@ class ModelDrafter:
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
         most = self.share(len(rows))
-        parts = [Part.end(row, self.begin(row.seq_id, row.tokens, most=most)) for row in rows]
+        parts = [TextPart.end(row, self.begin(row.seq_id, row.tokens, most=most)) for row in rows]
         fused = None if self._fused is None else self._fused.try_rows(parts)
         if fused is not None:
             for row, one in zip(rows, fused, strict=True):

@@ -25,7 +25,7 @@ from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growth import (
     DraftSampler,
-    Part,
+    TextPart,
     chosen_draft,
     drawn_params,
     tree_limits,
@@ -125,7 +125,7 @@ class FusedDraft:
 class FusedDrafts(Protocol):
     """Drafts of a batch in one call, with nothing between their tokens."""
 
-    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
         """Stage `parts`, the end of each text, and draft below them. None, with nothing done that
         counts, if that takes a pass for each token or level."""
         ...
@@ -149,7 +149,7 @@ class FusedChains:
         self._passes, self._fuse, self._sampler = passes, fuse, sampler
         self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)
 
-    def try_rows(self, parts: Sequence[Part]) -> list[FusedDraft] | None:
+    def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
         if not all(self._takes(part.row) for part in parts):
             return None
         state = self._passes.state
@@ -181,7 +181,7 @@ class FusedChains:
             and row.noise.choose == sampler.sampling.pick
         )
 
-    def _row(self, part: Part) -> ChainRow:
+    def _row(self, part: TextPart) -> ChainRow:
         row, span = part.row, _span(self._passes.state, part)
         if row.params.greedy:
             return ChainRow(span, row.budget.depth)
@@ -200,7 +200,7 @@ class FusedChains:
         )
 
 
-def _span(state: HeadMemory, part: Part) -> CacheSpan:
+def _span(state: HeadMemory, part: TextPart) -> CacheSpan:
     seq_id = part.row.seq_id
     return CacheSpan(state.length(seq_id), part.tokens, state.pages(seq_id))
 
@@ -215,13 +215,13 @@ class FusedTrees:
         state: HeadMemory,
         *,
         batch_size: int,
-        enter: Callable[[Sequence[Part]], None] = lambda _: None,
+        enter: Callable[[Sequence[TextPart]], None] = lambda _: None,
         usable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._state, self._enter, self._usable = state, enter, usable
         self._call = NativeTreeDrafts(model, batch_size=batch_size)
 
-    def try_rows(self, parts: Sequence[Part]) -> list[FusedDraft] | None:
+    def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
         if not self._usable() or not all(map(_is_greedy, parts)):
             return None
         limits = [tree_limits(part.row) for part in parts]
@@ -245,7 +245,7 @@ class FusedTrees:
         return [FusedDraft(chosen_draft(one.kept), one.tokens, one.parents) for one in grown]
 
 
-def _is_greedy(part: Part) -> bool:
+def _is_greedy(part: TextPart) -> bool:
     return part.row.params.greedy and part.row.shaper is None
 
 

@@ -26,7 +26,7 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
-from outrider.drafters.block import Context, Guess
+from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
 from outrider.estimate.worth import worthwhile
 
@@ -109,7 +109,7 @@ class Block(Protocol):
     def num_context(self) -> int: ...
     @property
     def hidden_layers(self) -> tuple[int, ...]: ...
-    def guess(self, contexts: list[Context], num_places: int) -> Guess: ...
+    def guess(self, contexts: list[BlockContext], num_places: int) -> Guess: ...
 
 
 class BlockDrafter:
@@ -150,13 +150,13 @@ class BlockDrafter:
     def _depth(self, row: DraftRow) -> int:
         return _depth(row, self._net.num_places)
 
-    def _context(self, row: DraftRow) -> Context:
+    def _context(self, row: DraftRow) -> BlockContext:
         if row.hidden is None:
             raise ContractError("the row has no hidden states")
         end = len(row.tokens) - 1
         start = max(end - self._net.num_context, 0)
         following = tuple(row.tokens[start + 1 : end + 1])
-        return Context(row.hidden.read(start, end), following)
+        return BlockContext(row.hidden.read(start, end), following)
 
 
 def num_sure(confidences: Sequence[float], least: float) -> int:

@@ -1,8 +1,8 @@
 """The portfolio's draft model: how deep it would pay to ask it, from measured cost and acceptance.
 
 A model's draft must be foretold before it is paid for: acceptance from its earlier drafts
-(estimate/acceptance.py), time from its last ones (`Pace`). A model that was not asked for long is
-asked for some short drafts, since texts change.
+(estimate/acceptance.py), time from its last ones (`DraftCostMeter`). A model that was not asked for
+long is asked for some short drafts, since texts change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTLED = 5
 
 
 @dataclass(slots=True)
-class Pace:
+class DraftCostMeter:
     """`_drafting` is what a token of the draft took that is being verified, 0 if the model did not
     draft or had to catch up; `_slowed` is how much longer its rows make the pass.
 
@@ -96,7 +96,7 @@ class Bid:
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestBids:
     """`num_idle` rounds went by without it since its last draft, and `num_looks` more of a look are
     due. `bid` is the last one, for a draft of at most `limit` tokens."""
 
@@ -118,9 +118,9 @@ class ModelMember:
     """Asks `drafter`, which may be any that is not free."""
 
     drafter: Drafter
-    pace: Pace = field(default_factory=Pace)
+    pace: DraftCostMeter = field(default_factory=DraftCostMeter)
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
-    _requests: dict[int, _Request] = field(default_factory=dict[int, _Request])
+    _requests: dict[int, _RequestBids] = field(default_factory=dict[int, _RequestBids])
     # Of all requests, since it last drafted for one.
     _num_idle: int = 0
 
@@ -130,7 +130,7 @@ class ModelMember:
         except Exception:  # noqa: BLE001 - a drafter may be anybody's code
             _log.warning("%s did not start; lookups draft alone.", self.drafter.name, exc_info=True)
         else:
-            self._requests[seq_id] = _Request()
+            self._requests[seq_id] = _RequestBids()
 
     def close(self, seq_id: int) -> None:
         if self._requests.pop(seq_id, None) is not None:
@@ -180,7 +180,7 @@ class ModelMember:
             self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
         return [replace(draft, by=self.drafter.name) for draft in drafts]
 
-    def _bid(self, seq_id: int, request: _Request, depth: int) -> Bid:
+    def _bid(self, seq_id: int, request: _RequestBids, depth: int) -> Bid:
         rates = self._acceptance.rates(seq_id)
         rates += rates[-1:] * (depth - len(rates))
         # After rounds without it, it must first read what it missed.

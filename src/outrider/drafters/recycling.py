@@ -43,7 +43,7 @@ _PARTS = 50
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestRate:
     """How often first entries were right, and how often that was foretold; counts fade."""
 
     num_read: int
@@ -63,11 +63,11 @@ class RecyclingDrafter:
     def __init__(self, *, vocab_size: int) -> None:
         self.needs = DraftNeeds(num_likely=min(WIDTH, vocab_size))
         self._vocab_size = vocab_size
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _RequestRate] = {}
         self.forget()
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._requests[seq_id] = _Request(len(prompt))
+        self._requests[seq_id] = _RequestRate(len(prompt))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
@@ -113,7 +113,7 @@ class RecyclingDrafter:
         for token, likely in zip(verified, last.likely, strict=True):
             self._store(token, likely)
 
-    def _judge(self, request: _Request, before: int, token: int) -> None:
+    def _judge(self, request: _RequestRate, before: int, token: int) -> None:
         entries = self.entries(before)
         if not entries:
             return

@@ -26,7 +26,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT as DRAFT_ROOT
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, Writer, next_edge
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter, next_edge
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
@@ -150,7 +150,7 @@ class Memory:
             self.num_generations += 1
 
 
-class Context(NamedTuple):
+class SuffixMatch(NamedTuple):
     """What a text's end says of its next token, by its longest run that anything followed: `token`
     did most often, and trials of that kind are told apart by `place`."""
 
@@ -161,7 +161,7 @@ class Context(NamedTuple):
     place: int
 
 
-class Reader:
+class SuffixReader:
     """One request's places in `memory`, and the trust in what is found there.
 
     The first `prompt_length` tokens are remembered and followed, but nothing is learnt from them of
@@ -172,13 +172,13 @@ class Reader:
         self._memory = memory
         self._prompt_length = prompt_length
         self._num_read = 0
-        self._context: Context | None = None
+        self._context: SuffixMatch | None = None
         self._generation = memory.num_generations
-        self._growing = Writer(memory.growing)
+        self._growing = TextWriter(memory.growing)
         self._others = [Cursor(a) for a in (memory.corpus, memory.kept) if a is not None]
         self.trust = Trust(memory.trust)
 
-    def read(self, tokens: Sequence[int]) -> Context | None:
+    def read(self, tokens: Sequence[int]) -> SuffixMatch | None:
         """Catch up with the text, which may only have grown; what its end says of the next token,
         by the longest run, of equals that of the requests. None if nothing is known."""
         self._memory.make_room()
@@ -196,7 +196,7 @@ class Reader:
         self._num_read, self._context = len(tokens), context
         return context
 
-    def _found(self) -> Context | None:
+    def _found(self) -> SuffixMatch | None:
         growing = self._growing
         automaton = growing.automaton
         state, length = automaton.followed(growing.state, automaton.length(growing.state))
@@ -207,7 +207,7 @@ class Reader:
         if not length:
             return None
         token, count, total = automaton.foremost(state)
-        return Context(automaton, state, length, token, bucket(length, count, total))
+        return SuffixMatch(automaton, state, length, token, bucket(length, count, total))
 
     def _move(self) -> None:
         """Go on in the newest generation. The one before is looked up from where the text stands
@@ -219,7 +219,7 @@ class Reader:
         before = Cursor.after(self._growing) if in_step else Cursor(memory.kept)
         corpus = [c for c in self._others if c.automaton is memory.corpus]
         self._others = [*corpus, before]
-        self._growing = Writer(memory.growing)
+        self._growing = TextWriter(memory.growing)
         self._generation = memory.num_generations
         self._context = self._found()
 
@@ -252,7 +252,7 @@ class SuffixDrafter:
         if num_tokens <= 0:
             raise ContractError("one token or more is remembered")
         self._memory = Memory(num_tokens)
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, SuffixReader] = {}
         if corpus:
             self._memory.learn(corpus)
 
@@ -264,7 +264,7 @@ class SuffixDrafter:
         return sum(a.num_states for a in automata if a is not None)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._readers[seq_id] = Reader(self._memory, len(prompt))
+        self._readers[seq_id] = SuffixReader(self._memory, len(prompt))
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
@@ -294,7 +294,7 @@ class SuffixDrafter:
         return _chain(context, reader.trust, row.budget.depth)
 
 
-def _chain(context: Context, trust: Trust, depth: int) -> ScoredDraft:
+def _chain(context: SuffixMatch, trust: Trust, depth: int) -> ScoredDraft:
     tokens: list[int] = []
     kept: list[float] = []
     automaton, state, probability = context.automaton, context.state, 1.0
@@ -313,7 +313,7 @@ def _chain(context: Context, trust: Trust, depth: int) -> ScoredDraft:
     return ScoredDraft(Draft.chain(tokens), tuple(kept)) if tokens else NO_OFFER
 
 
-def _tree(context: Context, trust: Trust, depth: int, size: int) -> ScoredDraft:
+def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> ScoredDraft:
     """The likeliest `size` nodes; a parent is likelier than its children, so it comes first."""
     automaton = context.automaton
     tokens: list[int] = []

@@ -178,7 +178,7 @@ class SuffixAutomaton:
 
 
 @dataclass(slots=True)
-class Writer:
+class TextWriter:
     """Of a text that `automaton` grows by: `state` is that of the whole text."""
 
     automaton: SuffixAutomaton
@@ -204,7 +204,7 @@ class Cursor:
     length: int = 0
 
     @classmethod
-    def after(cls, writer: Writer) -> Cursor:
+    def after(cls, writer: TextWriter) -> Cursor:
         """Where a text stands that will be written no more."""
         return cls(writer.automaton, writer.state, writer.automaton.length(writer.state))
 

@@ -43,7 +43,7 @@ from outrider.engine.round import Chunk, FinishedRow, Gaps, PassTimes, RoundTimi
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TargetRow:
     """One sequence's share of a pass: a row for the rule, and log-laws if they are to be told."""
 
     row: VerifyRow
@@ -65,7 +65,7 @@ def read_pass(
     *,
     exact: bool,
     sampling: Sampling = PLAIN,
-) -> list[Reading]:
+) -> list[TargetRow]:
     """One processed law a draft node and one for the root, of each sequence of `batch`.
 
     Raises SequenceError for a sequence whose shaping fails or whose logits are not numbers. Shaped
@@ -75,7 +75,7 @@ def read_pass(
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
-    readings: list[Reading] = []
+    readings: list[TargetRow] = []
     start = 0
     for seq in batch:
         end = start + 1 + len(seq.draft)
@@ -116,13 +116,13 @@ def _laws(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Laws:
     return Laws(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
 
 
-def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> Reading:
+def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> TargetRow:
     soft_NV = log_NV = None
     if not exact:
         soft_NV = logits_NV.softmax(-1) if laws.probs_NV is None else laws.probs_NV
     if seq.params.logprobs:
         log_NV = log_law(logits_NV) if laws.probs_NV is None else laws.probs_NV.log()
-    return Reading(VerifyRow(seq.draft, laws, seq.noise, soft_NV), log_NV)
+    return TargetRow(VerifyRow(seq.draft, laws, seq.noise, soft_NV), log_NV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Stages:
         self,
         batch: Sequence[LiveSequence],
         offers: Sequence[StepRow],
-        readings: Sequence[Reading],
+        readings: Sequence[TargetRow],
         likely: Sequence[tuple[int, ...]],
     ) -> list[FinishedRow]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
@@ -298,7 +298,7 @@ class Stages:
         return settled
 
     def _judge(
-        self, batch: Sequence[LiveSequence], readings: Sequence[Reading]
+        self, batch: Sequence[LiveSequence], readings: Sequence[TargetRow]
     ) -> Sequence[Verdict]:
         """Raises SequenceError for the sequence whose laws are no laws; its cause is a DrafterError
         if they are the draft's."""

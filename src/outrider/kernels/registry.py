@@ -315,10 +315,10 @@ def _triton(
     from outrider.kernels.triton.delta_ops import TritonDelta
     from outrider.kernels.triton.eager import EagerProbs
     from outrider.kernels.triton.ops import TritonOps
-    from outrider.kernels.triton.scratch import Room
+    from outrider.kernels.triton.scratch import Workspace
     from outrider.kernels.triton.trial import rows_alike
 
-    room = Room(device)
+    room = Workspace(device)
     ops, laws, delta = TritonOps(room, quantise), EagerProbs(room, device), TritonDelta(room)
     exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)

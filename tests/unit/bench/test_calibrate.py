@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider.bench.calibrate.engines import Dial
 from outrider.bench.calibrate.fit import draft_costs, nonnegative, shared_costs
 from outrider.bench.calibrate.points import Drafting, Point, drafting_of, levels, points_of
-from outrider.bench.calibrate.probe import Ahead, Probe, Round, ahead_of, rounds_at
+from outrider.bench.calibrate.probe import Ahead, Probe, ProbeRound, ahead_of, rounds_at
 from outrider.bench.calibrate.rounds import (
     ALIKE,
     LEAST_TURNS,
@@ -57,14 +57,14 @@ def trace(drafted: int, kept: int, *, index: int = 0, batch: int = 1, seq: int =
     )
 
 
-def rounds_over(agrees: Sequence[bool], k: int) -> list[Round]:
+def rounds_over(agrees: Sequence[bool], k: int) -> list[ProbeRound]:
     """A model that agrees with its target at some positions of a text, at depth `k`."""
-    rounds: list[Round] = []
+    rounds: list[ProbeRound] = []
     start = 0
     while start < len(agrees):
         room = min(k, len(agrees) - start - 1)
         run = next((i for i in range(room) if not agrees[start + i]), room)
-        rounds.append(Round(start, room, room, run))
+        rounds.append(ProbeRound(start, room, room, run))
         start += run + 1
     return rounds
 

@@ -14,12 +14,12 @@ from outrider.bench.charts import (
     Bars,
     Chart,
     Dots,
-    Job,
+    JobBar,
     Line,
     Lines,
     Square,
     Squares,
-    Timeline,
+    TimelineChart,
     dot_of,
     rows_of,
     span_of,
@@ -52,7 +52,9 @@ KINDS = [
         squares=[[Square(value=-1, text="0.5", small="0.4 to 0.6"), Square(value=None, text="-")]],
         diverging=True,
     ),
-    Timeline(rows=["lane"], jobs=[Job(row=0, span=(0, 2), color=0.5, name="draft", edged=True)]),
+    TimelineChart(
+        rows=["lane"], jobs=[JobBar(row=0, span=(0, 2), color=0.5, name="draft", edged=True)]
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from doubles.timelines import job, timelines, trace
-from outrider.bench.charts import Job, Lines, Span, Timeline
+from outrider.bench.charts import JobBar, Lines, Span, TimelineChart
 from outrider.bench.lanes import MAX_JOBS, LanePicture, lane_chart
 from outrider.core.budget import JobTrace
 
@@ -19,14 +19,14 @@ JOBS = [
 ]
 
 
-def drawn(picture: LanePicture) -> tuple[Timeline, Lines]:
+def drawn(picture: LanePicture) -> tuple[TimelineChart, Lines]:
     ((bars,), (depths,)) = lane_chart(picture).panels
-    assert isinstance(bars, Timeline)
+    assert isinstance(bars, TimelineChart)
     assert isinstance(depths, Lines)
     return bars, depths
 
 
-def spans(jobs: Sequence[Job]) -> list[Span]:
+def spans(jobs: Sequence[JobBar]) -> list[Span]:
     """Beginning and end of every bar, in milliseconds; a job first, then its parts."""
     return [(round(one.span[0], 6), round(one.span[1], 6)) for one in jobs]
 

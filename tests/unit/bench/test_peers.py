@@ -14,8 +14,8 @@ from outrider.bench.peers.contestants import (
     FORMS,
     OURS,
     Contestant,
+    PeerWeights,
     Served,
-    Weights,
     line_up,
     parse_servers,
 )
@@ -25,7 +25,7 @@ from outrider.bench.peers.results import Entry, Found, Place, Run
 from outrider.bench.peers.sides import answer
 from outrider.core.errors import ConfigError
 
-WEIGHTS = Weights(
+WEIGHTS = PeerWeights(
     target=Path("target"),
     draft=Path("draft"),
     vocab_size=100,

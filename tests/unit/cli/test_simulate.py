@@ -15,7 +15,7 @@ from checks.documents import check_trace
 from doubles.command_line import Command
 from doubles.planned import calibration
 from outrider.bench import drawing
-from outrider.bench.charts import Chart, Timeline
+from outrider.bench.charts import Chart, TimelineChart
 from outrider.cli.simulate_setup import known_ids, spec_named
 from outrider.estimate.calibration import Calibration, PlaceCount
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET, list_pairs
@@ -166,7 +166,7 @@ def test_lanes_are_drawn_for_each_engine(
     record = run_json(outrider, "--engines", "pd,ssd", "--figure", "lanes.svg")
     assert record["files"] == ["lanes-pd.svg", "lanes-ssd.svg"]
     lanes = pictures["lanes-ssd"].panels[0][0]
-    assert isinstance(lanes, Timeline)
+    assert isinstance(lanes, TimelineChart)
     assert {row.partition("\n")[0] for row in lanes.rows} == {"decode", "verify", "prefill"}
     assert "llama-8b" in pictures["lanes-pd"].foot
 

@@ -11,7 +11,7 @@ from checks.drafters import GREEDY
 from doubles.rig import SAMPLER
 from doubles.toy_heads import ToyBlock, state_row, states_of
 from outrider.core.budget import Budget
-from outrider.drafters.block import Context, Guess
+from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
 
 TEXT = (1, 2, 0, 4, 3)
@@ -24,9 +24,9 @@ class Listening:
     num_context: int
     num_places: int = 2
     hidden_layers: tuple[int, ...] = ToyBlock.hidden_layers
-    told: list[Context] = field(default_factory=list[Context])
+    told: list[BlockContext] = field(default_factory=list[BlockContext])
 
-    def guess(self, contexts: list[Context], num_places: int) -> Guess:
+    def guess(self, contexts: list[BlockContext], num_places: int) -> Guess:
         self.told += contexts
         return Guess(
             torch.zeros(len(contexts), num_places, 5), torch.ones(len(contexts), num_places)

@@ -32,7 +32,7 @@ from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
 from outrider.core.tree import ROOT
 from outrider.drafters.eagle.weights import load_eagle
-from outrider.drafters.growth import DraftSampler, Part
+from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.heads import HeadNet, NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.mtp.net import load_mtp
@@ -172,7 +172,7 @@ class Counted:
     asked: int = 0
     answered: int = 0
 
-    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
         self.asked += 1
         drafts = self.inner.try_rows(parts)
         self.answered += drafts is not None

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedRng, inverse_cdf
 from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.child import Inner, Server
+from outrider.drafters.process.child import Inner, WorkerServer
 from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
@@ -41,7 +41,7 @@ from outrider.drafters.process.messages import (
     AskedAhead,
     Hello,
     Proposal,
-    Terms,
+    SamplingTerms,
     about,
     asking,
     failure,
@@ -137,7 +137,7 @@ def test_terms_carry_what_shapes_a_law() -> None:
         logit_bias={3: -2.5, 1: 4.0},
     )
     shaper = LogitsProcessor(params, 4, stop_ids=frozenset({2}), bad_words=((0, 1), (4,)))
-    seq_id, told = read_terms(Terms(params, shaper).frame(9).body)
+    seq_id, told = read_terms(SamplingTerms(params, shaper).frame(9).body)
     assert seq_id == 9
     assert (told.params.temperature, told.params.top_k) == (0.8, 7)
     assert (told.params.top_p, told.params.min_p) == (0.9, 0.05)
@@ -231,12 +231,12 @@ def test_laws_are_seen_on_both_sides_and_copied() -> None:
             ours.read(first, count, "cpu")
 
 
-def server(drafter: RowDrafter | None = None, *, num_laws: int = 8) -> Server:
+def server(drafter: RowDrafter | None = None, *, num_laws: int = 8) -> WorkerServer:
     inner = drafter or model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3)
     file = anonymous_file(num_bytes(num_laws, VOCAB))
     laws = SharedLaws.over(file, num_laws, VOCAB)
     os.close(file)
-    return Server(Inner(inner, VOCAB, inverse_cdf), laws)
+    return WorkerServer(Inner(inner, VOCAB, inverse_cdf), laws)
 
 
 def question(text: Sequence[int], *, num_known: int, depth: int = 3) -> Frame:
@@ -244,9 +244,9 @@ def question(text: Sequence[int], *, num_known: int, depth: int = 3) -> Frame:
     return asking(Kind.PROPOSE, [Asked(0, num_known, text[num_known:], Budget(depth), key, None)])
 
 
-def introduced(served: Server, text: Sequence[int], params: SamplingParams) -> None:
+def introduced(served: WorkerServer, text: Sequence[int], params: SamplingParams) -> None:
     assert served.answer(about(Kind.OPEN, 0, text)) is None
-    assert served.answer(Terms(params, None).frame(0)) is None
+    assert served.answer(SamplingTerms(params, None).frame(0)) is None
 
 
 def test_a_server_is_told_only_what_is_new() -> None:
@@ -297,7 +297,7 @@ def test_a_server_refuses_questions_out_of_order() -> None:
     served.answer(about(Kind.OPEN, 0, [1, 2]))
     with pytest.raises(DrafterError, match="wrong order"):
         served.answer(question([1, 2], num_known=2))
-    served.answer(Terms(SamplingParams(), None).frame(0))
+    served.answer(SamplingTerms(SamplingParams(), None).frame(0))
     with pytest.raises(DrafterError, match="wrong order"):
         served.answer(question([1, 2, 3, 4], num_known=3))
     with pytest.raises(DrafterError, match="cannot answer"):

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
-from outrider.drafters.growth import Part
+from outrider.drafters.growth import TextPart
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import (
@@ -52,7 +52,7 @@ class Counted:
     asked: int = 0
     made: int = 0
 
-    def try_rows(self, parts: Sequence[Part]) -> Sequence[FusedDraft] | None:
+    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft] | None:
         drafts = self.inner.try_rows(parts)
         self.asked += 1
         self.made += drafts is not None

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.core.env import cache_folder, compiler
 from outrider.kernels.native import build, forward
-from outrider.kernels.native.ops import Pass
+from outrider.kernels.native.ops import PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
 from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
 
@@ -21,7 +21,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("Memory", MemoryStruct, {"described": "pass"}),
         ("Row", Row, {}),
         ("Round", RoundStruct, {}),
-        ("Pass", Pass, {}),
+        ("Pass", PassStruct, {}),
     ),
     "tree_drafts.cpp": (
         ("Tree", TreeStruct, {}),

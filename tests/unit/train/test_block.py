@@ -16,7 +16,7 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.drafters.block import Context, load_block, read_block_config
+from outrider.drafters.block import BlockContext, load_block, read_block_config
 from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
@@ -67,7 +67,7 @@ def test_an_exported_folder_computes_the_same(tmp_path: Path) -> None:
     target.state.open(0, ())
     target.step([StepRow.chain(0, PROMPT[:-1])], DraftNeeds(hidden_layers=(1, 2)))
     target.state.commit({0: range(3)})
-    context = Context(target.state.hidden(0, 1, 3), PROMPT[2:])
+    context = BlockContext(target.state.hidden(0, 1, 3), PROMPT[2:])
     guess = block.guess([context], 3)
     next_CD = own.target.embedding[list(PROMPT[2:])]
     read_CLD = torch.cat([context.hidden_CLD, next_CD[:, None]], dim=1)

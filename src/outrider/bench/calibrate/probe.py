@@ -39,7 +39,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ProbeRound:
     """A round that begins after `start` tokens of the text, with room for a draft of `room`."""
 
     start: int
@@ -73,14 +73,14 @@ def ahead_of(traces: Sequence[RoundTrace], *, deepest: int) -> list[Ahead]:
     return found[::-1]
 
 
-def rounds_at(ahead: Sequence[Ahead], k: int, *, start: int = 0) -> list[Round]:
+def rounds_at(ahead: Sequence[Ahead], k: int, *, start: int = 0) -> list[ProbeRound]:
     """The rounds of a request at depth `k`, from position `start` to the end of its text."""
-    rounds: list[Round] = []
+    rounds: list[ProbeRound] = []
     while start < len(ahead):
         room = min(k, len(ahead) - start - 1)
         drafted = min(ahead[start].drafted, room)
         kept = min(ahead[start].kept, drafted)
-        rounds.append(Round(start, room, drafted, kept))
+        rounds.append(ProbeRound(start, room, drafted, kept))
         start += kept + 1
     return rounds
 
@@ -102,7 +102,7 @@ class Probe:
     texts: tuple[tuple[Ahead, ...], ...]
     same: bool | None
 
-    def rounds(self, k: int) -> list[list[Round]]:
+    def rounds(self, k: int) -> list[list[ProbeRound]]:
         """Of each text, those that were not cut by its end; all of them where every one was."""
         found = [rounds_at(text, k) for text in self.texts]
         whole = [[one for one in rounds if one.room == k] for rounds in found]
@@ -177,7 +177,7 @@ def _written(
     return engine.llm.generate(prompts, params)
 
 
-def _places(rounds: Sequence[Round], deepest: int) -> tuple[PlaceCount, ...]:
+def _places(rounds: Sequence[ProbeRound], deepest: int) -> tuple[PlaceCount, ...]:
     """Up to the last place that anybody drafted."""
     counts = [
         PlaceCount(

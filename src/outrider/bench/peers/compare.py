@@ -21,8 +21,8 @@ from outrider.bench.peers.contestants import (
     FORMS,
     OURS,
     Contestant,
+    PeerWeights,
     Served,
-    Weights,
     command_of,
     how_to_get,
     line_up,
@@ -65,7 +65,7 @@ def tier_folders(tier: str, weights: WeightsFolder) -> tuple[Path, Path]:
 
 def weights_of(
     target: Path, draft: Path | None, forms: Iterable[str], weights: WeightsFolder, *, gguf: bool
-) -> Weights:
+) -> PeerWeights:
     """What contestants of these formats load; GGUF files only where `gguf` asks for them. Raises
     CheckpointError if the target is no model."""
     config = read_config(target)
@@ -78,7 +78,7 @@ def weights_of(
                 found[name] = _file(source, name, weights)
             except (CheckpointError, MachineError) as error:
                 refused[name] = f"no GGUF file of {source.name}: {error}"
-    return Weights(
+    return PeerWeights(
         target=target,
         draft=draft,
         vocab_size=config.vocab_size,
@@ -89,7 +89,7 @@ def weights_of(
     )
 
 
-def digests(weights: Weights) -> dict[str, str]:
+def digests(weights: PeerWeights) -> dict[str, str]:
     """Fingerprints of the checkpoints, by their part."""
     draft = {"draft": weights_digest(weights.draft)} if weights.draft else {}
     return {"target": weights_digest(weights.target), **draft}
@@ -161,7 +161,7 @@ class Comparison:
     found."""
 
     plan: Plan
-    weights: Weights
+    weights: PeerWeights
     journal: Journal
     watch: Watch
     missing: dict[str, str] = field(default_factory=dict[str, str])
@@ -249,7 +249,7 @@ class Comparison:
             self.journal.found.refused[name] = f"does not start: {error}"
 
 
-def prompts(weights: Weights, limit: int) -> tuple[list[Prompt], list[Prompt]]:
+def prompts(weights: PeerWeights, limit: int) -> tuple[list[Prompt], list[Prompt]]:
     """Those for the choice of variants (the last of each workload) and those that count, the
     workloads in turns."""
     tokenizer = Tokenizer.load(weights.target)
@@ -261,7 +261,9 @@ def prompts(weights: Weights, limit: int) -> tuple[list[Prompt], list[Prompt]]:
     return _encoded(tokenizer, trials), _encoded(tokenizer, work)
 
 
-def circumstances(weights: Weights, plan: Plan, versions: Mapping[str, Any]) -> dict[str, object]:
+def circumstances(
+    weights: PeerWeights, plan: Plan, versions: Mapping[str, Any]
+) -> dict[str, object]:
     """What must not change among the sessions of one folder."""
     return {
         "machine": machine("cpu"),

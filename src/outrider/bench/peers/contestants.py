@@ -47,7 +47,7 @@ _LEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class PeerWeights:
     """What everybody loads: checkpoint folders, and the same weights as GGUF files by their number
     format. `no_gguf` says why there is no file of a format. `stop_ids` and `vocab_size` are what
     the vocabulary means to a library that is given nothing but ids."""
@@ -84,7 +84,7 @@ class Contestant:
         """Those among whom the best is chosen."""
         return self.peer, self.drafter, self.form
 
-    def why_not(self, weights: Weights) -> str | None:
+    def why_not(self, weights: PeerWeights) -> str | None:
         """Why it cannot load, or None."""
         if self.url:
             return None
@@ -97,7 +97,7 @@ class Contestant:
             return None
         return weights.no_gguf.get(self._gguf, f"there is no {self._gguf} file")
 
-    def setup(self, weights: Weights, threads: int) -> dict[str, Any]:
+    def setup(self, weights: PeerWeights, threads: int) -> dict[str, Any]:
         """What the peer is told to load; `why_not` must be None."""
         target, draft = self._places(weights)
         about = {"stop_ids": list(weights.stop_ids), "vocab_size": weights.vocab_size}
@@ -115,7 +115,7 @@ class Contestant:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def _places(self, weights: Weights) -> tuple[str, str]:
+    def _places(self, weights: PeerWeights) -> tuple[str, str]:
         if self.url:
             return self.url, ""
         if self.peer in READ_GGUF:

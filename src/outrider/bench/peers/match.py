@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from outrider.bench.peers.contestants import Contestant, Weights
+from outrider.bench.peers.contestants import Contestant, PeerWeights
 from outrider.bench.peers.process import Asked, Cpu, PeerError
 from outrider.bench.peers.results import Entry, Found, Place, Run
 
@@ -45,7 +45,7 @@ class Setting:
     time."""
 
     peers: Mapping[str, Asked]
-    weights: Weights
+    weights: PeerWeights
     session: int
     threads: int
     max_tokens: int

@@ -23,8 +23,8 @@ from outrider.core.tree import ROOT
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices
 from outrider.drafters.ahead.forecast import Fallback, Forecast, Kind, Policy, Saguaro, Source
 from outrider.drafters.ahead.table import (
+    FanOutLimiter,
     ForcedHits,
-    Pace,
     PreparedRound,
     SpeculationCache,
     fork,
@@ -153,7 +153,7 @@ class AheadDrafter:
         self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
         self._forecast = Forecast(options.policy)
         self._trunks = DraftPrefixes(jit, options.room)
-        self._pace = Pace(options.fan_out, options.always)
+        self._pace = FanOutLimiter(options.fan_out, options.always)
         self._table = SpeculationCache()
         self._answers: dict[int, _Answer] = {}
         self._stats = AheadStats()

@@ -194,7 +194,7 @@ FIRST_REST, LONGEST_REST = 8, 256
 
 
 @dataclass(slots=True)
-class Pace:
+class FanOutLimiter:
     """For at most `most` foreseen verdicts a sequence, and with `always` for one at least. A pure
     function of what it observes.
 

@@ -1,10 +1,10 @@
 """What a drafter's process does; `__main__.py` starts it.
 
 The process ends when its line to the engine closes, so it never outlives the engine, and has a
-process group of its own, because Ctrl-C is meant for the engine. `Server` keeps each sequence's
-text, terms and newest draft, and gives its drafter the rows that a drafter inside the engine would
-get. User errors are answered, for the engine to raise; any other error ends the process, which is
-then started anew.
+process group of its own, because Ctrl-C is meant for the engine. `WorkerServer` keeps each
+sequence's text, terms and newest draft, and gives its drafter the rows that a drafter inside the
+engine would get. User errors are answered, for the engine to raise; any other error ends the
+process, which is then started anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.drafters.process.messages import (
     AskedAhead,
     Hello,
     Proposal,
-    Terms,
+    SamplingTerms,
     failure,
     read_about,
     read_asking,
@@ -91,7 +91,7 @@ class _Text:
     laws."""
 
     tokens: list[int]
-    terms: Terms | None = None
+    terms: SamplingTerms | None = None
     opened: bool = False
     draft: Draft = field(default_factory=Draft.empty)
 
@@ -101,7 +101,7 @@ class _Text:
         return self.draft if mine == (told.tokens, told.parents) else told
 
 
-class Server:
+class WorkerServer:
     """Answers one frame at a time. `laws` is where the laws of an answer go."""
 
     def __init__(self, inner: Inner, laws: SharedLaws) -> None:
@@ -250,7 +250,7 @@ def serve(
     except OutriderError as error:
         send(line, failure(error))
         return
-    server = Server(inner, laws)
+    server = WorkerServer(inner, laws)
     try:
         send(line, server.hello.frame())
         while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:

@@ -24,23 +24,23 @@ from outrider.drafters.process.messages import (
     Asked,
     AskedAhead,
     Proposal,
-    Terms,
+    SamplingTerms,
     about,
     asking,
     key_of,
     read_failure,
 )
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.worker import CHILD, Keeper, Line, Pace
+from outrider.drafters.process.worker import CHILD, RestartBackoff, WorkerKeeper, WorkerLine
 
 
 @dataclass(slots=True)
 class _Told:
     """What the process at the end of `line` knows of a sequence."""
 
-    line: Line | None = None
+    line: WorkerLine | None = None
     num_tokens: int = 0
-    terms: Terms | None = None
+    terms: SamplingTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Home:
 
     timeout: float
     laws_device: str = "cpu"
-    pace: Pace = field(default_factory=Pace)
+    pace: RestartBackoff = field(default_factory=RestartBackoff)
     command: Sequence[str] = CHILD
 
     @property
@@ -189,8 +189,8 @@ class ProcessDrafter:
 
     def _start(self) -> None:
         options, home = self._options, self._home
-        self._keeper = Keeper(
-            lambda: Line(options, timeout=home.patience, command=home.command), home.pace
+        self._keeper = WorkerKeeper(
+            lambda: WorkerLine(options, timeout=home.patience, command=home.command), home.pace
         )
         self._end = weakref.finalize(self, self._keeper.stop)
 
@@ -198,7 +198,7 @@ class ProcessDrafter:
         self._num_unserved += count
         return [Draft.empty()] * count
 
-    def _queue(self, line: Line, rows: Sequence[DraftRow]) -> list[int]:
+    def _queue(self, line: WorkerLine, rows: Sequence[DraftRow]) -> list[int]:
         """Queue the question; the indices of the rows in it, all but those just closed."""
         # Before anything is noted as told.
         keys = [key_of(row.noise) for row in rows]
@@ -210,14 +210,14 @@ class ProcessDrafter:
                 line.queue([*frames, asking(Kind.PROPOSE, asked)])
         return indices
 
-    def _introduction(self, line: Line, row: DraftRow) -> list[Frame]:
+    def _introduction(self, line: WorkerLine, row: DraftRow) -> list[Frame]:
         """What the process must hear of the sequence before it can be asked."""
         told = self._known[row.seq_id]
         frames: list[Frame] = []
         if told.line is not line:
             told.line, told.num_tokens, told.terms = line, len(row.tokens), None
             frames.append(about(Kind.OPEN, row.seq_id, row.tokens))
-        terms = Terms(row.params, row.shaper)
+        terms = SamplingTerms(row.params, row.shaper)
         if not terms.same(told.terms):
             told.terms = terms
             frames.append(terms.frame(row.seq_id))
@@ -230,11 +230,11 @@ class ProcessDrafter:
         new = row.tokens[num_known:]
         return Asked(row.seq_id, num_known, new, row.budget, key, row.last)
 
-    def _knows(self, line: Line, seq_id: int) -> bool:
+    def _knows(self, line: WorkerLine, seq_id: int) -> bool:
         told = self._known.get(seq_id)
         return told is not None and told.line is line
 
-    def _read(self, line: Line, answer: Frame, count: int) -> list[Draft] | OutriderError:
+    def _read(self, line: WorkerLine, answer: Frame, count: int) -> list[Draft] | OutriderError:
         """The drafts, or the error that came in their place. Raises DrafterError for what answers
         another question than the one asked."""
         if answer.kind is Kind.FAILED:
@@ -249,7 +249,7 @@ class ProcessDrafter:
         self._ahead_seconds += told.ahead_seconds
         return drafts
 
-    def _with_laws(self, line: Line, proposal: Proposal) -> Draft:
+    def _with_laws(self, line: WorkerLine, proposal: Proposal) -> Draft:
         draft = proposal.draft
         if proposal.first_law is None:
             return draft

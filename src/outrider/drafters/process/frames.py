@@ -66,7 +66,7 @@ class Frame:
 
 
 @dataclass(slots=True)
-class Writer:
+class BodyWriter:
     """A body under construction."""
 
     parts: list[bytes] = field(default_factory=list[bytes])
@@ -86,7 +86,7 @@ class Writer:
 
 
 @dataclass(slots=True)
-class Reader:
+class BodyReader:
     """Takes a body apart. Raises DrafterError where it is too short, or too long at the end."""
 
     body: bytes

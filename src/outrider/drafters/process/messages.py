@@ -21,7 +21,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.tree import ROOT
-from outrider.drafters.process.frames import Frame, Kind, Reader, Writer
+from outrider.drafters.process.frames import BodyReader, BodyWriter, Frame, Kind
 
 T = TypeVar("T")
 
@@ -49,13 +49,13 @@ class Hello:
     drafts_ahead: bool
 
     def frame(self) -> Frame:
-        writer = Writer()
+        writer = BodyWriter()
         writer.put(_HELLO, self.vocab_size, self.num_laws, self.drafts_ahead)
         return writer.frame(Kind.HELLO)
 
     @classmethod
     def read(cls, body: bytes) -> Hello:
-        reader = Reader(body)
+        reader = BodyReader(body)
         hello = cls(*reader.take(_HELLO))
         reader.end()
         return hello
@@ -72,7 +72,7 @@ class Asked:
     key: KeyedRng
     last: Outcome | None
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: BodyWriter) -> None:
         budget, last = self.budget, self.last
         writer.put(
             _ROW, self.seq_id, self.num_known, budget.depth, budget.temperature, last is not None
@@ -85,7 +85,7 @@ class Asked:
             writer.put(_TOKEN, last.verdict.next_token)
 
     @classmethod
-    def take(cls, reader: Reader) -> Asked:
+    def take(cls, reader: BodyReader) -> Asked:
         seq_id, num_known, depth, temperature, has_last = reader.take(_ROW)
         new = reader.ints()
         key = _take_key(reader)
@@ -109,14 +109,14 @@ class AskedAhead:
     key: KeyedRng
     window: float = 0.0
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: BodyWriter) -> None:
         depth, temperature = self.budget.depth, self.budget.temperature
         writer.put(_AHEAD, self.seq_id, self.start, self.pending, depth, temperature, self.window)
         _put_draft(writer, self.draft)
         _put_key(writer, self.key)
 
     @classmethod
-    def take(cls, reader: Reader) -> AskedAhead:
+    def take(cls, reader: BodyReader) -> AskedAhead:
         seq_id, start, pending, depth, temperature, window = reader.take(_AHEAD)
         draft, key = _take_draft(reader), _take_key(reader)
         return cls(seq_id, start, pending, draft, Budget(depth, temperature), key, window)
@@ -130,13 +130,13 @@ class Proposal:
     draft: Draft
     first_law: int | None
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: BodyWriter) -> None:
         first = _NO_LAWS if self.first_law is None else self.first_law
         writer.put(_DRAFT, _HITS.index(self.draft.hit), first)
         _put_draft(writer, self.draft)
 
     @classmethod
-    def take(cls, reader: Reader) -> Proposal:
+    def take(cls, reader: BodyReader) -> Proposal:
         hit, first = reader.take(_DRAFT)
         draft = _take_draft(reader)
         if hit >= len(_HITS):
@@ -154,14 +154,14 @@ class Answer:
     ahead_seconds: float = 0.0
 
     def frame(self) -> Frame:
-        writer = Writer()
+        writer = BodyWriter()
         writer.put(_BUSY, self.draft_seconds, self.ahead_seconds)
         _put_all(writer, self.proposals)
         return writer.frame(Kind.DRAFTS)
 
     @classmethod
     def read(cls, body: bytes) -> Answer:
-        reader = Reader(body)
+        reader = BodyReader(body)
         seconds = reader.take(_BUSY)
         answer = cls(_take_all(reader, Proposal.take), *seconds)
         reader.end()
@@ -169,27 +169,27 @@ class Answer:
 
 
 def asking(kind: Kind, rows: Sequence[Asked | AskedAhead]) -> Frame:
-    writer = Writer()
+    writer = BodyWriter()
     _put_all(writer, rows)
     return writer.frame(kind)
 
 
-def read_asking(body: bytes, take: Callable[[Reader], T]) -> list[T]:
-    reader = Reader(body)
+def read_asking(body: bytes, take: Callable[[BodyReader], T]) -> list[T]:
+    reader = BodyReader(body)
     rows = _take_all(reader, take)
     reader.end()
     return rows
 
 
 def about(kind: Kind, seq_id: int, tokens: Sequence[int] = ()) -> Frame:
-    writer = Writer()
+    writer = BodyWriter()
     writer.put(_SEQ, seq_id)
     writer.ints(tokens)
     return writer.frame(kind)
 
 
 def read_about(body: bytes) -> tuple[int, list[int]]:
-    reader = Reader(body)
+    reader = BodyReader(body)
     (seq_id,) = reader.take(_SEQ)
     tokens = reader.ints()
     reader.end()
@@ -199,7 +199,7 @@ def read_about(body: bytes) -> tuple[int, list[int]]:
 def failure(error: Exception) -> Frame:
     """`error`, or what it blames one sequence for."""
     cause = error.__cause__ if isinstance(error, SequenceError) else error
-    writer = Writer()
+    writer = BodyWriter()
     writer.put(_FULL, isinstance(cause, CapacityError))
     writer.text(str(cause))
     writer.text(getattr(cause, "hint", None) or "")
@@ -208,7 +208,7 @@ def failure(error: Exception) -> Frame:
 
 def read_failure(body: bytes) -> OutriderError:
     """The error, to be raised: CapacityError if memory was full, else DrafterError."""
-    reader = Reader(body)
+    reader = BodyReader(body)
     (full,) = reader.take(_FULL)
     text, hint = reader.text(), reader.text()
     reader.end()
@@ -223,31 +223,31 @@ def key_of(noise: Rng) -> KeyedRng:
     return noise
 
 
-def _put_all(writer: Writer, items: Sequence[Asked | AskedAhead | Proposal]) -> None:
+def _put_all(writer: BodyWriter, items: Sequence[Asked | AskedAhead | Proposal]) -> None:
     writer.put(_COUNT, len(items))
     for item in items:
         item.put(writer)
 
 
-def _take_all(reader: Reader, take: Callable[[Reader], T]) -> list[T]:
+def _take_all(reader: BodyReader, take: Callable[[BodyReader], T]) -> list[T]:
     # One after another: a false count stops at the end of the body.
     return [take(reader) for _ in range(reader.count())]
 
 
-def _put_key(writer: Writer, key: KeyedRng) -> None:
+def _put_key(writer: BodyWriter, key: KeyedRng) -> None:
     writer.put(_KEY, key.seed, key.sample, key.start)
 
 
-def _take_key(reader: Reader) -> KeyedRng:
+def _take_key(reader: BodyReader) -> KeyedRng:
     return KeyedRng(*reader.take(_KEY))
 
 
-def _put_draft(writer: Writer, draft: Draft) -> None:
+def _put_draft(writer: BodyWriter, draft: Draft) -> None:
     writer.ints(draft.tokens)
     writer.ints(draft.parents)
 
 
-def _take_draft(reader: Reader) -> Draft:
+def _take_draft(reader: BodyReader) -> Draft:
     """Raises DrafterError if the nodes are no tree, parents before children."""
     tokens, parents = reader.ints(), reader.ints()
     if len(tokens) != len(parents) or not all(
@@ -265,19 +265,19 @@ _BIAS = Struct("<id")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SamplingTerms:
     """Of `params` only what shapes a law is sent; the rest comes out as its defaults."""
 
     params: SamplingParams
     shaper: LogitsProcessor | None
 
-    def same(self, other: Terms | None) -> bool:
+    def same(self, other: SamplingTerms | None) -> bool:
         """The very same objects: a shaper counts tokens, so it is never compared by value."""
         return other is not None and self.params is other.params and self.shaper is other.shaper
 
     def frame(self, seq_id: int) -> Frame:
         params = self.params
-        writer = Writer()
+        writer = BodyWriter()
         filters = (params.temperature, min(params.top_k, _MOST), params.top_p, params.min_p)
         writer.put(_LAW, seq_id, *filters, self.shaper is not None)
         if self.shaper is not None:
@@ -285,17 +285,17 @@ class Terms:
         return writer.frame(Kind.TERMS)
 
 
-def read_terms(body: bytes) -> tuple[int, Terms]:
+def read_terms(body: bytes) -> tuple[int, SamplingTerms]:
     """The sequence, and its terms."""
-    reader = Reader(body)
+    reader = BodyReader(body)
     seq_id, temperature, top_k, top_p, min_p, shaped = reader.take(_LAW)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    terms = Terms(params, _take_shaper(reader) if shaped else None)
+    terms = SamplingTerms(params, _take_shaper(reader) if shaped else None)
     reader.end()
     return seq_id, terms
 
 
-def _put_shaper(writer: Writer, shaper: LogitsProcessor) -> None:
+def _put_shaper(writer: BodyWriter, shaper: LogitsProcessor) -> None:
     params, bias = shaper.params, shaper.params.logit_bias or {}
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     writer.put(_SHAPE, shaper.prompt_length, params.min_tokens, *penalties, len(bias))
@@ -307,7 +307,7 @@ def _put_shaper(writer: Writer, shaper: LogitsProcessor) -> None:
         writer.ints(word)
 
 
-def _take_shaper(reader: Reader) -> LogitsProcessor:
+def _take_shaper(reader: BodyReader) -> LogitsProcessor:
     prompt_length, min_tokens, *penalties, num_biases = reader.take(_SHAPE)
     repetition, presence, frequency = penalties
     bias: dict[int, float] = dict(reader.take(_BIAS) for _ in range(num_biases))

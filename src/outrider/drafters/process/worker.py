@@ -38,7 +38,7 @@ GRACE_SECONDS = 2.0
 _TAIL_BYTES = 4096
 
 
-class Line:
+class WorkerLine:
     """One process from its start to its end. Raises OSError if it cannot be started.
 
     Frames are queued, which never waits, and then sent; so a thread that only tells something does
@@ -174,7 +174,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RestartBackoff:
     """Seconds: the pause before the first restart and the longest one, how long a process must have
     lived for the pauses to start over, and how long one may take to load."""
 
@@ -184,7 +184,7 @@ class Pace:
     start: float = 120.0
 
 
-class Keeper:
+class WorkerKeeper:
     """`launch` starts a process; it is called on the keeper's thread, again after each end.
 
     One thread waits for the process, so its end is noticed when it happens. A new process is
@@ -192,7 +192,7 @@ class Keeper:
     over. Meanwhile there is no line, and nothing is drafted.
     """
 
-    def __init__(self, launch: Callable[[], Line], pace: Pace) -> None:
+    def __init__(self, launch: Callable[[], WorkerLine], pace: RestartBackoff) -> None:
         self.reasons: deque[str] = deque(maxlen=_KEPT_REASONS)
         self.num_starts = 0
         self.num_ends = 0
@@ -201,15 +201,15 @@ class Keeper:
         self._launch = launch
         self._pace = pace
         self._lock = Lock()
-        self._started: Line | None = None
-        self._ready: Line | None = None
+        self._started: WorkerLine | None = None
+        self._ready: WorkerLine | None = None
         self._settled = Event()
         self._stopped = Event()
         self._thread = Thread(target=self._keep, name="drafter-keeper", daemon=True)
         self._thread.start()
 
     @property
-    def line(self) -> Line | None:
+    def line(self) -> WorkerLine | None:
         """To a process that is ready; None while there is none."""
         return self._ready
 

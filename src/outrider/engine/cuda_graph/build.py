@@ -134,9 +134,9 @@ def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     # Imported here: Triton comes with PyTorch for CUDA alone.
     from outrider.engine.cuda_graph.triton import TritonGreedyLaws, TritonRoundLaws
     from outrider.kernels.triton.launchers import TritonProbs
-    from outrider.kernels.triton.scratch import Room
+    from outrider.kernels.triton.scratch import Workspace
 
-    laws = TritonProbs(Room(device))
+    laws = TritonProbs(Workspace(device))
 
     def make(logits_BKV: Tensor | None) -> RoundLaws:
         if logits_BKV is None:

@@ -21,7 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.native.ops import SUFFIXES, NativeOps, Pass, pointer
+from outrider.kernels.native.ops import SUFFIXES, NativeOps, PassStruct, pointer
 from outrider.kernels.plan import PackedLinear, PackedPlan
 
 
@@ -233,7 +233,7 @@ class NativeForward:
         """Packed tokens that its buffers have room for."""
         return self._parts.buffers.x_ND.shape[0]
 
-    def blank_pass(self, page_size: int) -> Pass:
+    def blank_pass(self, page_size: int) -> PassStruct:
         parts = self._parts
         return self._ops.blank(parts.buffers.qkv_NE.shape[1], parts.kv[0][0], page_size)
 

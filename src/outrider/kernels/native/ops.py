@@ -33,7 +33,7 @@ TILE_BLOCK, TILE_BYTES = 32, 64
 _STEPS = {VECTORS: 1, DOTS: 2, TILES: TILE_BYTES // 2}
 
 
-class Pass(Structure):
+class PassStruct(Structure):
     """What native code is told of a pass (csrc/pass.h)."""
 
     _fields_ = [
@@ -149,7 +149,7 @@ class NativeOps:
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
         self._linear_address = address(self._linear)
-        self._pass = Pass()
+        self._pass = PassStruct()
         self._pass_address = ctypes.addressof(self._pass)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
@@ -286,7 +286,7 @@ class NativeOps:
         self._plan, self._strides = plan, strides
         return self._pass_address
 
-    def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> Pass:
+    def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> PassStruct:
         """A pass of this shape over an arena like `k_GSD`, that packs no token yet."""
         num_kv_heads, _, head_dim = k_GSD.shape
         head_stride, slot_stride, inner = k_GSD.stride()
@@ -294,7 +294,7 @@ class NativeOps:
             raise ContractError("elements of a row are not adjacent")
         if k_GSD.dtype != self._dtype:
             raise ContractError("keys are of another dtype than the kernels")
-        return Pass(
+        return PassStruct(
             self.team,
             head_stride,
             slot_stride,

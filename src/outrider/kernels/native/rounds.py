@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.kernels.native.forward import NativeForward
-from outrider.kernels.native.ops import Pass
+from outrider.kernels.native.ops import PassStruct
 
 MAX_DEPTH = 64
 
@@ -52,7 +52,7 @@ class CacheSpan:
 class MemoryStruct(Structure):
     _fields_ = [
         ("decoder", c_void_p),
-        ("described", Pass),
+        ("described", PassStruct),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),

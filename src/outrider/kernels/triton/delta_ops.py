@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 from outrider.kernels.triton import delta
 from outrider.kernels.triton.delta_tables import DeltaTables, delta_tables
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.tiles import cdiv, delta_columns, launch, num_warps, power_of_two
 
 
@@ -27,7 +27,7 @@ class TritonDelta:
 
     __slots__ = ("_room", "_runs", "_tables")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Workspace) -> None:
         self._room = room
         self._runs: Sequence[TokenRun] | None = None
         self._tables: DeltaTables | None = None

@@ -14,7 +14,7 @@ from outrider.core.clock import host_floats, host_ints
 from outrider.core.errors import NumericsError
 from outrider.core.sampling import PLAIN
 from outrider.kernels.triton.launchers import ProbRows, TritonProbs, num_pieces
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 
 
 class EagerProbs:
@@ -25,7 +25,7 @@ class EagerProbs:
     the host waits for them.
     """
 
-    def __init__(self, room: Room, device: torch.device) -> None:
+    def __init__(self, room: Workspace, device: torch.device) -> None:
         self._laws, self._device = TritonProbs(room), device
         self._temperature_1 = torch.ones(1, device=device)
         self._number_1 = torch.zeros(1, dtype=torch.float64, device=device)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.rng import Role
 from outrider.kernels.triton import accept, sampling
-from outrider.kernels.triton.scratch import Part, Room
+from outrider.kernels.triton.scratch import Part, Workspace
 from outrider.kernels.triton.tiles import cdiv, launch, power_of_two
 
 # Kernels have no types.
@@ -108,7 +108,7 @@ class TritonProbs:
 
     __slots__ = ("_room",)
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Workspace) -> None:
         self._room = room
 
     def softmax(self, logits_RV: Tensor, temperature_R: Tensor, out_RV: Tensor) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.triton import attention, linear, pointwise
 from outrider.kernels.triton import linear as quantised
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.tiles import (
     ROWS,
     AttentionShape,
@@ -56,7 +56,7 @@ class TritonOps:
 
     __slots__ = ("_room", "scheme")
 
-    def __init__(self, room: Room, scheme: str = "none") -> None:
+    def __init__(self, room: Workspace, scheme: str = "none") -> None:
         self._room, self.scheme = room, scheme
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:

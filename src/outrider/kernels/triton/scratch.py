@@ -23,7 +23,7 @@ _ALIGNMENT = 256
 _LEAST = 1 << 20
 
 
-class Room:
+class Workspace:
     """Memory on one device for the calls of one stream."""
 
     __slots__ = ("_bytes", "_device", "_kept", "_views")

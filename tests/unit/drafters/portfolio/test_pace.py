@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from doubles.clocks import FakeClock
-from outrider.drafters.portfolio_model import Pace
+from outrider.drafters.portfolio_model import DraftCostMeter
 from outrider.estimate.worth import ASSUMED_DRAFT, ROW_COST
 
 
-def rounds(pace: Pace, clock: FakeClock, count: int, *, token: float, plain: float) -> None:
+def rounds(
+    pace: DraftCostMeter, clock: FakeClock, count: int, *, token: float, plain: float
+) -> None:
     """Drafts of four tokens, and passes that take as long as their rows make them."""
     for _ in range(count):
         pace.asked()
@@ -21,7 +23,7 @@ def rounds(pace: Pace, clock: FakeClock, count: int, *, token: float, plain: flo
 
 def test_it_is_assumed_until_a_few_drafts_were_timed() -> None:
     clock = FakeClock()
-    pace = Pace(clock=clock)
+    pace = DraftCostMeter(clock=clock)
     rounds(pace, clock, 5, token=0.3, plain=1.0)
     assert pace.share == ASSUMED_DRAFT
     rounds(pace, clock, 1, token=0.3, plain=1.0)
@@ -31,7 +33,7 @@ def test_it_is_assumed_until_a_few_drafts_were_timed() -> None:
 def test_rounds_without_a_draft_say_nothing_of_it() -> None:
     """The machine is three times as fast while the model rests: its drafts would be as well."""
     clock = FakeClock()
-    pace = Pace(clock=clock)
+    pace = DraftCostMeter(clock=clock)
     rounds(pace, clock, 20, token=0.2, plain=1.0)
     for _ in range(100):
         pace.asked()
@@ -42,7 +44,7 @@ def test_rounds_without_a_draft_say_nothing_of_it() -> None:
 
 def test_a_rest_between_rounds_does_not_count() -> None:
     clock = FakeClock()
-    pace = Pace(clock=clock)
+    pace = DraftCostMeter(clock=clock)
     for turn in range(30):
         rounds(pace, clock, 1, token=0.2, plain=1.0)
         if turn % 3 == 0:

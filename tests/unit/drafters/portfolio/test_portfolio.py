@@ -12,7 +12,13 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.portfolio import PortfolioDrafter
-from outrider.drafters.portfolio_model import LOOK_AFTER, LOOK_DEPTH, LOOK_ROUNDS, ModelMember, Pace
+from outrider.drafters.portfolio_model import (
+    LOOK_AFTER,
+    LOOK_DEPTH,
+    LOOK_ROUNDS,
+    DraftCostMeter,
+    ModelMember,
+)
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
 
 K = 6
@@ -91,7 +97,7 @@ class Game:
     def __post_init__(self) -> None:
         self.model = Model(self.clock, self.seconds)
         self.portfolio = PortfolioDrafter(
-            self.members, ModelMember(self.model, Pace(clock=self.clock))
+            self.members, ModelMember(self.model, DraftCostMeter(clock=self.clock))
         )
         self.portfolio.open(0, self.text)
 
@@ -237,7 +243,9 @@ def test_needs_are_those_of_all_members() -> None:
 def failing(error: Exception, seq_id: int) -> PortfolioDrafter:
     clock = FakeClock()
     model = Model(clock, error=lambda asked: error if asked.seq_id == seq_id else None)
-    portfolio = PortfolioDrafter([Lookup("a", 1, silent)], ModelMember(model, Pace(clock=clock)))
+    portfolio = PortfolioDrafter(
+        [Lookup("a", 1, silent)], ModelMember(model, DraftCostMeter(clock=clock))
+    )
     for one in (0, 1):
         portfolio.open(one, [5])
     return portfolio
@@ -262,7 +270,9 @@ def test_memory_that_is_full_costs_one_draft() -> None:
 def test_a_model_that_cannot_open_leaves_the_lookups() -> None:
     clock = FakeClock()
     model = Model(clock, open_error=CapacityError("full"))
-    portfolio = PortfolioDrafter([Lookup("a", 1, sure(2))], ModelMember(model, Pace(clock=clock)))
+    portfolio = PortfolioDrafter(
+        [Lookup("a", 1, sure(2))], ModelMember(model, DraftCostMeter(clock=clock))
+    )
     portfolio.open(0, [5])
     assert portfolio.propose([row(0, [5], depth=K)])[0].by == "a"
     portfolio.close(0)
@@ -278,7 +288,9 @@ def test_a_shallower_tree_is_a_smaller_one() -> None:
             seen.extend(one.budget for one in rows)
             return Model.propose(self, rows)
 
-    portfolio = PortfolioDrafter([], ModelMember(Watching(clock, 0.01), Pace(clock=clock)))
+    portfolio = PortfolioDrafter(
+        [], ModelMember(Watching(clock, 0.01), DraftCostMeter(clock=clock))
+    )
     portfolio.open(0, [5])
     asked = replace(row(0, [5], depth=K), budget=Budget(K, num_nodes=24))
     portfolio.propose([asked])

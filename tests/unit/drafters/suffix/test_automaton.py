@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, Writer
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 
 tokens = st.integers(0, 2)
 # Which text grows, and by what: texts grow in turns.
@@ -107,7 +107,7 @@ def test_a_writer_knows_the_longest_end_that_was_followed(steps: list[tuple[int,
     """While other texts grow and split its states, and whatever counts are kept meanwhile."""
     automaton = SuffixAutomaton()
     texts: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    writers = {which: Writer(automaton) for which in texts}
+    writers = {which: TextWriter(automaton) for which in texts}
     for which, token in steps:
         writers[which].follow(token)
         texts[which].append(token)
@@ -141,7 +141,7 @@ def _known(text: Sequence[int], size: int, known: set[tuple[int, ...]]) -> bool:
 def test_counts_are_those_after_the_longest_run_known() -> None:
     """1 2 is followed by 3, 3 and 4: once it was new, once foreseen, once new again."""
     automaton = SuffixAutomaton()
-    writer = Writer(automaton)
+    writer = TextWriter(automaton)
     for token in (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4):
         writer.follow(token)
     state = state_of(automaton, (1, 2))
@@ -156,7 +156,7 @@ def test_a_long_text_costs_what_its_length_does() -> None:
     """Of all texts those of one token repeated, and of two in turns, grow most."""
     for text in ([7] * 2000, [1, 2] * 1000, [1] + [2] * 1998 + [3]):
         automaton = SuffixAutomaton()
-        writer = Writer(automaton)
+        writer = TextWriter(automaton)
         for token in text:
             writer.follow(token)
         assert automaton.num_states <= 2 * len(text)

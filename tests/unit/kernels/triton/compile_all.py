@@ -20,7 +20,7 @@ from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
@@ -72,9 +72,9 @@ def read_ops() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         weight_OI, x_NI, out_NO = torch.randn(64, 256), torch.randn(2, 256), torch.empty(2, 64)
         for scheme in ("none", "int8", "int4"):
-            one = TritonOps(Room(CPU), scheme)
+            one = TritonOps(Workspace(CPU), scheme)
             one.linear(x_NI, one.pack(weight_OI.to(dtype)), out_NO, accumulate=True)
-        one = TritonOps(Room(CPU))
+        one = TritonOps(Workspace(CPU))
         one.rms_norm(out_NO, x_NI[0], 1e-5, torch.empty(2, 64, dtype=dtype))
         one.layer_norm(out_NO, x_NI[0], x_NI[0], 1e-5, out_NO)
         one.silu_mul(torch.empty(2, 128), out_NO)
@@ -96,7 +96,7 @@ def read_ops() -> None:
 
 
 def read_laws(length: int, size: int) -> None:
-    one, place_B = TritonProbs(Room(CPU)), torch.zeros(2, dtype=torch.int32)
+    one, place_B = TritonProbs(Workspace(CPU)), torch.zeros(2, dtype=torch.int32)
     p_BWV, q_BKV = torch.empty(2, length + 1, size), torch.empty(2, length, size)
     temperature_B, tokens_BK = torch.ones(2), torch.zeros(2, length).long()
     keys = RoundKeys(place_B.long(), place_B, place_B)
@@ -121,7 +121,7 @@ def read_delta(text: Text) -> None:
         TokenRun(0, (0, None), (None, 0), fold=1),
         TokenRun(2, nothing(1), nothing(1), replayed=(0,)),
     ]
-    layer_of(TritonDelta(Room(CPU)), text, runs, some_cells(text.shape))
+    layer_of(TritonDelta(Workspace(CPU)), text, runs, some_cells(text.shape))
 
 
 ops.launch = laws.launch = delta_ops.launch = read

@@ -16,7 +16,7 @@ from outrider.kernels.registry import Kernels, choose
 from outrider.kernels.triton import ops as ops_module
 from outrider.kernels.triton.launchers import TritonProbs
 from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.tiles import AttentionShape, attention_shape
 
 CPU = torch.device("cpu")
@@ -24,12 +24,12 @@ CPU = torch.device("cpu")
 
 @functools.cache
 def triton_ops(scheme: str = "none") -> TritonOps:
-    return TritonOps(Room(CPU), scheme)
+    return TritonOps(Workspace(CPU), scheme)
 
 
 @functools.cache
 def triton_laws() -> TritonProbs:
-    return TritonProbs(Room(CPU))
+    return TritonProbs(Workspace(CPU))
 
 
 @functools.cache

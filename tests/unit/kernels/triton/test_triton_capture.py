@@ -19,7 +19,7 @@ from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton import ops
 from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, Verdicts
 from outrider.kernels.triton.ops import HeadNorms
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
 from unit.kernels.triton.interpreted import triton_laws, triton_ops
@@ -118,7 +118,7 @@ def test_a_call_runs_no_operator_of_pytorch(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_room_grows_and_keeps_what_captures_saw() -> None:
-    room = Room(torch.device("cpu"), 1 << 20)
+    room = Workspace(torch.device("cpu"), 1 << 20)
     (small,) = room.carve(((3, 5), torch.float32))
     small.fill_(7)
     (big,) = room.carve(((1 << 19,), torch.float32))

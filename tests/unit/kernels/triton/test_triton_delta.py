@@ -23,7 +23,7 @@ from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import Cells, TokenRun, torch_delta
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.delta_tables import delta_tables
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.trial import delta_alike
 from unit.kernels.delta_cases import (
     HOST,
@@ -41,7 +41,7 @@ from unit.kernels.delta_cases import (
 
 pytestmark = pytest.mark.wide
 
-DELTA = TritonDelta(Room(HOST))
+DELTA = TritonDelta(Workspace(HOST))
 NUM = 5
 
 
@@ -201,7 +201,7 @@ def test_runs_of_a_group_read_of_each_other_alone(told: list[tuple[int, int, boo
 def test_a_hybrid_returns_to_what_it_kept() -> None:
     """A round of a tiny model that drafts a tree, and the one after."""
     theirs, ours = (model_with("replay", True, page_size=64) for _ in range(2))
-    ours.kernels = replace(ours.kernels, delta=TritonDelta(Room(HOST)))
+    ours.kernels = replace(ours.kernels, delta=TritonDelta(Workspace(HOST)))
     ours.state.open(0, ())
     theirs.state.open(0, ())
     rounds = (((7, 8, 9), (ROOT, 0, 0), (0, 2)), ((5, 6), (ROOT, 0), (0,)))
@@ -232,4 +232,4 @@ def test_the_trial_of_a_device_finds_rows_alike_and_a_kernel_that_is_not() -> No
             if len(first_NP) > 1:
                 others[-1][-1] *= 1.0001
 
-    assert not delta_alike(Unlike(Room(HOST)), HOST, SMALL, 3)
+    assert not delta_alike(Unlike(Workspace(HOST)), HOST, SMALL, 3)

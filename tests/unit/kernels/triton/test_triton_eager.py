@@ -21,9 +21,9 @@ from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
 from outrider.kernels.triton.eager import EagerProbs
 from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Room
+from outrider.kernels.triton.scratch import Workspace
 from outrider.models import loading
-from outrider.models.decoder import Room as Space
+from outrider.models.decoder import Workspace as Space
 from outrider.models.llama import LlamaModel
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import CPU, cut_attention_small
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore::RuntimeWarni
 
 @functools.cache
 def eager() -> EagerProbs:
-    return EagerProbs(Room(CPU), CPU)
+    return EagerProbs(Workspace(CPU), CPU)
 
 
 def alike(*_: object) -> bool:
