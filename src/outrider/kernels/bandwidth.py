@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from ctypes import c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,7 +21,7 @@ from outrider.core import env
 from outrider.core.errors import MachineError
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import cache_bytes, num_physical_cores
-from outrider.kernels.native.ops import team
+from outrider.kernels.native.ops import function, team
 
 
 class BandwidthReader:
@@ -38,9 +37,7 @@ class BandwidthReader:
                 f"memory cannot be read at full speed: {built.refusal}.", hint="outrider doctor"
             )
         self._team = team(built.library, threads or num_physical_cores())
-        self._stream = built.library.outrider_stream
-        self._stream.argtypes = (c_void_p, c_void_p, c_int64)
-        self._stream.restype = c_uint64
+        self._stream = function(built.library, "stream")
 
     def read(self, tensors: Sequence[Tensor]) -> int:
         """All bytes of contiguous CPU tensors, once; their exclusive or, of 8 bytes."""

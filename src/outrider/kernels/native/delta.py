@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_int, c_int32, c_void_p
+from ctypes import Structure, c_int32, c_void_p
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from outrider.kernels.native.ops import function, struct_fields
 from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun
 
 _ABSENT = -1
@@ -24,30 +25,17 @@ _Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _DeltaStruct(Structure):
-    _fields_ = [
-        ("conv", c_void_p),
-        ("rate", c_void_p),
-        ("dt_bias", c_void_p),
-        ("taps", c_int32),
-        ("channels", c_int32),
-        ("key_heads", c_int32),
-        ("heads", c_int32),
-        ("key_dim", c_int32),
-        ("value_dim", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "conv rate dt_bias"),
+        (c_int32, "taps channels key_heads heads key_dim value_dim"),
+    )
 
 
 class _Pass(Structure):
-    _fields_ = [
-        ("team", c_void_p),
-        ("runs", c_void_p),
-        ("states", c_void_p),
-        ("inputs", c_void_p),
-        ("replayed", c_void_p),
-        ("state_cells", c_void_p),
-        ("input_cells", c_void_p),
-        ("num_runs", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "team runs states inputs replayed state_cells input_cells"),
+        (c_int32, "num_runs"),
+    )
 
 
 class NativeDelta:
@@ -56,9 +44,7 @@ class NativeDelta:
 
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
-        self._call = library.outrider_delta
-        self._call.argtypes = (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p)
-        self._call.restype = None
+        self._call = function(library, "delta")
         self._layers: dict[int, tuple[DeltaWeights, _DeltaStruct]] = {}
         self._runs: Sequence[TokenRun] | None = None
         self._arrays: tuple[_Numbers | _Addresses, ...] = ()

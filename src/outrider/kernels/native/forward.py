@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int, c_int32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_void_p
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Protocol
@@ -21,7 +21,14 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.native.ops import SUFFIXES, NativeOps, PassStruct, pointer
+from outrider.kernels.native.ops import (
+    SUFFIXES,
+    NativeOps,
+    PassStruct,
+    function,
+    pointer,
+    struct_fields,
+)
 from outrider.kernels.plan import PackedLinear, PackedPlan
 
 
@@ -117,66 +124,38 @@ class Forward(Protocol):
 
 
 class _Linear(Structure):
-    _fields_ = [("call", c_void_p), ("weights", c_void_p), ("bias", c_void_p)]
+    _fields_ = struct_fields((c_void_p, "call weights bias"))
 
 
 class _Layer(Structure):
-    _fields_ = [
-        ("attention_norm", c_void_p),
-        ("qkv", _Linear),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("out", _Linear),
-        ("ffn_norm", c_void_p),
-        ("gate_up", _Linear),
-        ("down", _Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "attention_norm"),
+        (_Linear, "qkv"),
+        (c_void_p, "q_norm k_norm"),
+        (_Linear, "out"),
+        (c_void_p, "ffn_norm"),
+        (_Linear, "gate_up down"),
+        (c_void_p, "keys values"),
+    )
 
 
 class _Entrance(Structure):
-    _fields_ = [
-        ("token_norm", c_void_p),
-        ("state_norm", c_void_p),
-        ("join", _Linear),
-        ("states", c_void_p),
-        ("pair", c_void_p),
-        ("own", c_void_p),
-        ("attends", c_int32),
-        ("keeps_norm", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "token_norm state_norm"),
+        (_Linear, "join"),
+        (c_void_p, "states pair own"),
+        (c_int32, "attends keeps_norm"),
+    )
 
 
 class _Decoder(Structure):
-    _fields_ = [
-        ("team", c_void_p),
-        ("rope_append", c_void_p),
-        ("attention", c_void_p),
-        ("embedding", c_void_p),
-        ("final_norm", c_void_p),
-        ("head", _Linear),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("layers", c_void_p),
-        ("x", c_void_p),
-        ("norm", c_void_p),
-        ("qkv", c_void_p),
-        ("attended", c_void_p),
-        ("up", c_void_p),
-        ("activated", c_void_p),
-        ("hidden", c_void_p),
-        ("captured", c_void_p),
-        ("entrance", c_void_p),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("num_layers", c_int32),
-        ("hidden_size", c_int32),
-        ("ffn_size", c_int32),
-        ("vocab_size", c_int32),
-        ("dtype", c_int32),
-        ("num_captured", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "team rope_append attention embedding final_norm"),
+        (_Linear, "head"),
+        (c_void_p, "cos sin layers x norm qkv attended up activated hidden captured entrance"),
+        (c_float, "eps scale"),
+        (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
+    )
 
 
 class NativeForward:
@@ -215,9 +194,7 @@ class NativeForward:
             len(parts.hidden_layers),
         )
         self.address = ctypes.addressof(self._decoder)
-        self._run = library.outrider_forward
-        self._run.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
-        self._run.restype = c_int
+        self._run = function(library, "forward")
 
     @property
     def team(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -33,59 +33,70 @@ TILE_BLOCK, TILE_BYTES = 32, 64
 _STEPS = {VECTORS: 1, DOTS: 2, TILES: TILE_BYTES // 2}
 
 
+def struct_fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
+    """The fields of a `Structure`, from types in order, each with the names that have it."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 class PassStruct(Structure):
     """What native code is told of a pass (csrc/pass.h)."""
 
-    _fields_ = [
-        ("team", c_void_p),
-        ("head_stride", c_int64),
-        ("slot_stride", c_int64),
-        ("row_size", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("page_size", c_int32),
-        ("num_tokens", c_int32),
-        ("num_page_columns", c_int32),
-        ("unused", c_int32),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("seq", c_void_p),
-        ("visible", c_void_p),
-        ("pages", c_void_p),
-        ("extra_offsets", c_void_p),
-        ("extra_slots", c_void_p),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "team"),
+        (c_int64, "head_stride slot_stride"),
+        (
+            c_int32,
+            "row_size num_heads num_kv_heads head_dim page_size num_tokens num_page_columns unused",
+        ),
+        (c_void_p, "positions slots seq visible pages extra_offsets extra_slots"),
+    )
 
 
-class _Weights(Structure):
-    _fields_ = [
-        ("team", c_void_p),
-        ("packed", c_void_p),
-        ("num_in", c_int32),
-        ("num_out", c_int32),
-    ]
+class WeightsStruct(Structure):
+    """What a linear is told of its matrix (csrc/linear.cpp, csrc/quantised.cpp)."""
+
+    _fields_ = struct_fields(
+        (c_void_p, "team packed"),
+        (c_int32, "num_in num_out"),
+    )
 
 
-_POINTER = c_void_p
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack": (_POINTER, _POINTER, _POINTER, c_int, c_int),
-    "linear": (_POINTER, _POINTER, _POINTER, c_int, c_int),
-    "rope_append": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-    "attention": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, _POINTER),
-    "rms_norm": (_POINTER, _POINTER, _POINTER, c_float, _POINTER, c_int, c_int),
-    "layer_norm": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, _POINTER, c_int, c_int),
-    "head_norm": (_POINTER, _POINTER, _POINTER, _POINTER, c_float, c_int, c_int, c_int, c_int),
-    "silu_mul": (_POINTER, _POINTER, _POINTER, c_int, c_int),
-    "gelu": (_POINTER, _POINTER, _POINTER, c_int, c_int),
-    "argmax": (_POINTER, _POINTER, _POINTER, c_int, c_int64),
+_TYPES = {"p": c_void_p, "i": c_int, "l": c_int64, "u": c_uint64, "f": c_float, "d": c_double}
+# Of each function of csrc/, the types of its arguments and, behind a colon, of its result.
+_SIGNATURES = {
+    "argmax": "pppil",
+    "attention": "ppppfp",
+    "delta": "pppiiip",
+    "drafts": "p:i",
+    "forward": "ppppip:i",
+    "gelu": "pppii",
+    "grow_tree": "pppl:i",
+    "head_norm": "ppppfiiii",
+    "keep_likely": "ppddil",
+    "lane_team": "p",
+    "layer_norm": "ppppfpii",
+    "leftover": "pppldpl:d",
+    "linear": "pppii",
+    "pack": "pppii",
+    "pick": "ppdl:l",
+    "rank": "ppilifpp:i",
+    "rms_norm": "pppfpii",
+    "rope_append": "pppppp",
+    "round": "p:i",
+    "silu_mul": "pppii",
+    "softmax": "ppfpil",
+    "stream": "ppl:u",
+    "team": "i:p",
+    "top_k": "pplpil",
+    "tree_drafts": "p:i",
 }
 
 
-def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., None]:
+def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., Any]:
     native = library[f"outrider_{op}{suffix}"]
-    native.argtypes = _SIGNATURES[op]
-    native.restype = None
+    arguments, _, result = _SIGNATURES[op].partition(":")
+    native.argtypes = [_TYPES[code] for code in arguments]
+    native.restype = _TYPES[result] if result else None
     return native
 
 
@@ -100,9 +111,7 @@ def address(native: Callable[..., None]) -> int:
 @functools.cache
 def team(library: ctypes.CDLL, num_threads: int) -> int:
     """The address of the team of this size; models share it. Its threads live with the process."""
-    create = library.outrider_team
-    create.restype = c_void_p
-    return create(num_threads)
+    return function(library, "team")(num_threads)
 
 
 @functools.cache
@@ -114,12 +123,37 @@ def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
 
 def join_lane(library: ctypes.CDLL, number: int, num_threads: int) -> None:
     """Have the native calls of this thread served by the team of lane `number`, for good."""
-    join = library.outrider_lane_team
-    join.argtypes, join.restype = (c_void_p,), None
-    join(_lane_team(library, number, num_threads))
+    function(library, "lane_team")(_lane_team(library, number, num_threads))
 
 
-class NativeOps:
+class NativeLinear:
+    """The linears of one precision; `call` is the native function, by its name."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int, precision: str, kind: str) -> None:
+        self.team = team(library, num_threads)
+        self._block: int = TILE_BLOCK if kind == TILES else library.outrider_block()
+        self._linear = function(library, "linear", f"_{precision}{ENDINGS[kind]}")
+        self._linear_address = address(self._linear)
+
+    def linear(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None:
+        num_rows, num_in = x_NI.shape
+        if num_in != packed.num_in:
+            raise ContractError("input and weight are of different widths")
+        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+
+    def packed(self, weight_OI: Tensor, data: Tensor) -> PackedLinear:
+        """`data` is `weight_OI` as the native function reads it."""
+        if weight_OI.device.type != "cpu":
+            raise ContractError("native kernels read weights on the CPU")
+        num_out, num_in = weight_OI.shape
+        weights = WeightsStruct(self.team, data.data_ptr(), num_in, num_out)
+        pointer, call = ctypes.addressof(weights), self._linear_address
+        return PackedLinear(num_out, num_in, data, pointer, weights, call=call)
+
+
+class NativeOps(NativeLinear):
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 
     Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
@@ -131,13 +165,10 @@ class NativeOps:
     ) -> None:
         if kind != VECTORS and dtype != torch.bfloat16:
             raise ContractError("only bfloat16 has other kinds than vectors")
+        super().__init__(library, num_threads, SUFFIXES[dtype], kind)
         suffix = f"_{SUFFIXES[dtype]}"
-        self._dtype = dtype
-        self.team = team(library, num_threads)
-        self._block: int = TILE_BLOCK if kind == TILES else library.outrider_block()
-        self._step = _STEPS[kind]
+        self._dtype, self._step = dtype, _STEPS[kind]
         self._pack = function(library, "pack", suffix + ENDINGS[kind])
-        self._linear = function(library, "linear", suffix + ENDINGS[kind])
         self._rope_append = function(library, "rope_append", suffix)
         self._attention = function(library, "attention", suffix)
         self._rms_norm = function(library, "rms_norm")
@@ -148,38 +179,20 @@ class NativeOps:
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
-        self._linear_address = address(self._linear)
         self._pass = PassStruct()
         self._pass_address = ctypes.addressof(self._pass)
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
         if weight_OI.dtype != self._dtype:
             raise ContractError("the weight is of another dtype than the kernels")
-        if weight_OI.device.type != "cpu":
-            raise ContractError("native kernels read weights on the CPU")
         weight_OI = weight_OI.detach().contiguous()
         num_out, num_in = weight_OI.shape
         padded_out = -(-num_out // self._block) * self._block
         padded_in = -(-num_in // self._step) * self._step
         data = cpu.empty(padded_out * padded_in, dtype=self._dtype)
+        packed = self.packed(weight_OI, data)
         self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
-        weights = _Weights(self.team, data.data_ptr(), num_in, num_out)
-        return PackedLinear(
-            num_out,
-            num_in,
-            data,
-            ctypes.addressof(weights),
-            weights,
-            call=self._linear_address,
-        )
-
-    def linear(
-        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-    ) -> None:
-        num_rows, num_in = x_NI.shape
-        if num_in != packed.num_in:
-            raise ContractError("input and weight are of different widths")
-        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+        return packed
 
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
         num_rows, size = x_ND.shape

@@ -15,29 +15,18 @@ Shapes:  N = rows, I = inputs, O = outputs, P = blocks, B = outputs of a block, 
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_int32, c_void_p
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
 from outrider.kernels.native import cpu
-from outrider.kernels.native.cpu import ENDINGS, TILES, VECTORS
-from outrider.kernels.native.ops import TILE_BLOCK, TILE_BYTES, address, function, team
+from outrider.kernels.native.cpu import TILES, VECTORS
+from outrider.kernels.native.ops import TILE_BYTES, NativeLinear
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import GROUP, in_parts, num_groups
 
 
-class _QuantisedStruct(Structure):
-    _fields_ = [
-        ("team", c_void_p),
-        ("packed", c_void_p),
-        ("num_in", c_int32),
-        ("num_out", c_int32),
-    ]
-
-
-class NativeQuantised:
+class NativeQuantised(NativeLinear):
     """`pack` and `linear` of one scheme. Activations are contiguous float32, on the CPU.
 
     `kind` is VECTORS or TILES, which `refused_kinds` must allow.
@@ -46,38 +35,23 @@ class NativeQuantised:
     def __init__(
         self, library: ctypes.CDLL, scheme: str, num_threads: int, *, kind: str = VECTORS
     ) -> None:
-        tiles = kind == TILES
+        super().__init__(library, num_threads, scheme, kind)
         self.scheme = scheme
-        self._team = team(library, num_threads)
-        self._block: int = TILE_BLOCK if tiles else library.outrider_block()
-        self._step = TILE_BYTES if tiles and scheme == "int8" else GROUP
-        self._linear = function(library, "linear", f"_{scheme}{ENDINGS[kind]}")
-        self._call = address(self._linear)
+        self._step = TILE_BYTES if kind == TILES and scheme == "int8" else GROUP
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
-        if weight_OI.device.type != "cpu":
-            raise ContractError("native kernels read weights on the CPU")
         num_out, num_in = weight_OI.shape
         num_blocks, groups = -(-num_out // self._block), num_groups(num_in)
         padded_in = -(-groups * GROUP // self._step) * self._step
         size = 4 + padded_in if self.scheme == "int8" else groups * (2 + GROUP // 2)
         data_PY = cpu.empty(num_blocks, self._block * size, dtype=torch.uint8).zero_()
+        packed = self.packed(weight_OI, data_PY)
         lay_out = _int8_blocks if self.scheme == "int8" else _int4_blocks
         for first, values_OI, scales in in_parts(weight_OI, self.scheme, self._block):
             part_PY = lay_out(values_OI, scales, self._block)
             start = first // self._block
             data_PY[start : start + part_PY.shape[0], : part_PY.shape[1]] = part_PY
-        weights = _QuantisedStruct(self._team, data_PY.data_ptr(), num_in, num_out)
-        pointer = ctypes.addressof(weights)
-        return PackedLinear(num_out, num_in, data_PY, pointer, weights, call=self._call)
-
-    def linear(
-        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-    ) -> None:
-        num_rows, num_in = x_NI.shape
-        if num_in != packed.num_in:
-            raise ContractError("input and weight are of different widths")
-        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+        return packed
 
 
 def _int8_blocks(values_OI: Tensor, scale_O: Tensor, block: int) -> Tensor:

@@ -16,14 +16,13 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.kernels.native.forward import NativeForward
-from outrider.kernels.native.ops import PassStruct
+from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
 MAX_DEPTH = 64
 
@@ -50,64 +49,32 @@ class CacheSpan:
 
 
 class MemoryStruct(Structure):
-    _fields_ = [
-        ("decoder", c_void_p),
-        ("described", PassStruct),
-        ("tokens", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("seq", c_void_p),
-        ("visible", c_void_p),
-        ("wanted", c_void_p),
-        ("logits", c_void_p),
-        ("states", c_void_p),
-        ("own", c_void_p),
-        ("ids", c_void_p),
-        ("num_wanted", c_int32),
-        ("num_logits", c_int32),
-        ("state_size", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "decoder"),
+        (PassStruct, "described"),
+        (c_void_p, "tokens positions slots seq visible wanted logits states own ids"),
+        (c_int32, "num_wanted num_logits state_size unused"),
+    )
 
 
 class Row(Structure):
-    _fields_ = [
-        ("seed", c_uint64),
-        ("sample", c_uint32),
-        ("start", c_uint32),
-        ("temperature", c_float),
-        ("depth", c_int32),
-        ("target_length", c_int32),
-        ("target_unread", c_int32),
-        ("draft_length", c_int32),
-        ("draft_unread", c_int32),
-        ("num_accepted", c_int32),
-        ("next", c_int32),
-        ("top_k", c_int64),
-        ("top_p", c_double),
-        ("min_p", c_double),
-    ]
+    _fields_ = struct_fields(
+        (c_uint64, "seed"),
+        (c_uint32, "sample start"),
+        (c_float, "temperature"),
+        (c_int32, "depth target_length target_unread draft_length draft_unread num_accepted next"),
+        (c_int64, "top_k"),
+        (c_double, "top_p min_p"),
+    )
 
 
 class RoundStruct(Structure):
-    _fields_ = [
-        ("team", c_void_p),
-        ("target", c_void_p),
-        ("draft", c_void_p),
-        ("rows", c_void_p),
-        ("num_rows", c_int32),
-        ("most_depth", c_int32),
-        ("vocab_size", c_int32),
-        ("rule", c_int32),
-        ("drafts", c_void_p),
-        ("unread_target", c_void_p),
-        ("unread_draft", c_void_p),
-        ("laws", c_void_p),
-        ("leftover", c_void_p),
-        ("best", c_void_p),
-        ("draft_seconds", c_double),
-        ("verify_seconds", c_double),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "team target draft rows"),
+        (c_int32, "num_rows most_depth vocab_size rule"),
+        (c_void_p, "drafts unread_target unread_draft laws leftover best"),
+        (c_double, "draft_seconds verify_seconds"),
+    )
 
 
 class Lane:
@@ -217,9 +184,7 @@ class NativeChains:
             best=ctypes.addressof(self._best),
         )
         self._address = ctypes.addressof(self._round)
-        self._run: Any = model.forward.library.outrider_drafts
-        self._run.argtypes = (c_void_p,)
-        self._run.restype = ctypes.c_int
+        self._run = function(model.forward.library, "drafts")
 
     def fits(self, rows: Sequence[ChainRow]) -> bool:
         """Whether buffers have room for the drafts, each of one token at least."""
@@ -320,9 +285,7 @@ class NativeRounds:
             best=ctypes.addressof(self._best),
         )
         self._address = ctypes.addressof(self._round)
-        self._run: Any = target.forward.library.outrider_round
-        self._run.argtypes = (c_void_p,)
-        self._run.restype = ctypes.c_int
+        self._run = function(target.forward.library, "round")
 
     def fits(self, rows: Sequence[RoundRow]) -> bool:
         """Whether buffers have room for the round."""

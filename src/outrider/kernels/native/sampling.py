@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
-from typing import Any
+from ctypes import c_float
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError, NumericsError
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.kernels.native.ops import function
 from outrider.kernels.native.trees import NativeTrees, is_plain
 
 
@@ -40,23 +40,9 @@ class _NativeSampling:
 
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
-        self._softmax: Any = library.outrider_softmax
-        self._softmax.argtypes = (c_void_p, c_void_p, c_float, c_void_p, c_int, c_int64)
-        self._softmax.restype = None
-        self._pick: Any = library.outrider_pick
-        self._pick.argtypes = (c_void_p, c_void_p, c_double, c_int64)
-        self._pick.restype = c_int64
-        self._leftover: Any = library.outrider_leftover
-        self._leftover.argtypes = (
-            c_void_p, c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int64,
-        )  # fmt: skip
-        self._leftover.restype = c_double
-        self._top_k: Any = library.outrider_top_k
-        self._top_k.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int64)
-        self._top_k.restype = None
-        self._keep_likely: Any = library.outrider_keep_likely
-        self._keep_likely.argtypes = (c_void_p, c_void_p, c_double, c_double, c_int, c_int64)
-        self._keep_likely.restype = None
+        self._softmax, self._pick = function(library, "softmax"), function(library, "pick")
+        self._leftover, self._top_k = function(library, "leftover"), function(library, "top_k")
+        self._keep_likely = function(library, "keep_likely")
         self._room_V = torch.empty(0)
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:

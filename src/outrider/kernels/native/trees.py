@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from outrider.core.tree_nodes import (
     TreeLimits,
     rank,
 )
+from outrider.kernels.native.ops import function, struct_fields
 from outrider.kernels.native.rounds import CacheSpan, Lane, RoundModel
 
 # As in csrc/trees.h.
@@ -39,22 +39,15 @@ MOST_NODES, MOST_WIDTH = 256, 16
 class TreeStruct(Structure):
     """As in csrc/trees.h."""
 
-    _fields_ = [
-        ("num_nodes", c_int32),
-        ("most_depth", c_int32),
-        ("width", c_int32),
-        ("sharpness", c_float),
-        ("num_kept", c_int32),
-        ("depth", c_int32),
-        ("num_level", c_int32),
-        ("unused", c_int32),
-        ("least_read", c_double),
-        ("worths", c_double * MOST_NODES),
-        ("tokens", c_int32 * MOST_NODES),
-        ("parents", c_int32 * MOST_NODES),
-        ("level", c_int32 * MOST_WIDTH),
-        ("above", c_int32 * MOST_WIDTH),
-    ]
+    _fields_ = struct_fields(
+        (c_int32, "num_nodes most_depth width"),
+        (c_float, "sharpness"),
+        (c_int32, "num_kept depth num_level unused"),
+        (c_double, "least_read"),
+        (c_double * MOST_NODES, "worths"),
+        (c_int32 * MOST_NODES, "tokens parents"),
+        (c_int32 * MOST_WIDTH, "level above"),
+    )
 
 
 def new_tree(limits: TreeLimits) -> TreeStruct:
@@ -78,14 +71,7 @@ class NativeTrees:
 
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
-        self._grow: Any = library.outrider_grow_tree
-        self._grow.argtypes = (c_void_p, c_void_p, c_void_p, c_int64)
-        self._grow.restype = c_int
-        self._rank: Any = library.outrider_rank
-        self._rank.argtypes = (
-            c_void_p, c_void_p, c_int, c_int64, c_int, c_float, c_void_p, c_void_p,
-        )  # fmt: skip
-        self._rank.restype = c_int
+        self._grow, self._rank = function(library, "grow_tree"), function(library, "rank")
 
     def nodes(self, limits: TreeLimits) -> NodeChoice:
         """As MakeNodes says."""
@@ -142,28 +128,19 @@ def is_plain(tensor: Tensor) -> bool:
 class TreeRow(Structure):
     """As in csrc/tree_drafts.cpp."""
 
-    _fields_ = [
-        ("tree", c_void_p),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("length", c_int32),
-        ("num_unread", c_int32),
-        ("num_staged", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "tree tokens parents"),
+        (c_int32, "length num_unread num_staged unused"),
+    )
 
 
 class TreeDrafts(Structure):
     """As in csrc/tree_drafts.cpp."""
 
-    _fields_ = [
-        ("team", c_void_p),
-        ("memory", c_void_p),
-        ("rows", c_void_p),
-        ("unread", c_void_p),
-        ("num_rows", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = struct_fields(
+        (c_void_p, "team memory rows unread"),
+        (c_int32, "num_rows unused"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +177,7 @@ class NativeTreeDrafts:
             ctypes.addressof(self._lane.unread),
         )
         self._address = ctypes.addressof(self._drafts)
-        self._run: Any = model.forward.library.outrider_tree_drafts
-        self._run.argtypes = (c_void_p,)
-        self._run.restype = ctypes.c_int
+        self._run = function(model.forward.library, "tree_drafts")
 
     def fits(self, feeds: Sequence[Sequence[int]], limits: Sequence[TreeLimits]) -> bool:
         """Whether buffers have room for what is read of each text and for the widest levels."""
