@@ -20,7 +20,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.growth import DraftSampler
-from outrider.drafters.mtp.net import mtp_drafter
+from outrider.drafters.mtp import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad

@@ -19,8 +19,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.drafters.growth import DraftSampler
-from outrider.drafters.mtp.net import load_mtp, mtp_drafter
-from outrider.drafters.mtp.weights import read_mtp_config
+from outrider.drafters.mtp import load_mtp, mtp_drafter, read_mtp_config
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
 from outrider.models.loading import LoadOptions, load_model, resolve

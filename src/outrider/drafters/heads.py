@@ -56,7 +56,7 @@ def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
 
 
 class HeadNet(Protocol):
-    """One block or a few (drafters/eagle/net.py, drafters/mtp/net.py)."""
+    """One block or a few (drafters/head_net.py)."""
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

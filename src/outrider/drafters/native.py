@@ -44,20 +44,6 @@ Fuse: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadBuffers:
-    """Memory of an entrance for so many packed tokens."""
-
-    states_ND: Tensor
-    pair_N2D: Tensor
-    own_ND: Tensor
-
-    @classmethod
-    def of(cls, num_tokens: int, hidden_size: int) -> HeadBuffers:
-        sizes = (hidden_size, 2 * hidden_size, hidden_size)
-        return cls(*(torch.empty(num_tokens, size) for size in sizes))
-
-
-@dataclass(frozen=True, slots=True)
 class HeadPass:
     """One block's passes over `state`. Not thread-safe: every pass writes over the last one's
     logits, which callers may write into."""
@@ -95,12 +81,11 @@ def head_pass(
     kernels: Kernels,
     parts: ForwardParts,
     state: HeadMemory,
-    *,
-    max_logits: int,
+    logits_MV: Tensor,
     ids_W: Tensor | None = None,
 ) -> HeadPass | None:
-    """None without native kernels. `parts` have an entrance; `ids_W` are the ids that the output
-    head knows, all if None."""
+    """None without native kernels. `parts` have an entrance; `logits_MV` is room for logits of the
+    `ids_W` that the output head knows, all if None."""
     if kernels.forward is None:
         return None
     forward = kernels.forward(parts)
@@ -108,7 +93,8 @@ def head_pass(
         raise ContractError("forward is no NativeForward")
     if parts.entrance is None:
         raise ContractError("there is no entrance")
-    logits_MW = torch.empty(max_logits, parts.head.num_out)
+    shape = len(logits_MV), parts.head.num_out
+    logits_MW = logits_MV.flatten()[: shape[0] * shape[1]].view(shape)
     model = RoundModel(forward, logits_MW, state.page_size, ids_W)
     return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
 

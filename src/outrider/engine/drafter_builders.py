@@ -94,7 +94,7 @@ def build_prediction(context: BuildContext) -> Drafter:
 
 def build_eagle_lite(context: BuildContext) -> Drafter:
     """It reads the target's last layer; nobody trained it."""
-    from outrider.drafters.eagle.lite import LiteDrafter
+    from outrider.drafters.eagle_lite import LiteDrafter
 
     target = normed_target(context.models.target)
     sampler = sampler_of(context, context.drafter)
@@ -102,7 +102,7 @@ def build_eagle_lite(context: BuildContext) -> Drafter:
 
 
 def build_eagle(context: BuildContext) -> Drafter:
-    from outrider.drafters.eagle.weights import load_eagle
+    from outrider.drafters.eagle import load_eagle
     from outrider.drafters.hidden import HeadLimits, HiddenDrafter
     from outrider.drafters.native import fused_head_drafts
 
@@ -157,7 +157,7 @@ def parallel_sampler_of(context: BuildContext, model_name: str) -> ParallelHeadS
 
 
 def build_mtp(context: BuildContext) -> Drafter:
-    from outrider.drafters.mtp.net import mtp_drafter
+    from outrider.drafters.mtp import mtp_drafter
 
     config = context.config
     return mtp_drafter(

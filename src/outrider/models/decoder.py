@@ -27,7 +27,7 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
-from outrider.kernels.native.forward import Forward
+from outrider.kernels.native.forward import Forward, ForwardBuffers
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.hf_config import DecoderConfig
@@ -85,6 +85,11 @@ class Scratch:
 
     def first(self, num_rows: int) -> Scratch:
         return Scratch(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
+
+    @property
+    def for_native(self) -> ForwardBuffers:
+        """Those that a native pass writes to."""
+        return ForwardBuffers(*(getattr(self, buffer.name) for buffer in fields(ForwardBuffers)))
 
 
 class Stack(Protocol):

@@ -23,17 +23,15 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from outrider.cache.paged_kv import PagedKV
 from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
-from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import Tables
-from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Placement, Weights
+from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
 HeadKind: TypeAlias = str
@@ -105,17 +103,6 @@ class HeadMemory(CacheStore, Protocol):
     def pages(self, seq_id: int) -> Sequence[int]: ...
     def note_chain(self, seq_id: int, tokens: Sequence[int]) -> None: ...
     def note_tree(self, seq_id: int, tokens: Sequence[int], parents: Sequence[int]) -> None: ...
-
-
-def head_memory(spec: ModelSpec, place: Placement, room: Room) -> HeadMemory:
-    """Memory of their own, for heads of these sizes."""
-    return PagedKV(
-        spec,
-        dtype=place.dtype,
-        device=place.device,
-        num_slots=room.num_slots,
-        page_size=room.page_size,
-    )
 
 
 def kind_of(folder: Path) -> DraftKind:

@@ -29,14 +29,14 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.native.forward import Forward, ForwardBuffers, ForwardParts, LayerWeights
+from outrider.kernels.native.forward import Forward, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Passes, Room, Scratch, compact
 from outrider.models.families import LlamaConfig
 from outrider.models.parallel.comm import Alone, Comm
 from outrider.models.parallel.shard import WHOLE, LogitParts, Share
-from outrider.models.rope import rope_tables, turning_order
+from outrider.models.rope import Turns, turning_order, turns_of
 from outrider.models.weights import Placement, WeightReader, Weights
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -144,6 +144,76 @@ ALONE = Alone()
 
 
 @dataclass(frozen=True, slots=True)
+class LayerOperators:
+    """A layer operator by operator, in sizes of a rank's share. What native code does of it in one
+    call (kernels/native/forward.py) has the same bits."""
+
+    config: LlamaConfig
+    turns: Turns
+    comm: Comm = ALONE
+
+    def run(
+        self,
+        kernels: Kernels,
+        layer: LayerWeights,
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+        reads: Tensor | None = None,
+    ) -> None:
+        """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
+        eps = self.config.rms_norm_eps
+        if reads is None:
+            kernels.rms_norm(scratch.x_ND, layer.attention_norm_D, eps, scratch.norm_ND)
+            reads = scratch.norm_ND
+        self._attend(kernels, layer, reads, plan, scratch, kv)
+        kernels.rms_norm(scratch.x_ND, layer.ffn_norm_D, eps, scratch.norm_ND)
+        self._feed(kernels, layer, scratch)
+
+    def _attend(
+        self,
+        kernels: Kernels,
+        layer: LayerWeights,
+        reads: Tensor,
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+    ) -> None:
+        config, qkv_NE = self.config, scratch.qkv_NE
+        kernels.linear(reads, layer.qkv, qkv_NE)
+        if layer.qkv_bias_E is not None:
+            qkv_NE.add_(layer.qkv_bias_E)
+        if layer.q_norm_H is not None and layer.k_norm_H is not None:
+            kernels.head_norm(
+                qkv_NE, layer.q_norm_H, layer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+            )
+        kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
+        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
+        self._add(kernels, scratch, scratch.attended_NA, layer.out, layer.out_bias_D)
+
+    def _feed(self, kernels: Kernels, layer: LayerWeights, scratch: Scratch) -> None:
+        kernels.linear(scratch.norm_ND, layer.gate_up, scratch.up_NU)
+        if layer.gate_up_bias_2F is not None:
+            scratch.up_NU.add_(layer.gate_up_bias_2F)
+        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
+        self._add(kernels, scratch, scratch.activated_NF, layer.down, layer.down_bias_D)
+
+    def _add(
+        self,
+        kernels: Kernels,
+        scratch: Scratch,
+        x_NI: Tensor,
+        packed: PackedLinear,
+        bias_D: Tensor | None,
+    ) -> None:
+        """Add a product to the residual, with what the other ranks have of it."""
+        kernels.linear(x_NI, packed, scratch.x_ND, accumulate=self.comm.rank == 0)
+        if bias_D is not None:
+            scratch.x_ND.add_(bias_D)
+        self.comm.all_reduce_(scratch.x_ND)
+
+
+@dataclass(frozen=True, slots=True)
 class CheaperParts:
     """What a cheaper model has of its own: operators, matrices, and which layers it runs. `layers`
     has an entry for every layer; those that are not run are never read."""
@@ -173,7 +243,7 @@ class LlamaModel:
     ) -> None:
         self.config, self.kernels = config, kernels
         share = Share(comm.rank, comm.size)
-        self._comm, self._part = comm, share.part(config)
+        self._comm, part = comm, share.part(config)
         self._spec = place.spec(config)
         reader = WeightReader(weights, kernels, place)
         self._tables = read_tables(reader, config, share)
@@ -182,17 +252,10 @@ class LlamaModel:
         ]
         weights.check_all_taken(beside=mtp_prefixes(weights, config))
         self._depths = frozenset(range(config.num_layers))
-        tables = rope_tables(
-            config.rope,
-            head_dim=config.head_dim,
-            num_positions=room.num_positions(config.max_tokens),
-        )
-        self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
-        self._scale = config.head_dim**-0.5
+        turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
+        self._operators = LayerOperators(part, turns, comm)
         self._hidden_layers = room.hidden_layers
-        self._passes = Passes(
-            place.spec(self._part), up_size=2 * self._part.ffn_size, place=place, room=room
-        )
+        self._passes = Passes(place.spec(part), up_size=2 * part.ffn_size, place=place, room=room)
         self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
 
@@ -268,8 +331,7 @@ class LlamaModel:
         self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
     ) -> None:
         if depth in self._depths:
-            self._attend(self._layers[depth], plan, scratch, kv)
-            self._feed(self._layers[depth], scratch)
+            self._operators.run(self.kernels, self._layers[depth], plan, scratch, kv)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         self.kernels.rms_norm(x_MD, self._tables.norm_D, self.config.rms_norm_eps, norm_MD)
@@ -286,67 +348,21 @@ class LlamaModel:
         if self.kernels.forward is None or self._comm.size > 1:
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
+        cos_TH, sin_TH = self._operators.turns
         return self.kernels.forward(
             ForwardParts(
                 embedding_VD=tables.embedding_VD,
                 final_norm_D=tables.norm_D,
                 head=tables.head,
-                cos_TH=self._cos_TH,
-                sin_TH=self._sin_TH,
+                cos_TH=cos_TH,
+                sin_TH=sin_TH,
                 layers=[self._layers[depth] for depth in depths],
                 kv=[self._passes.kv.layers[depth] for depth in depths],
-                buffers=self._buffers(),
+                buffers=self._passes.scratch.for_native,
                 eps=config.rms_norm_eps,
-                scale=self._scale,
+                scale=config.head_dim**-0.5,
                 ffn_size=config.ffn_size,
                 hidden_SKD=self._passes.kv.hidden_SKD,
                 hidden_layers=self._hidden_layers,
             )
         )
-
-    def _buffers(self) -> ForwardBuffers:
-        scratch = self._passes.scratch
-        return ForwardBuffers(
-            x_ND=scratch.x_ND,
-            norm_ND=scratch.norm_ND,
-            qkv_NE=scratch.qkv_NE,
-            attended_NA=scratch.attended_NA,
-            up_NU=scratch.up_NU,
-            activated_NF=scratch.activated_NF,
-        )
-
-    def _attend(
-        self, layer: LayerWeights, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
-        kernels, config, qkv_NE = self.kernels, self._part, scratch.qkv_NE
-        k_GSD, v_GSD = kv
-        kernels.rms_norm(scratch.x_ND, layer.attention_norm_D, config.rms_norm_eps, scratch.norm_ND)
-        kernels.linear(scratch.norm_ND, layer.qkv, qkv_NE)
-        if layer.qkv_bias_E is not None:
-            qkv_NE.add_(layer.qkv_bias_E)
-        if layer.q_norm_H is not None and layer.k_norm_H is not None:
-            kernels.head_norm(
-                qkv_NE, layer.q_norm_H, layer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
-            )
-        kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
-        kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, scratch.attended_NA)
-        kernels.linear(
-            scratch.attended_NA, layer.out, scratch.x_ND, accumulate=self._comm.rank == 0
-        )
-        if layer.out_bias_D is not None:
-            scratch.x_ND.add_(layer.out_bias_D)
-        self._comm.all_reduce_(scratch.x_ND)
-
-    def _feed(self, layer: LayerWeights, scratch: Scratch) -> None:
-        kernels = self.kernels
-        kernels.rms_norm(scratch.x_ND, layer.ffn_norm_D, self.config.rms_norm_eps, scratch.norm_ND)
-        kernels.linear(scratch.norm_ND, layer.gate_up, scratch.up_NU)
-        if layer.gate_up_bias_2F is not None:
-            scratch.up_NU.add_(layer.gate_up_bias_2F)
-        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
-        kernels.linear(
-            scratch.activated_NF, layer.down, scratch.x_ND, accumulate=self._comm.rank == 0
-        )
-        if layer.down_bias_D is not None:
-            scratch.x_ND.add_(layer.down_bias_D)
-        self._comm.all_reduce_(scratch.x_ND)

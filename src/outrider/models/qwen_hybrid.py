@@ -44,7 +44,7 @@ from outrider.models.qwen_hybrid_weights import (
     RecurrentWeights,
     mix,
 )
-from outrider.models.rope import rope_tables
+from outrider.models.rope import turns_of
 from outrider.models.weights import Placement, WeightReader, Weights
 
 
@@ -89,12 +89,7 @@ class QwenHybridModel:
         self._tables = reader.tables()
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         weights.check_all_taken(beside=BESIDE)
-        tables = rope_tables(
-            config.rope,
-            head_dim=config.head_dim,
-            num_positions=room.num_positions(config.max_tokens),
-        )
-        self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
+        self._turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
         self._scale = config.head_dim**-0.5
         self._make_buffers()
 
@@ -181,7 +176,7 @@ class QwenHybridModel:
         kernels.head_norm(
             qkv_NE, weights.q_norm_H, weights.k_norm_H, config.num_kv_heads, config.rms_norm_eps
         )
-        kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
+        kernels.rope_append(qkv_NE, *self._turns, plan, k_GSD, v_GSD)
         kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, scratch.attended_NA)
         scratch.attended_NA.mul_(by_row(torch.sigmoid, scratch.gate_NA))
         kernels.linear(scratch.attended_NA, weights.out, scratch.x_ND, accumulate=True)

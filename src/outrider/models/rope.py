@@ -13,6 +13,7 @@ Shapes:  T = positions, P = some of them, R = half of what turns of a head, H = 
 from __future__ import annotations
 
 import math
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +21,24 @@ from torch import Tensor
 from outrider.models.rope_config import Rope
 
 _POSITIONS_AT_ONCE = 1 << 16
+# Tables of cos and sin, both of shape TH.
+Turns: TypeAlias = tuple[Tensor, Tensor]
 
 
-def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
+class RotatedConfig(Protocol):
+    @property
+    def rope(self) -> Rope: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def turns_of(config: RotatedConfig, num_positions: int, device: torch.device) -> Turns:
+    """The tables of a model, on its device."""
+    cos_TH, sin_TH = rope_tables(config.rope, head_dim=config.head_dim, num_positions=num_positions)
+    return cos_TH.to(device), sin_TH.to(device)
+
+
+def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> Turns:
     """(cos_TH, sin_TH) in float32, both times the attention factor; what never turns has (1, 0).
 
     Made some positions at a time, so that a long window takes no more than its tables.

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.eagle.net import EagleConfig
-from outrider.drafters.eagle.weights import config_values
+from outrider.drafters.eagle import EagleConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam

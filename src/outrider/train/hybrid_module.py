@@ -2,7 +2,7 @@
 
 A layer is the one of models/qwen_hybrid.py, whose decoder reads what is exported from here; whole
 windows are read at once, the recurrence in chunks (hybrid_delta.py). The block is that of
-drafters/mtp/net.py: it reads what the model's last norm gives, and goes on from what its own last
+drafters/mtp.py: it reads what the model's last norm gives, and goes on from what its own last
 norm gives, in turns (turns.py).
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary (value size, of a recurrence),

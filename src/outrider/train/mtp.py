@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.mtp.weights import MtpConfig, config_values
+from outrider.drafters.mtp import MtpConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES
 from outrider.train.exam import Exam

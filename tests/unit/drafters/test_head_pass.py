@@ -31,12 +31,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng, Rng, inverse_cdf, race_node
 from outrider.core.tree import ROOT
-from outrider.drafters.eagle.weights import load_eagle
+from outrider.drafters.eagle import load_eagle
 from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.heads import HeadNet, NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.drafters.mtp.net import load_mtp
-from outrider.drafters.mtp.weights import read_mtp_config
+from outrider.drafters.mtp import load_mtp, read_mtp_config
 from outrider.drafters.native import (
     FusedChains,
     FusedDraft,
@@ -323,8 +322,7 @@ def test_the_shipped_heads_draft_alike_either_way(
     monkeypatch.setattr(FusedChains, "try_rows", _no_drafts)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
     monkeypatch.setattr(HeadPass, "step", _refuse)
-    for module in ("eagle.net", "mtp.net"):
-        monkeypatch.setattr(f"outrider.drafters.{module}.head_pass", _no_pass)
+    monkeypatch.setattr("outrider.drafters.head_net.head_pass", _no_pass)
     assert told_rounds(LLM(config=config).generate(prompts, params)) == told
 
 

@@ -20,10 +20,9 @@ from outrider.bench.studies.draft_heads import heads_beside
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
-from outrider.drafters.eagle.weights import load_eagle
+from outrider.drafters.eagle import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
-from outrider.drafters.mtp.net import load_mtp
-from outrider.drafters.mtp.weights import MtpConfig, read_mtp_config
+from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.lab import inflate
 from outrider.lab.inflate import ModelShape
 from outrider.lab.inflate_files import write_inflated, write_inflated_heads

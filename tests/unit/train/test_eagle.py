@@ -19,8 +19,7 @@ from outrider.core.clock import host_ints
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.eagle.net import EagleConfig
-from outrider.drafters.eagle.weights import load_eagle
+from outrider.drafters.eagle import EagleConfig, load_eagle
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.models.decoder import Room

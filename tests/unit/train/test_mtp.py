@@ -18,7 +18,7 @@ from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.mtp.net import mtp_drafter
+from outrider.drafters.mtp import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel

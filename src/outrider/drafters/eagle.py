@@ -1,16 +1,16 @@
-"""Folders of published EAGLE heads: their config, their tensors, and whether they fit a target.
+"""EAGLE draft heads: a layer that predicts the target's next state, from published folders.
 
-They call themselves a Llama of one layer, so the sizes of the layer are read as those of a Llama;
+Heads call themselves a Llama of one layer, so the sizes of the layer are read as those of a Llama;
 the `speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds
 `draft_vocab_size`, and some trainers `norm_before_residual`. Tensors have the names of the EAGLE
 project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Some files leave
-out the embedding, which is then the target's. V = vocabulary, W = ids that are drafted, D = hidden
-size.
+out the embedding, which is then the target's. V = vocabulary, W = ids that are drafted, D = size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,25 +19,51 @@ from torch import Tensor
 from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.spec import ModelSpec
-from outrider.drafters.eagle.net import (
-    EagleConfig,
-    EagleHead,
-    EagleLayer,
-    EagleNet,
-    EagleParts,
-    native_pass,
+from outrider.drafters.head_net import (
+    BlockNet,
+    HeadBlock,
+    LlamaLayer,
+    TargetStates,
+    entrance_buffers,
 )
 from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
+from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
 from outrider.kernels.plan import PackedLinear
 from outrider.models.families import LlamaConfig, parse_llama
-from outrider.models.heads import HeadsToLoad, HeadTarget, head_memory, is_eagle3
+from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3
 from outrider.models.json_object import JsonObject
-from outrider.models.rope import rope_tables
+from outrider.models.llama import LayerOperators
+from outrider.models.rope import turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 
 _OTHER_TARGET = (
     "choose heads that were trained for this very target, or train some: `outrider train eagle`"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """`layer` has the sizes of the one layer; its window is what the heads were trained on.
+
+    `fused` heads (EAGLE 3) read several layers of the target and have a vocabulary of
+    `draft_vocab_size`; others read what the target's output head reads, and use that head.
+    `norm_before_residual` says that the residual starts from the normed state. At position p the
+    layer reads the token there, e, and the target's state at the token before it, h.
+
+    EAGLE 1 and 2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858): h is the input of the target's
+    output head, after the last norm. The layer runs on fc(e, h) and has no norm before its
+    attention; its output is read by the target's output head, and as h at the next position.
+
+    EAGLE 3 (Li et al. 2025, arXiv 2503.01840): h is fc of three layers of the target, low, middle
+    and high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. The
+    output is h at the next position and, after a norm, gives the logits of an output head of its
+    own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
+    """
+
+    layer: LlamaConfig
+    fused: bool
+    draft_vocab_size: int
+    norm_before_residual: bool = False
 
 
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
@@ -117,78 +143,95 @@ EMBEDDING = "embed_tokens"
 _DERIVED = (*DERIVED, "t2d")
 
 
-def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EagleNet:
+def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> BlockNet:
     """Raises CheckpointError, naming file and tensor, for heads that are incomplete, not of this
     target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
     place, kernels = placement_of(target), own_kernels(target)
     with Weights(heads.folder) as weights:
         _check_numbers(weights)
-        reader = WeightReader(weights, kernels, place)
-        num_states = len(heads.room.hidden_layers)
-        layer = _layer(reader, config, num_states)
-        head = _head(reader, weights, config, target)
-        embedding_VD = _embedding(reader, target)
+        block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
         weights.check_all_taken(ignored=_DERIVED)
-    num_positions = heads.room.num_positions(target.spec.max_tokens)
-    cos_TH, sin_TH = rope_tables(
-        config.layer.rope, head_dim=config.layer.head_dim, num_positions=num_positions
-    )
-    parts = EagleParts(
-        embedding_VD=embedding_VD,
-        layer=layer,
-        head=head,
-        cos_TH=cos_TH.to(place.device),
-        sin_TH=sin_TH.to(place.device),
-        target_norm_D=target.tables.norm_D,
-        target_eps=target.config.rms_norm_eps,
-    )
-    memory = head_memory(place.spec(config.layer), place, heads.room)
-    return EagleNet(
-        config,
-        parts,
-        kernels,
-        memory,
-        hidden_layers=heads.room.hidden_layers,
-        native=native_pass(config, parts, kernels, memory, heads.room),
-    )
+    return BlockNet(block, kernels, place, heads.room)
 
 
-def _layer(reader: WeightReader, config: EagleConfig, num_states: int) -> EagleLayer:
-    sizes, fused = config.layer, config.fused
-    hidden, ffn = sizes.hidden_size, sizes.ffn_size
+def _read_block(
+    reader: WeightReader,
+    weights: Weights,
+    config: EagleConfig,
+    heads: HeadsToLoad,
+    target: NormedTarget,
+) -> HeadBlock:
+    sizes, fused, room = config.layer, config.fused, heads.room
+    hidden, layers = sizes.hidden_size, room.hidden_layers
     prefix = "midlayer." if "midlayer.self_attn.q_proj.weight" in reader else "layers.0."
-    attended = sizes.num_heads * sizes.head_dim
-    kv = sizes.num_kv_heads * sizes.head_dim
+    device = target.tables.embedding_VD.device
+    fc = reader.linear({"fc": hidden}, (len(layers) if fused else 2) * hidden)
+    bias_D = reader.bias({"fc": hidden}, present="fc.bias" in reader)
+    turns = turns_of(sizes, room.num_positions(target.spec.max_tokens), device)
+    # EAGLE 3 uses fc for the target's states, before the entrance.
+    if fused:
+        states = TargetStates(layers=layers, join=fc, join_bias_D=bias_D)
+    else:
+        eps = target.config.rms_norm_eps
+        states = TargetStates(layers=layers, norm_D=target.tables.norm_D, eps=eps)
+    norms = {"token_norm_D": "input_layernorm", "state_norm_D": "hidden_norm"}
+    head, ids_W = _head(reader, weights, config, target)
+    return HeadBlock(
+        config=sizes,
+        layer=LlamaLayer(LayerOperators(sizes, turns), _layer(reader, config, prefix)),
+        entrance=Entrance(
+            **{
+                name: reader.vector(f"{prefix}{stored}.weight", hidden) if fused else None
+                for name, stored in norms.items()
+            },
+            join=None if fused else fc,
+            join_bias_D=None if fused else bias_D,
+            attends=Attends.PAIR if fused else Attends.RESIDUAL,
+            keeps_norm=config.norm_before_residual,
+            **entrance_buffers(room, hidden, device),
+        ),
+        states=states,
+        embedding_VD=_embedding(reader, target),
+        head=head,
+        norm_D=reader.vector("norm.weight", hidden) if fused else None,
+        ids_W=ids_W,
+    )
+
+
+def _layer(reader: WeightReader, config: EagleConfig, prefix: str) -> LayerWeights:
+    sizes = config.layer
+    hidden, ffn = sizes.hidden_size, sizes.ffn_size
+    attended, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     outputs = {"q_proj": attended, "k_proj": kv, "v_proj": kv}
     qkv = {f"{prefix}self_attn.{name}": size for name, size in outputs.items()}
     gate_up = {f"{prefix}mlp.{name}": ffn for name in ("gate_proj", "up_proj")}
-
-    def norm(name: str) -> Tensor:
-        return reader.vector(f"{prefix}{name}.weight", hidden)
-
-    return EagleLayer(
-        fc=reader.linear({"fc": hidden}, (num_states if fused else 2) * hidden),
-        fc_bias_D=reader.bias({"fc": hidden}, present="fc.bias" in reader),
-        token_norm_D=norm("input_layernorm") if fused else None,
-        state_norm_D=norm("hidden_norm") if fused else None,
-        qkv=reader.linear(qkv, (2 if fused else 1) * hidden),
+    return LayerWeights(
+        attention_norm_D=torch.empty(0),  # There is none; the entrance says what attention reads.
+        qkv=reader.linear(qkv, (2 if config.fused else 1) * hidden),
+        qkv_bias_E=None,
+        q_norm_H=None,
+        k_norm_H=None,
         out=reader.linear({f"{prefix}self_attn.o_proj": hidden}, attended),
-        ffn_norm_D=norm("post_attention_layernorm"),
+        out_bias_D=None,
+        ffn_norm_D=reader.vector(f"{prefix}post_attention_layernorm.weight", hidden),
         gate_up=reader.linear(gate_up, hidden),
+        gate_up_bias_2F=None,
         down=reader.linear({f"{prefix}mlp.down_proj": hidden}, ffn),
+        down_bias_D=None,
     )
 
 
 def _head(
     reader: WeightReader, weights: Weights, config: EagleConfig, target: HeadTarget
-) -> EagleHead:
+) -> tuple[PackedLinear, Tensor | None]:
+    """The output head, and the ids that it knows, None for all."""
     if not config.fused:
-        return EagleHead(target.tables.head)
-    hidden, size = config.layer.hidden_size, config.draft_vocab_size
-    weight: PackedLinear = target.tables.head
+        return target.tables.head, None
+    size = config.draft_vocab_size
+    head: PackedLinear = target.tables.head
     if "lm_head.weight" in reader or size < target.spec.vocab_size:
-        weight = reader.linear({"lm_head": size}, hidden)
+        head = reader.linear({"lm_head": size}, config.layer.hidden_size)
     ids_W = _drafted_ids(weights, size, target) if "d2t" in weights else None
     if ids_W is None and size < target.spec.vocab_size:
         raise CheckpointError(
@@ -196,7 +239,7 @@ def _head(
             "ids, and the tensor d2t, which says which, is missing.",
             hint="is the download complete?",
         )
-    return EagleHead(weight, reader.vector("norm.weight", hidden), ids_W)
+    return head, ids_W
 
 
 def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:

@@ -1,0 +1,300 @@
+"""One block of draft heads: a decoder layer behind an entrance, as EAGLE and MTP have it.
+
+The entrance (kernels/native/forward.py) makes a residual of a token and of the state of the token
+before it. With native kernels a pass over a Llama layer is one call; operator by operator, which is
+the definition, it has the same bits. A pass costs one layer, the entrance and the output head,
+which is most of it for a small target.
+
+Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers, V = vocabulary,
+         W = ids that are drafted, D = hidden size, X = inputs of a product, A = heads x head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.drafters.heads import NOT_DRAFTED, NetOutput
+from outrider.drafters.native import HeadPass, head_pass
+from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
+from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.reference.delta import by_row
+from outrider.kernels.registry import Kernels
+from outrider.models.decoder import Passes, Room, Scratch
+from outrider.models.families import LlamaConfig
+from outrider.models.heads import HeadMemory
+from outrider.models.llama import LayerOperators
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.qwen_hybrid_weights import AttentionWeights, DenseWeights, HybridLayer, mix
+from outrider.models.rope import Turns
+from outrider.models.weights import Placement
+
+# The residual after the block's one layer, of every token.
+_OWN_STATES = DraftNeeds(hidden_layers=(1,))
+
+
+class BlockLayer(Protocol):
+    """The decoder layer within a block."""
+
+    def run(
+        self,
+        kernels: Kernels,
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+        reads: Tensor | None,
+    ) -> None:
+        """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
+        ...
+
+    @property
+    def turns(self) -> Turns: ...
+    @property
+    def native(self) -> LayerWeights | None:
+        """What a native pass is told of the layer; None if it has no such pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """BlockLayer of the Llama family."""
+
+    operators: LayerOperators
+    native: LayerWeights
+
+    @property
+    def turns(self) -> Turns:
+        return self.operators.turns
+
+    def run(
+        self,
+        kernels: Kernels,
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+        reads: Tensor | None,
+    ) -> None:
+        self.operators.run(kernels, self.native, plan, scratch, kv, reads)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLayer:
+    """BlockLayer of Qwen3-Next and Qwen3.5, whose attention always reads the normed residual."""
+
+    config: QwenHybridConfig
+    weights: HybridLayer
+    turns: Turns
+    native: None = None
+
+    def run(
+        self,
+        kernels: Kernels,
+        plan: PackedPlan,
+        scratch: Scratch,
+        kv: tuple[Tensor, Tensor],
+        reads: Tensor | None,
+    ) -> None:
+        del reads
+        eps, feed = self.config.rms_norm_eps, self.weights.ffn
+        kernels.rms_norm(scratch.x_ND, self.weights.mixer_norm_D, eps, scratch.norm_ND)
+        self._attend(kernels, plan, scratch, kv)
+        kernels.rms_norm(scratch.x_ND, self.weights.ffn_norm_D, eps, scratch.norm_ND)
+        if not isinstance(feed, DenseWeights):
+            scratch.x_ND.add_(mix(kernels, feed, scratch.norm_ND))
+            return
+        kernels.linear(scratch.norm_ND, feed.gate_up, scratch.up_NU)
+        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
+        kernels.linear(scratch.activated_NF, feed.down, scratch.x_ND, accumulate=True)
+
+    def _attend(
+        self, kernels: Kernels, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+    ) -> None:
+        config, mixer, qkv_NE = self.config, self.weights.mixer, scratch.qkv_NE
+        if not isinstance(mixer, AttentionWeights):
+            raise ContractError("mixer is no AttentionWeights")
+        gate_NA = torch.empty_like(scratch.attended_NA)
+        kernels.linear(scratch.norm_ND, mixer.qkv, qkv_NE)
+        kernels.linear(scratch.norm_ND, mixer.gate, gate_NA)
+        kernels.head_norm(
+            qkv_NE, mixer.q_norm_H, mixer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+        )
+        kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
+        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
+        scratch.attended_NA.mul_(by_row(torch.sigmoid, gate_NA))
+        kernels.linear(scratch.attended_NA, mixer.out, scratch.x_ND, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStates:
+    """What of the target a block reads: the states of `layers`, scaled by `norm_D` with its eps, or
+    made one by `join`, where these are given."""
+
+    layers: tuple[int, ...]
+    norm_D: Tensor | None = None
+    eps: float = 0.0
+    join: PackedLinear | None = None
+    join_bias_D: Tensor | None = None
+
+    @torch.inference_mode()
+    def fused(self, kernels: Kernels, hidden_PKD: Tensor) -> Tensor:
+        """states_PD in the place of the target's."""
+        states_PX = hidden_PKD.float().flatten(1).contiguous()
+        if self.norm_D is not None:
+            return normed(kernels, states_PX, self.norm_D, self.eps)
+        if self.join is None:
+            return states_PX
+        out_PD = states_PX.new_empty(len(states_PX), self.join.num_out)
+        kernels.linear(states_PX, self.join, out_PD)
+        return out_PD if self.join_bias_D is None else out_PD.add_(self.join_bias_D)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBlock:
+    """A block's weights; norms are float32. The output head, `head`, reads the residual after
+    `norm_D`, if there is one, and knows the `ids_W`, None for all. `embedding_VD` and `head` may be
+    the target's. With `gives_normed` the block's own states are what `norm_D` gives."""
+
+    config: LlamaConfig | QwenHybridConfig
+    layer: BlockLayer
+    entrance: Entrance
+    states: TargetStates
+    embedding_VD: Tensor
+    head: PackedLinear
+    norm_D: Tensor | None
+    ids_W: Tensor | None = None
+    gives_normed: bool = False
+
+
+def entrance_buffers(room: Room, size: int, device: torch.device) -> dict[str, Tensor]:
+    """Memory of an entrance for as many packed tokens as there is room for."""
+    sizes = {"states_ND": size, "pair_N2D": 2 * size, "own_ND": size}
+    return {name: torch.empty(room.max_rows, n, device=device) for name, n in sizes.items()}
+
+
+class BlockNet:
+    """HeadNet of one block with KV of its own, and the stack that its passes run. Logits are over
+    the target's ids: an id that is not drafted has next to none. With a `native` pass it is that
+    which runs."""
+
+    def __init__(self, block: HeadBlock, kernels: Kernels, place: Placement, room: Room) -> None:
+        self._block, self._kernels = block, kernels
+        # Each block has memory of its own, with the keys and values of one layer.
+        self._config = config = replace(block.config, num_layers=1)
+        self._passes = Passes(
+            place.spec(config),
+            up_size=2 * config.ffn_size,
+            place=place,
+            room=replace(room, hidden_layers=()),
+        )
+        self.hidden_layers = block.states.layers
+        self.native = self._native()
+
+    @property
+    def state(self) -> HeadMemory:
+        return self._passes.kv
+
+    def fuse(self, hidden_PKD: Tensor) -> Tensor:
+        return self._block.states.fused(self._kernels, hidden_PKD)
+
+    def step(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        if self.native is not None:
+            return self.native.step(rows, hidden_ND)
+        return self._by_operators(rows, hidden_ND)
+
+    @torch.inference_mode()
+    def _by_operators(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
+        block = self._block
+        block.entrance.states_ND[: len(hidden_ND)].copy_(hidden_ND)
+        out = self._passes.step(self, rows, _OWN_STATES)
+        if out.hidden_NKD is None:
+            raise ContractError("the pass gave no hidden states")
+        own_ND = out.hidden_NKD[:, 0].contiguous()
+        if block.gives_normed and block.norm_D is not None:
+            own_ND = normed(self._kernels, own_ND, block.norm_D, self._config.rms_norm_eps)
+        return NetOutput(out.logits_MV, own_ND)
+
+    def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
+        block, entrance, size = self._block, self._block.entrance, self._config.hidden_size
+        pair_N2D = entrance.pair_N2D[: plan.num_tokens]
+        torch.index_select(block.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
+        scratch.x_ND.copy_(scratch.rows_ND)
+        self._enter(scratch, entrance.token_norm_D, pair_N2D[:, :size])
+        scratch.x_ND.copy_(entrance.states_ND[: plan.num_tokens])
+        self._enter(scratch, entrance.state_norm_D, pair_N2D[:, size:])
+        if entrance.join is not None:
+            self._kernels.linear(pair_N2D, entrance.join, scratch.x_ND)
+            if entrance.join_bias_D is not None:
+                scratch.x_ND.add_(entrance.join_bias_D)
+        elif entrance.keeps_norm:
+            scratch.x_ND.copy_(pair_N2D[:, size:])
+
+    def _enter(self, scratch: Scratch, norm_D: Tensor | None, half_ND: Tensor) -> None:
+        """One half of the pairs."""
+        given_ND = scratch.x_ND
+        if norm_D is not None:
+            self._kernels.rms_norm(given_ND, norm_D, self._config.rms_norm_eps, scratch.norm_ND)
+            given_ND = scratch.norm_ND
+        half_ND.copy_(given_ND)
+
+    def layer(
+        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
+    ) -> None:
+        if depth != 0:
+            raise ContractError("a block has one layer")
+        reads = None
+        if self._block.entrance.attends is Attends.PAIR:
+            reads = self._block.entrance.pair_N2D[: plan.num_tokens]
+        elif self._block.entrance.attends is Attends.RESIDUAL:
+            reads = scratch.x_ND
+        self._block.layer.run(self._kernels, plan, scratch, kv, reads)
+
+    def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
+        block, kernels = self._block, self._kernels
+        if block.norm_D is not None:
+            kernels.rms_norm(x_MD, block.norm_D, self._config.rms_norm_eps, norm_MD)
+            x_MD = norm_MD
+        if block.ids_W is None:
+            kernels.linear(x_MD, block.head, logits_MV)
+            return
+        logits_MW = x_MD.new_empty(len(x_MD), block.head.num_out)
+        kernels.linear(x_MD, block.head, logits_MW)
+        logits_MV.fill_(NOT_DRAFTED).index_copy_(1, block.ids_W, logits_MW)
+
+    def forward(self) -> Forward | None:
+        return None
+
+    def _native(self) -> HeadPass | None:
+        """None without native kernels, and for a block whose layer or own states are a hybrid's."""
+        config, block, weights = self._config, self._block, self._block.layer.native
+        if weights is None or block.gives_normed:
+            return None
+        cos_TH, sin_TH = block.layer.turns
+        parts = ForwardParts(
+            embedding_VD=block.embedding_VD,
+            final_norm_D=block.norm_D,
+            head=block.head,
+            cos_TH=cos_TH,
+            sin_TH=sin_TH,
+            layers=[weights],
+            kv=self.state.layers,
+            buffers=self._passes.scratch.for_native,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            ffn_size=config.ffn_size,
+            hidden_SKD=block.embedding_VD.new_empty(0),
+            entrance=block.entrance,
+        )
+        return head_pass(self._kernels, parts, self.state, self._passes.logits_MV, block.ids_W)
+
+
+def normed(kernels: Kernels, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """In new memory."""
+    out_ND = torch.empty_like(x_ND)
+    kernels.rms_norm(x_ND, weight_D, eps, out_ND)
+    return out_ND
