@@ -18,9 +18,10 @@ import torch
 from gpu_check.setting import Setting, SkippedError, check
 from torch import Tensor
 
+from outrider.core.rng import RoundKeys
 from outrider.engine.cuda_graph.build import torch_laws, triton_laws
 from outrider.engine.cuda_graph.memory import PageTables, chains_plan
-from outrider.engine.cuda_graph.sampling import Judged, Keys, RoundLaws, Rows
+from outrider.engine.cuda_graph.sampling import Judged, RoundLaws, Rows
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
@@ -271,7 +272,7 @@ def _same_verdicts(setting: Setting, sampler: str, temperature: float) -> bool:
     rows = Rows(
         torch.full((batch,), temperature, device=setting.device),
         numbers_B % (K + 1),
-        Keys(numbers_B * 7 + 1, numbers_B % 2, numbers_B + 40),
+        RoundKeys(numbers_B * 7 + 1, numbers_B % 2, numbers_B + 40),
     )
     room_BKV = torch.zeros_like(q_BKV) if temperature else None
     other_BKV = torch.zeros_like(q_BKV) if temperature else None

@@ -14,10 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.build import torch_laws, triton_laws
 from outrider.engine.cuda_graph.program import launcher_for
-from outrider.engine.cuda_graph.sampling import Keys, RoundLaws, Rows
+from outrider.engine.cuda_graph.sampling import RoundLaws, Rows
 from outrider.kernels.registry import choose
 
 CONTEXT = 256
@@ -177,7 +178,7 @@ def _accept_seconds(
     rows = Rows(
         torch.full((batch,), temperature, device=device),
         torch.full((batch,), ACCEPT_K, dtype=torch.int64, device=device),
-        Keys(numbers_B, torch.zeros_like(numbers_B), numbers_B + 100),
+        RoundKeys(numbers_B, torch.zeros_like(numbers_B), numbers_B + 100),
     )
     laws.begin(rows)
     for node in range(ACCEPT_K):

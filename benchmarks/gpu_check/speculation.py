@@ -132,6 +132,7 @@ class CoinLaws(GreedyLaws):
     """Greedy, but a drafted token is kept by a coin: acceptance of a given rate, of any model."""
 
     def __init__(self, alpha: float) -> None:
+        super().__init__()
         self._alpha = alpha
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.philox import philox_uniform
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.core.tree import ROOT
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
-from outrider.engine.cuda_graph.sampling import Decisions, Keys, keyed_uniforms
+from outrider.engine.cuda_graph.sampling import Decisions, keyed_uniforms
 
 words = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 
@@ -27,7 +27,7 @@ def test_numbers_are_those_of_keyed_noise(
     seeds: list[int], k: int, start: int, sample: int
 ) -> None:
     seed_B = torch.tensor(seeds)
-    keys = Keys(seed_B, torch.full_like(seed_B, sample), torch.full_like(seed_B, start))
+    keys = RoundKeys(seed_B, torch.full_like(seed_B, sample), torch.full_like(seed_B, start))
     uniforms_BN = keyed_uniforms(keys, Decisions.of_round(k, torch.device("cpu")))
     asked = [(node, Role.DRAFT) for node in range(k)]
     asked += [(node, Role.ACCEPT) for node in range(k)]

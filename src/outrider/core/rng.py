@@ -39,6 +39,18 @@ class Role(IntEnum):
     RACE = 4
 
 
+@dataclass(frozen=True, slots=True)
+class RoundKeys:
+    """What numbers of a round are keyed by but for node and role, one a sequence, on a device.
+
+    `seed_B` is int64 (its bits are the seed's), the others of any integer dtype below 2^32.
+    """
+
+    seed_B: Tensor
+    sample_B: Tensor
+    start_B: Tensor
+
+
 class Rng(Protocol):
     """The only source of randomness. `node` is a draft node's index, or ROOT.
 

@@ -132,7 +132,7 @@ def torch_laws(sampler: str, k: int, laws_BKV: Tensor | None) -> RoundLaws:
 def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.cuda_graph.triton import TritonGreedyLaws, TritonRoundLaws
+    from outrider.engine.cuda_graph.triton import TritonRoundLaws, triton_best
     from outrider.kernels.triton.launchers import TritonProbs
     from outrider.kernels.triton.scratch import Workspace
 
@@ -140,7 +140,7 @@ def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
 
     def make(logits_BKV: Tensor | None) -> RoundLaws:
         if logits_BKV is None:
-            return TritonGreedyLaws(laws)
+            return GreedyLaws(partial(triton_best, laws))
         return TritonRoundLaws(laws, logits_BKV, block=sampler == "block")
 
     return make

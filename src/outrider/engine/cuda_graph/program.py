@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
+from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import (
     BROKE_DRAFT,
@@ -33,7 +34,7 @@ from outrider.engine.cuda_graph.memory import (
     StackModel,
     StaticPass,
 )
-from outrider.engine.cuda_graph.sampling import Judged, Keys, RoundLaws, Rows
+from outrider.engine.cuda_graph.sampling import Judged, RoundLaws, Rows
 
 # Libraries choose algorithms and allocate workspaces in their first calls.
 _WARM_UPS = 2
@@ -150,7 +151,7 @@ class RoundProgram:
         rows = Rows(
             state.temperature_B,
             torch.minimum(state.budget_B, state.room_B - 1).clamp_min(0),
-            Keys(state.seed_B, state.sample_B, state.length_B),
+            RoundKeys(state.seed_B, state.sample_B, state.length_B),
         )
         self.laws.begin(rows)
         tokens_BK, broken_B = self._drafts(rows)

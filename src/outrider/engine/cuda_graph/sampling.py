@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.tree import ROOT
 from outrider.verify.batched import (
@@ -31,22 +31,13 @@ from outrider.verify.batched import (
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """What the numbers of a round are keyed by, but for node and role. All int64, of shape B."""
-
-    seed_B: Tensor
-    sample_B: Tensor
-    start_B: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a round. `temperature_B` is float32, 0 for greedy rows; `depth_B` (int64) is how
     many of the K tokens count: near the limit of a text rounds draft less."""
 
     temperature_B: Tensor
     depth_B: Tensor
-    keys: Keys
+    keys: RoundKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,7 @@ class Decisions:
         return cls(pairs_N2[:, 0].contiguous(), pairs_N2[:, 1].contiguous())
 
 
-def keyed_uniforms(keys: Keys, decisions: Decisions) -> Tensor:
+def keyed_uniforms(keys: RoundKeys, decisions: Decisions) -> Tensor:
     """uniforms_BN in [0, 1), float64, bit for bit those of `KeyedRng`.
 
     A captured round cannot ask the host for a number, so it runs the Philox4x32-10 of core/rng.py
@@ -116,19 +107,35 @@ Rule: TypeAlias = Callable[[Tensor, Tensor, Tensor, ChainNumbers, Tensor], Chain
 RULES: Mapping[str, Rule] = {"token": judge_chains, "block": judge_blocks}
 
 
+# The first largest of each row of logits, -1 for a row with a NaN.
+Best: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def torch_best(logits: Tensor) -> Tensor:
+    most, best = logits.max(-1)
+    return torch.where(most.isnan(), -1, best)
+
+
 class GreedyLaws:
-    """For batches without a sampled row: no law is made."""
+    """For batches without a sampled row: no distribution is made."""
+
+    def __init__(self, best: Best = torch_best) -> None:
+        self._best = best
 
     def begin(self, rows: Rows) -> None:
         del rows
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
         del rows, node
-        most_B, best_B = logits_BV.max(-1)
-        return best_B, most_B.isnan()
+        token_B = self._best(logits_BV)
+        return token_B.clamp_min(0), token_B < 0
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
-        return judge_greedy(logits_BWV, tokens_BK, rows)
+        """How far each chain follows the first largest logits."""
+        best_BW = self._best(logits_BWV)
+        kept_B = kept_prefix(best_BW[:, :-1] == tokens_BK, rows.depth_B)
+        next_B = best_BW.gather(-1, kept_B[:, None])[:, 0]
+        return Judged(kept_B, next_B.clamp_min(0), within(best_BW < 0, rows))
 
 
 class TorchRoundLaws:
@@ -136,6 +143,7 @@ class TorchRoundLaws:
 
     def __init__(self, rule: Rule, decisions: Decisions, laws_BKV: Tensor) -> None:
         self._rule, self._decisions, self._laws_BKV = rule, decisions, laws_BKV
+        self._greedy = GreedyLaws()
         self._uniforms_BN = torch.zeros(
             laws_BKV.shape[0],
             decisions.nodes_N.shape[0],
@@ -147,12 +155,14 @@ class TorchRoundLaws:
         self._uniforms_BN.copy_(keyed_uniforms(rows.keys, self._decisions))
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
-        most_B, best_B = logits_BV.max(-1)
         law_BV = self._laws_BKV[:, node]
         law_BV.copy_(laws(logits_BV[:, None], rows.temperature_B)[:, 0])
         drawn_B = pick(law_BV, self._uniforms_BN[:, node]).clamp_max(logits_BV.shape[1] - 1)
+        chosen_B, broken_B = self._greedy.draft(logits_BV, rows, node)
         greedy_B = rows.temperature_B == 0
-        return torch.where(greedy_B, best_B, drawn_B), _broken(most_B, greedy_B)
+        # An infinite logit still has a place in an order, but no distribution.
+        unlawful_B = ~logits_BV.amax(-1).isfinite()
+        return torch.where(greedy_B, chosen_B, drawn_B), torch.where(greedy_B, broken_B, unlawful_B)
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
         k = tokens_BK.shape[1]
@@ -165,11 +175,13 @@ class TorchRoundLaws:
             rows.depth_B,
         )
         next_B = drawn.next_B.clamp_max(logits_BWV.shape[2] - 1)
-        greedy, is_greedy_B = judge_greedy(logits_BWV, tokens_BK, rows), rows.temperature_B == 0
+        greedy = self._greedy.judge(logits_BWV, tokens_BK, rows)
+        unlawful_B = within(~logits_BWV.amax(-1).isfinite(), rows)
+        greedy_B = rows.temperature_B == 0
         return Judged(
-            torch.where(is_greedy_B, greedy.kept_B, drawn.num_accepted_B),
-            torch.where(is_greedy_B, greedy.next_B, next_B),
-            greedy.broken_B,
+            torch.where(greedy_B, greedy.kept_B, drawn.num_accepted_B),
+            torch.where(greedy_B, greedy.next_B, next_B),
+            torch.where(greedy_B, greedy.broken_B, unlawful_B),
         )
 
 
@@ -179,21 +191,7 @@ def laws(logits_BXV: Tensor, temperature_B: Tensor) -> Tensor:
     return torch.softmax(logits_BXV / safe_B[:, None, None], dim=-1)
 
 
-def judge_greedy(logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
-    """How far each chain follows the first largest logits."""
-    most_BW, best_BW = logits_BWV.max(-1)
-    kept_B = kept_prefix(best_BW[:, :-1] == tokens_BK, rows.depth_B)
-    next_B = best_BW.gather(-1, kept_B[:, None])[:, 0]
-    return Judged(kept_B, next_B, _any_broken(most_BW, rows))
-
-
-def _broken(most: Tensor, greedy: Tensor) -> Tensor:
-    """An infinite logit still has a place in an order, but no law."""
-    return torch.where(greedy, most.isnan(), ~most.isfinite())
-
-
-def _any_broken(most_BW: Tensor, rows: Rows) -> Tensor:
-    """Rows behind a chain's end are nobody's."""
-    place_BW = torch.ones_like(most_BW, dtype=torch.int64).cumsum(-1) - 1
-    broken_BW = _broken(most_BW, (rows.temperature_B == 0)[:, None])
+def within(broken_BW: Tensor, rows: Rows) -> Tensor:
+    """Which rows are broken; what is behind a chain's end is nobody's."""
+    place_BW = torch.ones_like(broken_BW, dtype=torch.int64).cumsum(-1) - 1
     return (broken_BW & (place_BW <= rows.depth_B[:, None])).any(-1)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.triton import accept, sampling
 from outrider.kernels.triton.scratch import Part, Workspace
 from outrider.kernels.triton.tiles import cdiv, launch, power_of_two
@@ -41,18 +41,6 @@ class ProbRows:
 
     rows_RV: Tensor
     temperature_B: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundKeys:
-    """What numbers of a round are keyed by (core/rng.py), one a sequence, on the device.
-
-    `seed_B` is int64 (its bits are the seed's), the others of any integer dtype below 2^32.
-    """
-
-    seed_B: Tensor
-    sample_B: Tensor
-    start_B: Tensor
 
 
 @dataclass(frozen=True, slots=True)

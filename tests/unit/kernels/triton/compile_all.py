@@ -13,12 +13,12 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.reference.delta import TokenRun
 from outrider.kernels.triton import delta_ops, ops
 from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton.delta_ops import TritonDelta
-from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, TritonProbs, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
 from outrider.kernels.triton.scratch import Workspace
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text

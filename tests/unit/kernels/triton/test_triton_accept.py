@@ -17,10 +17,10 @@ from torch import Tensor
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
-from outrider.core.rng import KeyedRng, Role
+from outrider.core.rng import KeyedRng, Role, RoundKeys
 from outrider.core.sampling import Laws
 from outrider.kernels.triton import launchers as laws_module
-from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws

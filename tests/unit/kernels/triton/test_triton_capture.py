@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.triton import launchers as laws
 from outrider.kernels.triton import ops
-from outrider.kernels.triton.launchers import Chains, ProbRows, RoundKeys, Verdicts
+from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
 from outrider.kernels.triton.ops import HeadNorms
 from outrider.kernels.triton.scratch import Workspace
 from unit.kernels.implementations import randn

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.core.rng import KeyedRng, Role, inverse_cdf
+from outrider.core.rng import KeyedRng, Role, RoundKeys, inverse_cdf
 from outrider.core.sampling import leftover
 from outrider.kernels.triton import launchers as laws_module
-from outrider.kernels.triton.launchers import ProbRows, RoundKeys
+from outrider.kernels.triton.launchers import ProbRows
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_laws
 
