@@ -25,7 +25,7 @@ from outrider.cache.capacity import states_that_fit
 from outrider.cache.paged_kv import PagedKV
 from outrider.cache.pages import Columns
 from outrider.cache.recurrent import CellPool, Checkpoints, Policy, RecurrentSequence, Wants
-from outrider.core.errors import CapacityError, ContractError
+from outrider.core.errors import CapacityError, given
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.plan import PackedPlan
@@ -64,9 +64,7 @@ class Staging:
         seq.inputs.update(zip(self.wants.inputs, self.inputs, strict=True))
         runs: list[TokenRun] = []
         for nodes in seq.runs(row):
-            origin = seq.origin(seq.parents[nodes.start])
-            if origin is None:
-                raise ContractError("there is no origin")
+            origin = given(seq.origin(seq.parents[nodes.start]), "origin")
             source, replayed, fold = origin.source, origin.replayed, self.fold
             if runs and fold is not None and origin.num_kept:
                 source, replayed, fold = fold, replayed[origin.num_kept :], None
@@ -223,9 +221,7 @@ class HybridState:
         """The plan of a pass over text whose keys and values are in the arena; once it has run, the
         state after those positions is held."""
         seq = self._sequences[seq_id]
-        origin = seq.origin_at(positions.start)
-        if origin is None:
-            raise ContractError("there is no origin")
+        origin = given(seq.origin_at(positions.start), "origin")
         (cell,) = self._take_states(1)
         columns = Columns()
         columns.tokens += seq.text(positions.start, positions.stop)

@@ -9,8 +9,11 @@ import difflib
 import errno
 from collections.abc import Generator, Iterable
 from contextlib import ContextDecorator, contextmanager
+from typing import TypeVar
 
 from outrider.core.interrupts import is_interrupt
+
+T = TypeVar("T")
 
 # How PyTorch, safetensors, C++ and the dynamic loader say that memory ended; none has a type of
 # its own for it on every device.
@@ -181,6 +184,13 @@ class foreign(ContextDecorator):  # noqa: N801 - every round enters several: no 
 class ContractError(RuntimeError):
     """Code of ours called other code of ours in a way that it forbids. That is a defect and no
     user's mistake; unlike an assertion it is found under `python -O` as well."""
+
+
+def given(value: T | None, what: str) -> T:
+    """`value`, which the caller must have been given. Raises ContractError if there is none."""
+    if value is None:
+        raise ContractError(f"there is no {what}")
+    return value
 
 
 class SequenceError(Exception):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import MODEL, DrafterKind
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.sampling import PLAIN, Sampling
@@ -111,15 +111,11 @@ class BuildContext:
 
     @property
     def draft(self) -> CausalLM:
-        if self.models.draft is None:
-            raise ContractError("there is no draft")
-        return self.models.draft
+        return given(self.models.draft, "draft model")
 
     @property
     def heads(self) -> HeadsToLoad:
-        if self.models.heads is None:
-            raise ContractError("the target comes without heads")
-        return self.models.heads
+        return given(self.models.heads, "heads")
 
     def build(self) -> Drafter:
         drafter: Drafter = self.kind.build(self)
@@ -127,6 +123,4 @@ class BuildContext:
 
     def member(self) -> Drafter:
         """What a model or heads are by themselves, as a part of another drafter."""
-        if self.resolved.given is None:
-            raise ContractError("there is no draft")
-        return replace(self, kind=self.resolved.given).build()
+        return replace(self, kind=given(self.resolved.given, "draft model")).build()

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.growth import DraftSampler, limited
+from outrider.drafters.growth import DraftSampler, Stateless, draft_some
 from outrider.drafters.heads import NormedTarget, own_kernels
 
 ALPHA = 0.7
 MAX_DRAFT = 2
 
 
-class LiteDrafter:
+class LiteDrafter(Stateless):
     """Keeps nothing of a sequence. Drafts nothing before the target has read two tokens and all but
     the pending one."""
 
@@ -44,15 +44,8 @@ class LiteDrafter:
         self._sampler, self._alpha, self._max_draft = sampler, alpha, max_draft
         self.needs = DraftNeeds(hidden_layers=(target.spec.num_layers,))
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
-    def close(self, seq_id: int) -> None: ...
-
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        depths = [self._depth(row) for row in rows]
-        asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
-        drafts = iter(self._drafts(asked) if asked else ())
-        return [next(drafts) if depth else Draft.empty() for depth in depths]
+        return draft_some(rows, [self._depth(row) for row in rows], self._drafts)
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
         pairs = [_last_two(row) for row in rows]
@@ -83,8 +76,6 @@ class LiteDrafter:
 
 def _last_two(row: DraftRow) -> tuple[Tensor, Tensor]:
     """States of the last two tokens that the target has read, each of shape [D]."""
-    if row.hidden is None:
-        raise ContractError("the row has no hidden states")
     end = len(row.tokens) - 1
-    before_D, now_D = row.hidden.read(end - 2, end)[:, 0].float()
+    before_D, now_D = given(row.hidden, "hidden state").read(end - 2, end)[:, 0].float()
     return before_D, now_D

@@ -181,6 +181,26 @@ def limited(row: DraftRow, depth: int) -> DraftRow:
     return replace(row, budget=replace(row.budget, depth=depth))
 
 
+def draft_some(
+    rows: Sequence[DraftRow],
+    depths: Sequence[int],
+    draft: Callable[[Sequence[DraftRow]], Sequence[Draft]],
+) -> list[Draft]:
+    """What `draft` makes of the rows that may be drafted for, each to its depth; the others get
+    empty drafts."""
+    asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
+    drafts = iter(draft(asked) if asked else ())
+    return [next(drafts) if depth else Draft.empty() for depth in depths]
+
+
+class Stateless:
+    """A part of drafters that keep nothing of a sequence."""
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
+
+    def close(self, seq_id: int) -> None: ...
+
+
 def _process(row: DraftRow, logits_MV: Tensor, paths: Sequence[Sequence[int]]) -> None:
     """Process logits in place as the target's will be, after these drafted tokens each."""
     if row.shaper is not None:

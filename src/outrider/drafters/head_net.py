@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.native import HeadPass, head_pass
@@ -212,9 +212,7 @@ class BlockNet:
         block = self._block
         block.entrance.states_ND[: len(hidden_ND)].copy_(hidden_ND)
         out = self._passes.step(self, rows, _OWN_STATES)
-        if out.hidden_NKD is None:
-            raise ContractError("the pass gave no hidden states")
-        own_ND = out.hidden_NKD[:, 0].contiguous()
+        own_ND = given(out.hidden_NKD, "hidden state")[:, 0].contiguous()
         if block.gives_normed and block.norm_D is not None:
             own_ND = normed(self._kernels, own_ND, block.norm_D, self._config.rms_norm_eps)
         return NetOutput(out.logits_MV, own_ND)

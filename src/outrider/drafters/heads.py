@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.protocols import CacheStore, CausalLM, DraftRow, StepRow
 from outrider.drafters.growth import TextPart
 from outrider.kernels.registry import Kernels
@@ -47,9 +47,7 @@ def target_states(parts: Sequence[TextPart]) -> Tensor:
 
 def _states_before(row: DraftRow, start: int, count: int) -> Tensor:
     """The token before a text has the state zero."""
-    if row.hidden is None:
-        raise ContractError("the row has no hidden states")
-    hidden_PKD = row.hidden.read(max(start - 1, 0), start + count - 1)
+    hidden_PKD = given(row.hidden, "hidden state").read(max(start - 1, 0), start + count - 1)
     if start > 0:
         return hidden_PKD
     return torch.cat([hidden_PKD.new_zeros(1, *hidden_PKD.shape[1:]), hidden_PKD])

@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow, StepRow
-from outrider.drafters.growth import DraftSampler, TextPart, limited
+from outrider.drafters.growth import DraftSampler, TextPart, draft_some
 from outrider.drafters.heads import HeadNet, NetOutput, target_states
 from outrider.drafters.native import FusedDrafts
 
@@ -217,15 +217,13 @@ class HiddenDrafter:
         self._blocks.close(seq_id)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        depths = [self._blocks.depth(row) for row in rows]
-        asked = [limited(row, depth) for row, depth in zip(rows, depths, strict=True) if depth]
-        if not asked:
-            return [Draft.empty()] * len(rows)
-        with self._blocks.drafting([row.seq_id for row in asked]):
-            drafts = iter(self._drafts(asked))
-        return [next(drafts) if depth else Draft.empty() for depth in depths]
+        return draft_some(rows, [self._blocks.depth(row) for row in rows], self._drafts)
 
     def _drafts(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        with self._blocks.drafting([row.seq_id for row in rows]):
+            return self._drafted(rows)
+
+    def _drafted(self, rows: Sequence[DraftRow]) -> list[Draft]:
         parts = self._blocks.catch_up(rows)
         fused = None if self._fused is None else self._fused.try_rows(parts)
         if fused is not None:

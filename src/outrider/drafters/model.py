@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.protocols import CausalLM, DraftNeeds, DraftRow, StepRow
 from outrider.core.tree import ROOT
-from outrider.drafters.growth import DraftSampler, TextPart
+from outrider.drafters.growth import DraftSampler, TextPart, draft_some
 from outrider.drafters.native import FusedDrafts
 
 # The pending token, and the last of a draft that was kept whole: it was never fed.
@@ -55,9 +55,7 @@ class ModelDrafter:
         self._parents.pop(seq_id, None)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        asked = [row for row in rows if row.budget.depth]
-        drafts = iter(self._drafts(asked) if asked else ())
-        return [next(drafts) if row.budget.depth else Draft.empty() for row in rows]
+        return draft_some(rows, [row.budget.depth for row in rows], self._drafts)
 
     def share(self, num_rows: int) -> int:
         """Unread tokens of each of so many rows that one pass takes."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.errors import CapacityError, ContractError
+from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
@@ -91,12 +91,10 @@ def head_pass(
     forward = kernels.forward(parts)
     if not isinstance(forward, NativeForward):
         raise ContractError("forward is no NativeForward")
-    if parts.entrance is None:
-        raise ContractError("there is no entrance")
     shape = len(logits_MV), parts.head.num_out
     logits_MW = logits_MV.flatten()[: shape[0] * shape[1]].view(shape)
     model = RoundModel(forward, logits_MW, state.page_size, ids_W)
-    return HeadPass(model, parts.entrance, state, parts.embedding_VD.shape[0])
+    return HeadPass(model, given(parts.entrance, "entrance"), state, parts.embedding_VD.shape[0])
 
 
 @dataclass(frozen=True, slots=True)

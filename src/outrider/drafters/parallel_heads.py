@@ -21,13 +21,19 @@ from torch import Tensor
 
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.draft import Draft
-from outrider.core.errors import ContractError, NumericsError, blaming
+from outrider.core.errors import NumericsError, blaming, given
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.block import BlockContext, Guess
-from outrider.drafters.growth import DraftSampler, SampledNodes, chosen_tree, drawn_params
+from outrider.drafters.growth import (
+    DraftSampler,
+    SampledNodes,
+    Stateless,
+    chosen_tree,
+    drawn_params,
+)
 from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
@@ -93,11 +99,36 @@ def _shape(row: DraftRow, logits_KV: Tensor) -> None:
             logits_KV[0].copy_(row.shaper.shape(logits_KV[:1], row.tokens, [()])[0])
 
 
-def _depth(row: DraftRow, most: int) -> int:
-    """How deep to draft: not at all before the target has read all but the pending token."""
-    if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
-        return 0
-    return min(row.budget.depth, most)
+class _ParallelDrafter(Stateless):
+    """Drafts nothing while the target has not read all but the pending token, that is in a text's
+    first round. At most `most` positions are guessed."""
+
+    def __init__(
+        self, places: ParallelHeadSampler, most: int, hidden_layers: tuple[int, ...]
+    ) -> None:
+        self._places, self._most = places, most
+        self.needs = DraftNeeds(hidden_layers=hidden_layers)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        depths = {index: depth for index, row in enumerate(rows) if (depth := self._depth(row))}
+        drafts = [Draft.empty()] * len(rows)
+        if not depths:
+            return drafts
+        guesses = self._guesses([rows[index] for index in depths], list(depths.values()))
+        for index, logits_KV in zip(depths, guesses, strict=True):
+            if len(logits_KV):
+                drafts[index] = self._places.draft(rows[index], logits_KV)
+        return drafts
+
+    def _depth(self, row: DraftRow) -> int:
+        """Not at all before the target has read all but the pending token."""
+        if row.hidden is None or not 0 < len(row.tokens) - 1 <= row.hidden.length:
+            return 0
+        return min(row.budget.depth, self._most)
+
+    def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        """logits_KV of each row, at most as deep as it is drafted for."""
+        raise NotImplementedError
 
 
 class Block(Protocol):
@@ -112,51 +143,31 @@ class Block(Protocol):
     def guess(self, contexts: list[BlockContext], num_places: int) -> Guess: ...
 
 
-class BlockDrafter:
-    """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
-    token, that is in a text's first round. `least` is the threshold; 0 never ends a draft early.
-
-    A chain is as long as the product of confidences stays above a threshold. Distributions and
-    confidences are known before the first token is drawn, so where a draft ends tells nothing about
-    the drawn tokens.
+class BlockDrafter(_ParallelDrafter):
+    """A chain is as long as the product of confidences stays above the threshold `least`; 0 never
+    ends a draft early. Distributions and confidences are known before the first token is drawn, so
+    where a draft ends tells nothing about the drawn tokens.
     """
 
     name = "block"
 
     def __init__(self, net: Block, places: ParallelHeadSampler, *, least: float = 0.0) -> None:
-        self._net, self._places, self._least = net, places, least
-        self.needs = DraftNeeds(hidden_layers=net.hidden_layers)
+        super().__init__(places, net.num_places, net.hidden_layers)
+        self._net, self._least = net, least
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
-    def close(self, seq_id: int) -> None: ...
-
-    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        drafts = [Draft.empty()] * len(rows)
-        asked = [index for index, row in enumerate(rows) if self._depth(row)]
-        if not asked:
-            return drafts
-        contexts = [self._context(rows[index]) for index in asked]
-        deepest = max(self._depth(rows[index]) for index in asked)
-        guess = self._net.guess(contexts, deepest)
-        for place, index in enumerate(asked):
-            confidence_K = guess.confidence_BK[place, : self._depth(rows[index])]
-            depth = num_sure(host_floats(confidence_K), self._least)
-            if depth:
-                logits_KV = guess.logits_BKV[place, :depth]
-                drafts[index] = self._places.draft(rows[index], logits_KV)
-        return drafts
-
-    def _depth(self, row: DraftRow) -> int:
-        return _depth(row, self._net.num_places)
+    def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        guess = self._net.guess([self._context(row) for row in rows], max(depths))
+        sure = [
+            num_sure(host_floats(confidence_K[:depth]), self._least)
+            for confidence_K, depth in zip(guess.confidence_BK, depths, strict=True)
+        ]
+        return [logits_KV[:n] for logits_KV, n in zip(guess.logits_BKV, sure, strict=True)]
 
     def _context(self, row: DraftRow) -> BlockContext:
-        if row.hidden is None:
-            raise ContractError("the row has no hidden states")
         end = len(row.tokens) - 1
         start = max(end - self._net.num_context, 0)
         following = tuple(row.tokens[start + 1 : end + 1])
-        return BlockContext(row.hidden.read(start, end), following)
+        return BlockContext(given(row.hidden, "hidden state").read(start, end), following)
 
 
 def num_sure(confidences: Sequence[float], least: float) -> int:
@@ -181,43 +192,21 @@ class Heads(Protocol):
         ...
 
 
-class MedusaDrafter:
-    """Keeps nothing of a sequence. Drafts nothing while the target has not read all but the pending
-    token, that is in a text's first round.
-
-    The heads read the state of the last token that the target has read, so their guesses do not
+class MedusaDrafter(_ParallelDrafter):
+    """The heads read the state of the last token that the target has read, so their guesses do not
     depend on the pending token, and are worse the more the pending token was drawn by chance.
     """
 
     def __init__(self, heads: Heads, places: ParallelHeadSampler, *, name: str = "medusa") -> None:
-        self._heads, self._places = heads, places
-        self.name = name
-        self.needs = DraftNeeds(hidden_layers=heads.hidden_layers)
+        super().__init__(places, heads.num_heads, heads.hidden_layers)
+        self._heads, self.name = heads, name
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
-    def close(self, seq_id: int) -> None: ...
-
-    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        drafts = [Draft.empty()] * len(rows)
-        asked = [index for index, row in enumerate(rows) if self._depth(row)]
-        if not asked:
-            return drafts
-        states_BD = torch.stack([_last_state(rows[index]) for index in asked])
-        deepest = max(self._depth(rows[index]) for index in asked)
-        logits_HBV = self._heads.logits(states_BD, deepest)
-        for place, index in enumerate(asked):
-            logits_HV = logits_HBV[: self._depth(rows[index]), place]
-            drafts[index] = self._places.draft(rows[index], logits_HV)
-        return drafts
-
-    def _depth(self, row: DraftRow) -> int:
-        """How many heads are asked."""
-        return _depth(row, self._heads.num_heads)
+    def _guesses(self, rows: Sequence[DraftRow], depths: Sequence[int]) -> list[Tensor]:
+        states_BD = torch.stack([_last_state(row) for row in rows])
+        logits_HBV = self._heads.logits(states_BD, max(depths))
+        return [logits_HBV[:depth, index] for index, depth in enumerate(depths)]
 
 
 def _last_state(row: DraftRow) -> Tensor:
-    if row.hidden is None:
-        raise ContractError("the row has no hidden states")
     end = len(row.tokens) - 1
-    return row.hidden.read(end - 1, end)[0, 0]
+    return given(row.hidden, "hidden state").read(end - 1, end)[0, 0]

@@ -19,6 +19,7 @@ from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ContractError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
+from outrider.drafters.growth import Stateless
 from outrider.drafters.portfolio_model import ModelMember, goodput
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, ScoredDrafter
 from outrider.estimate.acceptance import Acceptance
@@ -26,7 +27,7 @@ from outrider.estimate.theory import prefix_products
 from outrider.estimate.worth import LEAST_KEPT
 
 
-class ForcedDrafter:
+class ForcedDrafter(Stateless):
     """Chains up to where the mask leaves a choice; nothing for requests without a mask.
 
     A grammar often allows a single token for a while, as within a keyword or before a quotation
@@ -36,15 +37,11 @@ class ForcedDrafter:
     name = "forced"
     needs = DraftNeeds()
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         return [offer.draft for offer in self.offers(rows)]
 
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         return [NO_OFFER if row.shaper is None else _offer(row, row.shaper) for row in rows]
-
-    def close(self, seq_id: int) -> None: ...
 
 
 def _offer(row: DraftRow, shaper: LogitsProcessor) -> ScoredDraft:

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from outrider.core.draft import Draft
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT as DRAFT_ROOT
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
@@ -214,9 +214,8 @@ class SuffixReader:
         there; one that was missed, from the start."""
         memory = self._memory
         in_step = self._generation + 1 == memory.num_generations
-        if memory.kept is None:
-            raise ContractError("the generation before is gone")
-        before = Cursor.after(self._growing) if in_step else Cursor(memory.kept)
+        kept = given(memory.kept, "generation before")
+        before = Cursor.after(self._growing) if in_step else Cursor(kept)
         corpus = [c for c in self._others if c.automaton is memory.corpus]
         self._others = [*corpus, before]
         self._growing = TextWriter(memory.growing)

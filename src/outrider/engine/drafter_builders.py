@@ -14,7 +14,7 @@ from typing import cast
 
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import DrafterKind
-from outrider.core.errors import ConfigError, ContractError
+from outrider.core.errors import ConfigError, given
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
@@ -71,13 +71,11 @@ def sampler_of(context: BuildContext, model_name: str, *, branches: bool = False
 
 
 def build_bridge(context: BuildContext) -> Drafter:
-    config, models = context.config, context.models
-    if models.translator is None:
-        raise ContractError("there is no translator")
+    config = context.config
     return BridgeDrafter(
         context.draft,
         sampler_of(context, "the draft model"),
-        models.translator,
+        given(context.models.translator, "translator"),
         chunk=config.prefill_chunk,
         page_size=config.page_size,
     )

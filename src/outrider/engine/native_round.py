@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TypeGuard
 
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
@@ -135,13 +135,9 @@ class NativeRound:
         )
 
     def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> CacheSpan:
-        if self.draft is None:
-            raise ContractError("there is no draft")
-        if self.drafter is None:
-            raise ContractError("there is no drafter")
-        most = self.drafter.share(batch_size)
-        unread = self.drafter.begin(seq.seq_id, seq.tokens, most=most)
-        return _feed(self.draft, seq.seq_id, unread, depth - 1)
+        drafter = given(self.drafter, "drafter")
+        unread = drafter.begin(seq.seq_id, seq.tokens, most=drafter.share(batch_size))
+        return _feed(given(self.draft, "draft model"), seq.seq_id, unread, depth - 1)
 
     def _finish(
         self,
@@ -164,15 +160,9 @@ class NativeRound:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""
         drafted = verdict.drafted
         if row.depth:
-            if self.draft is None:
-                raise ContractError("there is no draft")
-            if self.drafter is None:
-                raise ContractError("there is no drafter")
-            if row.draft is None:
-                raise ContractError("there is no draft")
-            fed = (*row.draft.unread, *drafted[:-1])
-            self.draft.state.note_chain(seq.seq_id, fed)
-            self.drafter.note(seq.seq_id, fed)
+            fed = (*given(row.draft, "draft").unread, *drafted[:-1])
+            given(self.draft, "draft model").state.note_chain(seq.seq_id, fed)
+            given(self.drafter, "drafter").note(seq.seq_id, fed)
         if self.draft is not None:
             seq.draft = Draft.chain(drafted)
         path = tuple(range(verdict.num_accepted))

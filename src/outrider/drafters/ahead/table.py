@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.core.clock import host_rows
 from outrider.core.draft import Draft
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedRng, Role
 from outrider.core.tree import ROOT
@@ -53,16 +53,12 @@ class PreparedRound:
 
     def find(self, row: DraftRow) -> Draft | None:
         """The branch of the verdict that came, within the depth that is asked for now."""
-        if row.last is None:
-            raise ContractError("the sequence has had no round")
-        branch = self.branches.get((row.last.num_accepted, row.tokens[-1]))
+        branch = self.branches.get((given(row.last, "round").num_accepted, row.tokens[-1]))
         return None if branch is None else _beginning(branch, row.budget.depth)
 
     def rank(self, row: DraftRow) -> int | None:
         """The place, from 0, of the target's own token among the likeliest; None: beyond them."""
-        if row.last is None:
-            raise ContractError("the sequence has had no round")
-        listed = self.likeliest[row.last.num_accepted]
+        listed = self.likeliest[given(row.last, "round").num_accepted]
         return listed.index(row.tokens[-1]) if row.tokens[-1] in listed else None
 
 

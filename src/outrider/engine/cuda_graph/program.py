@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import (
@@ -264,9 +264,7 @@ class GraphCache:
     @property
     def buffers(self) -> RoundBuffers:
         """Those of the bucket that runs now."""
-        if self._buffers is None:
-            raise ContractError("there is no buffers")
-        return self._buffers
+        return given(self._buffers, "bucket")
 
     def refusal(self, seq: LiveSequence) -> str | None:
         """Why rounds of `seq` cannot be captured; None when they can."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.plan import PackedLinear, PackedPlan
@@ -103,9 +103,7 @@ def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., A
 def address(native: Callable[..., None]) -> int:
     """Where the machine code of `native` begins."""
     found = ctypes.cast(native, c_void_p).value  # pyright: ignore[reportArgumentType]
-    if found is None:
-        raise ContractError("the library is not loaded")
-    return found
+    return given(found, "function")
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
@@ -333,10 +333,8 @@ class NativeRounds:
             if row.drafted:
                 self._drafts[index * most : index * most + depth] = row.drafted
             if row.draft is not None:
-                if self._draft is None:
-                    raise ContractError("there is no draft")
                 told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
-                at_draft = self._draft.read(index, row.draft, at_draft)
+                at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
 
     def _laws(self, count: int) -> int:
         """Room for so many laws. A longer batch or draft than ever before makes it anew."""

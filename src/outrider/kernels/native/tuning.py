@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.core.errors import ConfigError, ContractError
+from outrider.core.errors import ConfigError, ContractError, given
 from outrider.core.files import NotPrivateError, read_private, write_private
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import (
@@ -339,9 +339,8 @@ def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
 def copied(packed: PackedLinear) -> PackedLinear:
     """The same weights in memory of their own, of the kind that weights are in."""
     data = cpu.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
-    if packed.descriptor is None:
-        raise ContractError("there is no descriptor")
-    descriptor: Any = type(packed.descriptor).from_buffer_copy(packed.descriptor)
+    own = given(packed.descriptor, "descriptor")
+    descriptor: Any = type(own).from_buffer_copy(own)
     if descriptor.packed != packed.data.data_ptr():
         raise ContractError("the packed weight was moved")
     descriptor.packed = data.data_ptr()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.errors import CheckpointError, ContractError
+from outrider.core.errors import CheckpointError, ContractError, given
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 
@@ -208,9 +208,7 @@ class ArenaCache:
     ) -> Tensor:
         k_GSD, v_GSD = self._arena_of(key_1GSD, value_1GSD)
         _, num_heads, num_rows, head_dim = query_1HND.shape
-        plan = self._plan
-        if plan is None:
-            raise ContractError("there is no plan")
+        plan = given(self._plan, "plan")
         if num_rows != plan.num_tokens:
             raise ContractError("the plan is of another number of tokens")
         qkv_NE = self._qkv_NE[:num_rows]

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 import torch
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, pick_device
@@ -188,12 +188,10 @@ class RankGroup:
             return self._lost
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
-        if process.stdin is None:
-            raise ContractError("the process has no pipes")
+        pipe, left = given(process.stdin, "pipe"), memoryview(data)
         try:
-            left = memoryview(data)
             while left:
-                left = left[process.stdin.write(left) :]
+                left = left[pipe.write(left) :]
         except (OSError, ValueError) as error:
             self.lose(f"a rank reads no more ({error})")
 
@@ -247,10 +245,8 @@ def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        if process.stdin is None:
-            raise ContractError("the process has no pipes")
         with suppress(OSError):
-            process.stdin.close()
+            given(process.stdin, "pipe").close()
     for process in processes:
         try:
             process.wait(_END_SECONDS)
@@ -272,9 +268,7 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str, str] | None:
     """The next answer; empty where the process ended, None where time did."""
-    pipe: IO[bytes] | None = process.stdout
-    if pipe is None:
-        raise ContractError("there is no pipe")
+    pipe: IO[bytes] = given(process.stdout, "pipe")
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
