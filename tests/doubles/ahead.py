@@ -19,12 +19,11 @@ from outrider.core.protocols import (
 )
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.ahead.choices import room_needed
-from outrider.drafters.ahead.drafter import AheadDrafter, AheadOptions
+from outrider.drafters.ahead.choices import AheadChoices, room_needed
+from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.drafting import ahead_row
 from outrider.engine.stages import Stages
 from outrider.verify.exact import BlockRule
@@ -52,14 +51,16 @@ def ahead_drafter(
 ) -> AheadDrafter:
     sampler = DraftSampler(argmax, "the draft model", sampling=sampling, change=change)
     jit = ModelDrafter(model, sampler, chunk=3)
-    options = AheadOptions(
-        room=room_needed(ways.k, ways.fan_out, ways.batch),
+    choices = AheadChoices(
+        k=ways.k,
         fan_out=ways.fan_out,
         policy=ways.policy,
         fallback=ways.fallback,
         force_hits=ways.force_hits,
+        max_ngram=2,
+        min_ngram=1,
     )
-    return AheadDrafter(jit, options, fast=NgramDrafter(max_n=2, min_n=1))
+    return AheadDrafter(jit, choices, room_needed(ways.k, ways.fan_out, ways.batch))
 
 
 @dataclass(slots=True)

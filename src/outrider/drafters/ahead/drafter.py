@@ -21,7 +21,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices
-from outrider.drafters.ahead.forecast import Fallback, Forecast, Kind, Policy, Saguaro, Source
+from outrider.drafters.ahead.forecast import Fallback, Forecast, Saguaro, Source
 from outrider.drafters.ahead.table import (
     FanOutLimiter,
     ForcedHits,
@@ -83,22 +83,6 @@ class AheadStats:
             self.bonus.add(found=found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AheadOptions:
-    """`fan_out` verdicts are foreseen for a sequence and round, shared out by `policy`; what is not
-    foreseen is drafted by `fallback`. `room` is what the draft model was given. `force_hits` is -1,
-    or the share of verdicts that count as foreseen (`ForcedHits`); `free` makes their drafts in no
-    time, where there is such a drafter. `always` goes on however long it takes."""
-
-    room: AheadCapacity
-    fan_out: int = 16
-    policy: Policy = "top"
-    fallback: Kind = "jit"
-    force_hits: float = -1.0
-    free: ModelDrafter | None = None
-    always: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """The last draft given for a sequence: its text then, and how the draft was come by."""
@@ -125,7 +109,8 @@ class _Look:
 
 class AheadDrafter:
     """DraftAhead with the model of `jit`, whose memory and way of choosing tokens it shares, or
-    cached drafts would be others. `fast` is the fallback that costs nothing.
+    cached drafts would be others; `room` is what that model was given. `free` makes the drafts of
+    forced hits in no time, where there is such a drafter.
 
     Drafting ahead loses where drafter and target compete for one memory bus: branches of verdicts
     that do not come are paid for. Requests with logits processors are drafted for in turns only,
@@ -140,20 +125,19 @@ class AheadDrafter:
     def __init__(
         self,
         jit: ModelDrafter,
-        options: AheadOptions,
+        choices: AheadChoices,
+        room: AheadCapacity,
         *,
-        fast: NgramDrafter | None = None,
+        free: ModelDrafter | None = None,
         clock: Clock = HOST_CLOCK,
     ) -> None:
-        self._jit = jit
-        self._fast = fast or NgramDrafter()
-        self._free = options.free
-        self._clock = clock
-        self._fallback = Fallback(jit, self._fast, options.fallback, clock)
-        self._forced = ForcedHits(options.force_hits) if options.force_hits >= 0 else None
-        self._forecast = Forecast(options.policy)
-        self._trunks = DraftPrefixes(jit, options.room)
-        self._pace = FanOutLimiter(options.fan_out, options.always)
+        self._jit, self._free, self._clock = jit, free, clock
+        self._fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
+        self._fallback = Fallback(jit, self._fast, choices.fallback, clock)
+        self._forced = ForcedHits(choices.force_hits) if choices.force_hits >= 0 else None
+        self._forecast = Forecast(choices.policy)
+        self._trunks = DraftPrefixes(jit, room)
+        self._pace = FanOutLimiter(choices.fan_out, choices.always)
         self._table = SpeculationCache()
         self._answers: dict[int, _Answer] = {}
         self._stats = AheadStats()
@@ -315,14 +299,4 @@ def ahead(
     free = None
     if choices.force_hits >= 0 and isinstance(model, Foretold):
         free = ModelDrafter(model.without_cost(), sampler, chunk=chunk)
-    options = AheadOptions(
-        room=room,
-        fan_out=choices.fan_out,
-        policy=choices.policy,
-        fallback=choices.fallback,
-        force_hits=choices.force_hits,
-        free=free,
-        always=choices.always,
-    )
-    fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
-    return AheadDrafter(ModelDrafter(model, sampler, chunk=chunk), options, fast=fast)
+    return AheadDrafter(ModelDrafter(model, sampler, chunk=chunk), choices, room, free=free)
