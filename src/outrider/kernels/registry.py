@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.core.errors import ContractError
+from outrider.core.errors import given
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, refused_kinds
@@ -207,7 +207,6 @@ def _measured(
         quantised = NativeQuantised(library, quantise, number, kind=kind)
         native = partial(NativeOps, library, dtype, number)
         kernels = _quantised(_native(native, library), quantised)
-    linear, *others = kernels.choices
     refused = refused_kinds(library, dtype, quantise)
     wished, by_rule = env.linears(), quantise == "none" and dtype == torch.bfloat16
     wish = "as OUTRIDER_LINEARS says" if wished == kind else ""
@@ -215,20 +214,19 @@ def _measured(
     told = wish or answer.why or ruled
     reasons = [told, *(f"{name}: {why}" for name, why in refused.items())]
     why = "; ".join(filter(None, reasons))
-    linear = replace(linear, kind=kind, why=why, timings=answer.timings)
-    return _described(kernels, (linear, *others), team)
+
+    def described(kernels: Kernels) -> Kernels:
+        linear, *others = kernels.choices
+        linear = replace(linear, kind=kind, why=why, timings=answer.timings)
+        return replace(kernels, choices=(linear, *others), threads=team)
+
+    return _changed(kernels, described)
 
 
-def _described(kernels: Kernels, choices: tuple[Choice, ...], team: Choice) -> Kernels:
-    make = kernels.twin
-    if make is None:
-        raise ContractError("there is no maker of such kernels")
-    return replace(
-        kernels,
-        choices=choices,
-        threads=team,
-        twin=lambda: _described(make(), choices, team),
-    )
+def _changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
+    """`change` done to these and to their twins."""
+    make = given(kernels.twin, "maker of such kernels")
+    return replace(change(kernels), twin=lambda: _changed(make(), change))
 
 
 def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
@@ -240,18 +238,12 @@ def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
 
 
 def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kernels:
-    linear, *others = kernels.choices
-    linear = replace(linear, name=f"{linear.name} {side.scheme}")
-    make = kernels.twin
-    if make is None:
-        raise ContractError("there is no maker of such kernels")
-    return replace(
-        kernels,
-        pack=side.pack,
-        linear=side.linear,
-        choices=(linear, *others),
-        twin=lambda: _quantised(make(), side),
-    )
+    def quantised(kernels: Kernels) -> Kernels:
+        linear, *others = kernels.choices
+        linear = replace(linear, name=f"{linear.name} {side.scheme}")
+        return replace(kernels, pack=side.pack, linear=side.linear, choices=(linear, *others))
+
+    return _changed(kernels, quantised)
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
@@ -270,15 +262,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
 def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
     ops = make()
     return Kernels(
-        pack=ops.pack,
-        linear=ops.linear,
-        rms_norm=ops.rms_norm,
-        layer_norm=ops.layer_norm,
-        head_norm=ops.head_norm,
-        rope_append=ops.rope_append,
-        attention=ops.attention,
-        silu_mul=ops.silu_mul,
-        gelu=ops.gelu,
+        **_of_decoder(ops),
         delta=NativeDelta(library, ops.team),
         argmax=ops.argmax,
         sampling=native_sampling(library, ops.team),
@@ -288,6 +272,12 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         twin=lambda: _native(make, library),
         join_lane=partial(join_lane, library),
     )
+
+
+def _of_decoder(ops: object) -> dict[str, Any]:
+    """The operators of a decoder's layers that `ops` has under the names of `Kernels`."""
+    names = ("pack", *OPS[: OPS.index("delta")])
+    return {name: getattr(ops, name) for name in names}
 
 
 def _why_not_triton(device: torch.device) -> str | None:
@@ -325,15 +315,7 @@ def _triton(
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
     return Kernels(
-        pack=ops.pack,
-        linear=ops.linear,
-        rms_norm=ops.rms_norm,
-        layer_norm=ops.layer_norm,
-        head_norm=ops.head_norm,
-        rope_append=ops.rope_append,
-        attention=ops.attention,
-        silu_mul=ops.silu_mul,
-        gelu=ops.gelu,
+        **_of_decoder(ops),
         delta=delta,
         argmax=laws.argmax,
         sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
