@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from checks.controllers import trace
 from checks.effort import examples
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import (
-    MOST_SEQUENCES,
-    BandController,
-    FixedController,
-    SloController,
-)
+from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.protocols import Controller
+from outrider.estimate.online import MOST_SEQUENCES
 
 # Nodes of a tree for each token of its depth.
 TREE = 3

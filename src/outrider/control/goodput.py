@@ -9,7 +9,6 @@ round, so every exact rule keeps the target's distribution.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,9 @@ from functools import partial
 from outrider.control.exploration import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ContractError
-from outrider.estimate.acceptance import MOST_SEQUENCES, Acceptance
+from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
+from outrider.estimate.online import BySequence, OpenPasses, seconds_of
 from outrider.estimate.worth import LEAST_WEIGHED
 
 # Seconds of a round by (packed rows, deepest draft, number of sequences that draft).
@@ -129,8 +129,6 @@ EARLY = 256
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 64
-# Passes of which some traces may be missing: lanes, each with one under way.
-_MOST_OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +161,11 @@ class GoodputController:
         self._seconds: dict[tuple[int, int, int, int], float] = {}
         self._sweep = DepthSweep(sweep_depths(k) if costs is None else ())
         self._probes = Probes()
-        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+        self._open = OpenPasses()
         self._ended: list[list[RoundTrace]] = []
         self._chosen: dict[tuple[int, ...], list[Budget]] = {}
         # Sequences whose drafter has read all of their text: they drafted in their last round.
-        self._up_to_date: OrderedDict[int, None] = OrderedDict()
+        self._up_to_date: BySequence[None] = BySequence()
         self._num_passes = 0
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
@@ -178,15 +176,11 @@ class GoodputController:
         return list(found)
 
     def observe(self, trace: RoundTrace) -> None:
-        traces = self._open.setdefault(trace.pass_index, [])
-        traces.append(trace)
-        if len(traces) >= trace.batch_size:
-            del self._open[trace.pass_index]
+        traces = self._open.add(trace)
+        if traces is not None:
             self._ended.append(traces)
             if self._is_trying or len(self._ended) == TOGETHER:
                 self._learn_all()
-        elif len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
 
     def stats(self) -> GoodputStats:
         probes = self._probes
@@ -247,9 +241,7 @@ class GoodputController:
         for trace in rounds:
             self._up_to_date.pop(trace.seq_id, None)
             if trace.num_drafted:
-                self._up_to_date[trace.seq_id] = None
-        while len(self._up_to_date) > MOST_SEQUENCES:
-            self._up_to_date.popitem(last=False)
+                self._up_to_date.note(trace.seq_id, None)
 
     def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
         """Go on to the next depth that promises something; end where none can pay."""
@@ -271,7 +263,7 @@ class GoodputController:
     def _probe_on(self, rounds: Sequence[RoundTrace], *, telling: bool, may_begin: bool) -> None:
         probes = self._probes
         shared = rounds[0]
-        seconds = shared.draft_seconds + shared.verify_seconds + shared.accept_seconds
+        seconds = seconds_of(shared)
         due = seconds
         if not probes.is_on and not may_begin:
             probes.book(seconds, due)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ContractError
+from outrider.estimate.online import BySequence, ms_per_token, nearest_rank
 
 
 class FixedController:
@@ -114,7 +115,7 @@ class SloController:
 
     def _decide(self) -> None:
         num_waiting = self._rounds[-1].num_waiting
-        p95_ms = _percentile([_ms_per_token(trace) for trace in self._rounds])
+        p95_ms = nearest_rank([ms_per_token(trace) for trace in self._rounds], PERCENT)
         acceptance = _acceptance(self._rounds)
         self._p95_ms, self._acceptance = p95_ms, acceptance
         if num_waiting > LONG_QUEUE and self._depth == self._lowest:
@@ -135,27 +136,15 @@ class SloController:
         self._depth = depth
 
 
-def _ms_per_token(trace: RoundTrace) -> float:
-    seconds = trace.draft_seconds + trace.verify_seconds + trace.accept_seconds
-    return 1000 * seconds / trace.num_emitted
-
-
 def _acceptance(rounds: Sequence[RoundTrace]) -> float | None:
     num_places = sum(trace.num_places for trace in rounds)
     return sum(trace.num_accepted for trace in rounds) / num_places if num_places else None
-
-
-def _percentile(values: Sequence[float]) -> float:
-    """The smallest of `values` that 95 % of them do not exceed."""
-    return sorted(values)[-(-len(values) * PERCENT // 100) - 1]
 
 
 STEP = 1
 HALF_WIDTH = 0.1
 RECENT = 4
 WINDOW = 32
-# As many as may ever run at once, so only sequences that ended are forgotten.
-MOST_SEQUENCES = 1024
 # The edges belong to the band, and 0.8 - 0.7 is not 0.1.
 _ROUNDING = 1e-9
 
@@ -183,8 +172,6 @@ class BandController:
     """Draft lengths from `min_k` to `k`, at first 4. A pure function of the traces' counts. With
     `num_nodes` the longest drafts are trees of so many tokens, shorter ones of fewer in proportion.
 
-    Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
-
     Each sequence has its own draft length, since each text is easy or hard in its own way. After a
     round that drafted, let a be the mean acceptance (accepted / drafted) of its last four such
     rounds, where of a tree only its depth counts as drafted:
@@ -202,7 +189,7 @@ class BandController:
             raise ContractError("min_k lies between 0 and k")
         self._most = Budget(k, num_nodes=num_nodes)
         self._lowest, self._highest, self._target = min_k, k, target
-        self._sequences: OrderedDict[int, _SequenceRates] = OrderedDict()
+        self._sequences: BySequence[_SequenceRates] = BySequence()
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         return [self._most.cut(self._sequence(seq_id).depth) for seq_id in seq_ids]
@@ -223,14 +210,8 @@ class BandController:
         return BandStats(seq.depth, mean, len(seq.rates))
 
     def _sequence(self, seq_id: int) -> _SequenceRates:
-        seq = self._sequences.get(seq_id)
-        if seq is None:
-            seq = _SequenceRates(max(self._lowest, min(INITIAL, self._highest)))
-            self._sequences[seq_id] = seq
-            if len(self._sequences) > MOST_SEQUENCES:
-                self._sequences.popitem(last=False)
-        self._sequences.move_to_end(seq_id)
-        return seq
+        fresh = max(self._lowest, min(INITIAL, self._highest))
+        return self._sequences.note(seq_id, self._sequences.get(seq_id) or _SequenceRates(fresh))
 
     def _adapted(self, seq: _SequenceRates) -> int:
         if len(seq.rates) < RECENT:

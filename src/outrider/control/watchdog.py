@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -24,6 +23,7 @@ from typing import cast
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
+from outrider.estimate.online import BySequence
 from outrider.estimate.worth import ROW_COST
 
 LEAST_ROUNDS = 24
@@ -35,8 +35,6 @@ PROBE_ROUNDS = 6
 FADE = 1 - 1 / 128
 # All requests together are found dead on stronger evidence than one.
 SHARED_ROUNDS = 256
-# As many as may ever run at once, so only sequences that ended are forgotten.
-MOST_SEQUENCES = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -140,8 +138,6 @@ class WatchdogStats:
 class Watchdog:
     """A Controller: that of `inner`, but for whom drafting is dead. A pure function of the traces.
 
-    Nobody says when a sequence ends: of more than 1024 the one least recently seen is forgotten.
-
     With `shared` all requests are also judged together, and new requests begin with what was found.
     Short requests are then spared too, and which drafts a request gets depends on others.
     """
@@ -149,7 +145,7 @@ class Watchdog:
     def __init__(self, inner: Controller, *, shared: bool = False) -> None:
         self._inner = inner
         self._all = _Watch(SHARED_ROUNDS) if shared else None
-        self._watches: OrderedDict[int, _Watch] = OrderedDict()
+        self._watches: BySequence[_Watch] = BySequence()
         self._num_turned_off = 0
         self._reason = ""
 
@@ -185,13 +181,7 @@ class Watchdog:
         return self._all.reason if self._all is not None and self._all.resting else ""
 
     def _watch(self, seq_id: int) -> _Watch:
-        watch = self._watches.get(seq_id)
-        if watch is None:
-            watch = self._watches[seq_id] = _Watch()
-            if len(self._watches) > MOST_SEQUENCES:
-                self._watches.popitem(last=False)
-        self._watches.move_to_end(seq_id)
-        return watch
+        return self._watches.note(seq_id, self._watches.get(seq_id) or _Watch())
 
 
 @dataclass(slots=True)

@@ -15,14 +15,11 @@ again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
-from outrider.estimate.online import FadingRate, add_to_first
+from outrider.estimate.online import BySequence, FadingRate, add_to_first
 from outrider.estimate.theory import beta_rates, prefix_products
 
-# As many as may ever run at once, so only sequences that ended are forgotten.
-MOST_SEQUENCES = 1024
 # What is supposed before anything was judged, and for how many judgements that stands.
 FIRST_RATE = 0.7
 FIRST_WEIGHT = 4.0
@@ -83,13 +80,12 @@ class _SharedCounts:
 
 
 class Acceptance:
-    """Beliefs about drafts of up to `k` tokens. Of more than 1024 sequences the one whose last
-    draft is longest ago is forgotten."""
+    """Beliefs about drafts of up to `k` tokens."""
 
     def __init__(self, k: int) -> None:
         self._k = k
         self._shared = _SharedCounts(self._rates(SHARED_FADE), FadingRate(SHARED_FADE))
-        self._sequences: OrderedDict[int, _SequenceCounts] = OrderedDict()
+        self._sequences: BySequence[_SequenceCounts] = BySequence()
 
     def observe(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:
         """A round. A place after the first refusal was not judged."""
@@ -100,10 +96,8 @@ class Acceptance:
                 seq.num_idle += 1
             return
         if seq is None:
-            seq = self._sequences[seq_id] = _SequenceCounts(self._rates(FADE), FadingRate(FADE))
-            if len(self._sequences) > MOST_SEQUENCES:
-                self._sequences.popitem(last=False)
-        self._sequences.move_to_end(seq_id)
+            seq = _SequenceCounts(self._rates(FADE), FadingRate(FADE))
+        self._sequences.note(seq_id, seq)
         if seq.num_idle:
             seq.settle()
         u, v = self._beta(seq)

@@ -17,9 +17,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from outrider.core.budget import RoundTrace
+
+T = TypeVar("T")
+
+# As many sequences as may ever run at once, so only those that ended are forgotten.
+MOST_SEQUENCES = 1024
+# Passes of which some traces may be missing: lanes, each with one under way.
+_MOST_OPEN = 64
 
 
 @dataclass(slots=True)
@@ -135,6 +145,45 @@ class RunningMedian:
 
     def __len__(self) -> int:
         return len(self._ordered)
+
+
+class BySequence(OrderedDict[int, T]):
+    """Values by sequence. Nobody says when a sequence ends: of more than `MOST_SEQUENCES` the one
+    least recently noted is forgotten."""
+
+    def note(self, seq_id: int, value: T) -> T:
+        self[seq_id] = value
+        self.move_to_end(seq_id)
+        if len(self) > MOST_SEQUENCES:
+            self.popitem(last=False)
+        return value
+
+
+class OpenPasses:
+    """Traces of passes, which come one by one."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+
+    def add(self, trace: RoundTrace) -> list[RoundTrace] | None:
+        """All traces of a pass, if this was the last of them."""
+        traces = self._open.setdefault(trace.pass_index, [])
+        traces.append(trace)
+        if len(traces) >= trace.batch_size:
+            return self._open.pop(trace.pass_index)
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+        return None
+
+
+def seconds_of(trace: RoundTrace) -> float:
+    """What the round took, as far as its stages go."""
+    return trace.draft_seconds + trace.verify_seconds + trace.accept_seconds
+
+
+def ms_per_token(trace: RoundTrace) -> float:
+    """Milliseconds an emitted token."""
+    return 1000 * seconds_of(trace) / trace.num_emitted
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:

@@ -16,11 +16,9 @@ count in both.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
-from outrider.estimate.online import nearest_rank
+from outrider.estimate.online import OpenPasses, ms_per_token, nearest_rank, seconds_of
 
 NUM_PASSES = 32
 SHARE = 4
@@ -30,8 +28,6 @@ GAIN = 1.02
 # Looks after a step up that did not pay, at first and at most.
 FIRST_REST = 2
 LONGEST_REST = 64
-# Passes of which some traces may be missing: lanes, each with one under way.
-_MOST_OPEN = 64
 
 
 class BatchLimit:
@@ -47,7 +43,7 @@ class BatchLimit:
         self._before: tuple[int, float] | None = None
         self._rest = 0
         self._next_rest = FIRST_REST
-        self._open: OrderedDict[int, list[RoundTrace]] = OrderedDict()
+        self._open = OpenPasses()
         self._passes: list[list[RoundTrace]] = []
 
     @property
@@ -55,14 +51,9 @@ class BatchLimit:
         return self._limit
 
     def observe(self, trace: RoundTrace) -> None:
-        traces = self._open.setdefault(trace.pass_index, [])
-        traces.append(trace)
-        if len(traces) >= trace.batch_size:
-            del self._open[trace.pass_index]
-            if any(one.num_emitted for one in traces):
-                self._passes.append(traces)
-        elif len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
+        traces = self._open.add(trace)
+        if traces and any(one.num_emitted for one in traces):
+            self._passes.append(traces)
         if len(self._passes) == NUM_PASSES:
             self._decide()
             self._passes.clear()
@@ -101,22 +92,13 @@ class BatchLimit:
     def _rate(self) -> float:
         """Tokens a second."""
         num_tokens = sum(one.num_emitted for traces in self._passes for one in traces)
-        seconds = sum(_seconds(traces[0]) for traces in self._passes)
+        seconds = sum(seconds_of(traces[0]) for traces in self._passes)
         return num_tokens / seconds if seconds > 0 else float("inf")
 
     def _p95_ms(self) -> float:
-        waits = [
-            1000 * _seconds(one) / one.num_emitted
-            for traces in self._passes
-            for one in traces
-            if one.num_emitted
-        ]
-        return nearest_rank(waits, PERCENT)
+        rounds = [one for traces in self._passes for one in traces if one.num_emitted]
+        return nearest_rank(list(map(ms_per_token, rounds)), PERCENT)
 
 
 def _step(limit: int) -> int:
     return max(limit // SHARE, 1)
-
-
-def _seconds(trace: RoundTrace) -> float:
-    return trace.draft_seconds + trace.verify_seconds + trace.accept_seconds

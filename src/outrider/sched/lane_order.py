@@ -8,14 +8,14 @@ come last.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from math import isqrt
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError, ContractError
-from outrider.estimate.online import FadingMean, nearest_rank
+from outrider.estimate.online import BySequence, FadingMean, nearest_rank
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY, LaneOrder, ReadyQueues, job_observers
 
 DRAFTS_FIRST = (DECODE, VERIFY)
@@ -67,13 +67,12 @@ class SloOrder:
     RECENT = 64
     STARVING = 20
     PERCENT = 95
-    MOST_SEQUENCES = 1024
 
     def __init__(self, target_ms: float) -> None:
         if not target_ms > 0:
             raise ContractError("a target is above 0")
         self._target = target_ms / 1000
-        self._left: OrderedDict[int, float] = OrderedDict()
+        self._left: BySequence[float] = BySequence()
         self._latencies: dict[str, deque[float]] = {}
         self._now = 0.0
         self._read_at: float | None = None
@@ -92,9 +91,7 @@ class SloOrder:
         latencies = self._latencies.setdefault(trace.lane, deque(maxlen=self.RECENT))
         for seq_id in trace.seq_ids:
             latencies.append(trace.ended - self._left.pop(seq_id, trace.began))
-            self._left[seq_id] = trace.ended
-        while len(self._left) > self.MOST_SEQUENCES:
-            self._left.popitem(last=False)
+            self._left.note(seq_id, trace.ended)
 
     def lateness(self, lane: str, num_lanes: int) -> float:
         """The lane's p95 latency as a multiple of its share; 0 before anything ran there."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.budget import JobTrace
-from outrider.core.errors import ContractError
-from outrider.estimate.online import fit_line
+from outrider.core.errors import given
+from outrider.estimate.online import BySequence, fit_line
 from outrider.sched.jobs import DECODE, LaneSizes, ReadyQueues, StageItem
 
 FIRST = 16
@@ -20,7 +20,6 @@ LEAST_HOPELESS = 2
 PAUSE, MOST_PAUSES = 4.0, 2
 # Turns over which that of the way that is kept is a mean, and after which a trial is forgotten.
 HORIZON, LONG_AGO = 16, 1024
-_MOST_SEQUENCES = 1024
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ class ModeTrial:
     def __init__(self, turns: tuple[int, int], *, doubtful: float) -> None:
         self._turns, self._doubtful = turns, doubtful
         self._standings: dict[int, _Standing] = {}
-        self._ended: OrderedDict[int, float] = OrderedDict()
+        self._ended: BySequence[float] = BySequence()
         self._own: _Standing | None = None
 
     def way(self, num_live: int) -> int:
@@ -104,9 +103,8 @@ class ModeTrial:
             for seq_id in trace.seq_ids
             if seq_id in self._ended
         ]
-        self._ended |= dict.fromkeys(trace.seq_ids, trace.ended)
-        while len(self._ended) > _MOST_SEQUENCES:
-            self._ended.popitem(last=False)
+        for seq_id in trace.seq_ids:
+            self._ended.note(seq_id, trace.ended)
         if turns and self._own is not None:
             turns = self._own.counted(turns)
         if turns and self._own is not None:
@@ -130,12 +128,11 @@ class ModeTrial:
                 self._begin(own, own.mean.seconds, guess)
             return
         own.tried.add(seconds, share)
-        if own.mean is None:
-            raise ContractError("there is no mean")
-        hopeless = own.tried.seconds > HOPELESS * own.mean.seconds
+        mean = given(own.mean, "mean")
+        hopeless = own.tried.seconds > HOPELESS * mean.seconds
         least = self._turns[1 - own.way]
         if own.tried.turns >= (max(least, LEAST_HOPELESS) if hopeless else least):
-            self._end(own, own.mean, own.tried)
+            self._end(own, mean, own.tried)
 
     def _begin(self, own: _Standing, mean: float, guess: float | None) -> None:
         own.due = own.gap

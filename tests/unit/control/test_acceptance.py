@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.estimate.acceptance import FIRST_RATE, MOST_SEQUENCES, Acceptance
+from outrider.estimate.acceptance import FIRST_RATE, Acceptance
+from outrider.estimate.online import MOST_SEQUENCES
 
 K = 4
 Rates = tuple[float, ...]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
+from outrider.estimate.online import MOST_SEQUENCES
 from outrider.sched.jobs import LaneOrder, ReadyQueues, Stage, StageItem
 from outrider.sched.lane_order import (
     DRAFTS_FIRST,
@@ -113,7 +114,7 @@ def test_prompts_go_first_when_none_was_read_for_long() -> None:
 
 def test_old_sequences_are_forgotten() -> None:
     order = SloOrder(target_ms=100)
-    num_jobs = 3 * SloOrder.MOST_SEQUENCES
+    num_jobs = 3 * MOST_SEQUENCES
     for n in range(num_jobs):
         order.observe(job("decode", n, n + 0.01, (n,)))
     order.observe(job("verify", num_jobs, num_jobs + 0.01, (0,)))
