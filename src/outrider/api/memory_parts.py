@@ -13,12 +13,12 @@ import torch
 
 from outrider.api.plan import LoadPlan, room_of, whole_pages
 from outrider.core.config import EngineConfig
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
-from outrider.models.hf_config import DecoderConfig, read_config
+from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, pick_device
 from outrider.models.weights import StoredWeights, stored_in
 

@@ -19,7 +19,7 @@ from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.fields import is_changed
 from outrider.core.resolve import ResolvedConfig, resolve
-from outrider.core.spec import RecurrentCapacity
+from outrider.core.spec import DecoderConfig, RecurrentCapacity
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import own_copy
@@ -30,7 +30,7 @@ from outrider.models.heads import (
     hidden_layers_of,
     kind_of,
 )
-from outrider.models.hf_config import FAMILIES, DecoderConfig, read_config
+from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.loading import DTYPES, pick_device
 from outrider.models.loading import resolve as find_model
 from outrider.models.weights import stored_in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 # Bytes a weight; of int4, each group of 32 has a scale of two bytes.
@@ -56,53 +56,46 @@ class ModelSpec:
         return table * self.bytes_per_weight + int(matrices)
 
 
-class ConfigSizes(Protocol):
-    """What the config of every family knows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """What the configs of all families say of a decoder.
+
+    `max_tokens` is the window in which the decoder equals the original; `notes` are sentences for
+    the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
-    def family(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def ffn_size(self) -> int: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def stop_ids(self) -> tuple[int, ...]: ...
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
+    @property
+    def num_parameters(self) -> int:
+        raise NotImplementedError
 
-def spec_of(
-    sizes: ConfigSizes, name: str, *, bytes_per_weight: int, bytes_per_kv: int
-) -> ModelSpec:
-    """The spec of a model of these sizes; `name` is what reports call it."""
-    return ModelSpec(
-        name=name,
-        family=sizes.family,
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        ffn_size=sizes.ffn_size,
-        max_tokens=sizes.max_tokens,
-        num_parameters=sizes.num_parameters,
-        bytes_per_weight=bytes_per_weight,
-        bytes_per_kv=bytes_per_kv,
-        stop_ids=sizes.stop_ids,
-    )
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        """`name` is what reports call the model."""
+        sizes = {key.name: getattr(self, key.name) for key in fields(DecoderConfig)}
+        del sizes["dtype"], sizes["notes"]
+        return ModelSpec(
+            name=name,
+            num_parameters=self.num_parameters,
+            bytes_per_weight=bytes_per_weight,
+            bytes_per_kv=bytes_per_kv,
+            **sizes,
+        )
 
 
 # States of a sequence beside those of its round: what is committed, and where pages end.

@@ -20,7 +20,7 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.head_net import (
-    BlockNet,
+    EntranceNet,
     HeadBlock,
     LlamaLayer,
     TargetStates,
@@ -143,7 +143,7 @@ EMBEDDING = "embed_tokens"
 _DERIVED = (*DERIVED, "t2d")
 
 
-def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> BlockNet:
+def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
     """Raises CheckpointError, naming file and tensor, for heads that are incomplete, not of this
     target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
@@ -152,7 +152,7 @@ def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> BlockNet:
         _check_numbers(weights)
         block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
         weights.check_all_taken(ignored=_DERIVED)
-    return BlockNet(block, kernels, place, heads.room)
+    return EntranceNet(block, kernels, place, heads.room)
 
 
 def _read_block(

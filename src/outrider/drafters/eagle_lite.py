@@ -18,8 +18,9 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import given
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.growth import DraftSampler, Stateless, draft_some
+from outrider.drafters.growth import DraftSampler, draft_some
 from outrider.drafters.heads import NormedTarget, own_kernels
+from outrider.drafters.none import Stateless
 
 ALPHA = 0.7
 MAX_DRAFT = 2

@@ -193,14 +193,6 @@ def draft_some(
     return [next(drafts) if depth else Draft.empty() for depth in depths]
 
 
-class Stateless:
-    """A part of drafters that keep nothing of a sequence."""
-
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None: ...
-
-    def close(self, seq_id: int) -> None: ...
-
-
 def _process(row: DraftRow, logits_MV: Tensor, paths: Sequence[Sequence[int]]) -> None:
     """Process logits in place as the target's will be, after these drafted tokens each."""
     if row.shaper is not None:

@@ -177,7 +177,7 @@ def entrance_buffers(room: Room, size: int, device: torch.device) -> dict[str, T
     return {name: torch.empty(room.max_rows, n, device=device) for name, n in sizes.items()}
 
 
-class BlockNet:
+class EntranceNet:
     """HeadNet of one block with KV of its own, and the stack that its passes run. Logits are over
     the target's ids: an id that is not drafted has next to none. With a `native` pass it is that
     which runs."""

@@ -38,7 +38,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.head_net import (
     BlockLayer,
-    BlockNet,
+    EntranceNet,
     GatedLayer,
     HeadBlock,
     LlamaLayer,
@@ -266,17 +266,17 @@ def _gated_parts(reader: WeightReader, config: QwenHybridConfig, turns: Turns) -
 
 def load_mtp(
     folder: Path, config: MtpConfig, target: NormedTarget, room: Room
-) -> tuple[BlockNet, ...]:
+) -> tuple[EntranceNet, ...]:
     """The blocks, each with memory of its own. Raises CheckpointError for tensors that are missing,
     of another shape or not numbers."""
     place = placement_of(target)
     blocks = read_blocks(folder, config, target, room)
-    nets = tuple(BlockNet(block, own_kernels(target), place, room) for block in blocks)
+    nets = tuple(EntranceNet(block, own_kernels(target), place, room) for block in blocks)
     check_finite(folder, torch.stack([_probe(net, target) for net in nets]), "MTP block")
     return nets
 
 
-def _probe(net: BlockNet, target: NormedTarget) -> Tensor:
+def _probe(net: EntranceNet, target: NormedTarget) -> Tensor:
     """Logits after two tokens, of shape V: no weight can stay out of them."""
     states_PD = torch.ones(2, target.spec.hidden_size, device=placement_of(target).device)
     net.state.open(0, ())

@@ -30,10 +30,10 @@ from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.growth import (
     DraftSampler,
     SampledNodes,
-    Stateless,
     chosen_tree,
     drawn_params,
 )
+from outrider.drafters.none import Stateless
 from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]

@@ -19,7 +19,7 @@ from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ContractError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
-from outrider.drafters.growth import Stateless
+from outrider.drafters.none import Stateless
 from outrider.drafters.portfolio_model import ModelMember, goodput
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, ScoredDrafter
 from outrider.estimate.acceptance import Acceptance

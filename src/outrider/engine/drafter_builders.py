@@ -18,6 +18,7 @@ from outrider.core.errors import ConfigError, given
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
+from outrider.core.spec import DecoderConfig
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.bridge import BridgeDrafter
@@ -39,7 +40,6 @@ from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_lay
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.heads import MAX_WIDTH
-from outrider.models.hf_config import DecoderConfig
 
 
 def build_none(context: BuildContext) -> Drafter:

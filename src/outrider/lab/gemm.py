@@ -15,24 +15,21 @@ Shapes:  N = packed tokens, M = packed logits rows, D = hidden size, V = vocabul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
 from outrider.lab.gemm_shape import GemmShape
-from outrider.models.decoder import Passes, Room, Scratch
+from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
-from outrider.models.rope import rope_tables
+from outrider.models.rope import turns_of
 from outrider.models.weights import Placement
 
 # Random numbers are drawn once and repeated: drawing gigabytes takes longer than multiplying.
@@ -79,7 +76,7 @@ def products(shape: GemmShape, *, fused: bool = False) -> Mapping[str, tuple[int
     return {**first, **last, "gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}
 
 
-class GemmModel:
+class GemmModel(PassDecoder):
     """Decoder of `shape` over a PagedKV that it owns, which attention alone reads and writes."""
 
     def __init__(
@@ -105,21 +102,9 @@ class GemmModel:
         self._spec = replace(place.spec(self.config), num_parameters=num_weights)
         self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=place.device).sin_()
         self._norm_D = torch.ones(shape.hidden_size, device=place.device)
-        tables = rope_tables(
-            self.config.rope,
-            head_dim=shape.head_dim,
-            num_positions=room.num_positions(self.config.max_tokens) if costs.attention else 1,
-        )
-        self._cos_TH, self._sin_TH = (table_TH.to(place.device) for table_TH in tables)
+        num_positions = room.num_positions(self.config.max_tokens) if costs.attention else 1
+        self._turns = turns_of(self.config, num_positions, place.device)
         self._passes = Passes(self._spec, up_size=2 * shape.ffn_size, place=place, room=room)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def state(self) -> PagedKV:
-        return self._passes.kv
 
     @property
     def streamed(self) -> tuple[Tensor, ...]:
@@ -131,19 +116,11 @@ class GemmModel:
         """As held, scales of quantised weights included."""
         return sum(one.nbytes for one in self._packed())
 
-    def twin(self) -> GemmModel | None:
-        if self.kernels.twin is None:
-            return None
-        other = copy(self)
-        other.kernels = self.kernels.twin()
-        other._passes = self._passes.twin()
-        return other
-
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens, of which no hidden states are kept."""
         if needs.hidden_layers:
             raise ContractError("it has no hidden states")
-        return self._passes.step(self, rows, needs)
+        return super().step(rows, needs)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         """The same for every token: what it is costs nothing here."""
@@ -198,7 +175,7 @@ class GemmModel:
         kernels.linear(self._normed(scratch), weights["qkv"], qkv_NE)
         if self.costs.attention:
             k_GSD, v_GSD = kv
-            kernels.rope_append(qkv_NE, self._cos_TH, self._sin_TH, plan, k_GSD, v_GSD)
+            kernels.rope_append(qkv_NE, *self._turns, plan, k_GSD, v_GSD)
             scale = self.shape.head_dim**-0.5
             kernels.attention(qkv_NE, k_GSD, v_GSD, plan, scale, attended_NA)
         else:

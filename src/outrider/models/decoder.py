@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -26,11 +26,10 @@ from outrider.cache.compaction import Keep, kept_keys
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec, RecurrentCapacity
+from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
 from outrider.kernels.native.forward import Forward, ForwardBuffers
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.hf_config import DecoderConfig
 from outrider.models.weights import Placement
 
 
@@ -220,6 +219,42 @@ class Passes:
         if view is None:
             view = self._views[num_rows] = self.scratch.first(num_rows)
         return view
+
+
+class PassDecoder(Stack):
+    """A CausalLM that is the stack of its own passes."""
+
+    kernels: Kernels
+    _spec: ModelSpec
+    _passes: Passes
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> PagedKV:
+        return self._passes.kv
+
+    @property
+    def scratch(self) -> Scratch:
+        """The buffers of a step; rounds that have buffers of their own make them alike."""
+        return self._passes.scratch
+
+    def twin(self) -> Self | None:
+        if self.kernels.twin is None:
+            return None
+        other = copy(self)
+        other.kernels, other._passes = self.kernels.twin(), self._passes.twin()
+        return other
+
+    def compact(self, seq_id: int, keep: Keep) -> None:
+        """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
+        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
+        return self._passes.step(self, rows, needs)
 
 
 def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:

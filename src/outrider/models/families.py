@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec, spec_of
+from outrider.core.spec import DecoderConfig
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -42,30 +42,14 @@ _SWITCHES: Mapping[str, bool] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GPT2Config:
-    """Sizes and options of GPT-2 and DistilGPT2.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Config(DecoderConfig):
+    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` is the number of positions that have
+    an embedding."""
 
-    `max_tokens` is the number of positions that have an embedding. `dtype` is the checkpoint's
-    own, "" if unsaid; `notes` are sentences for the user on what the loader decided.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    ffn_size: int
-    num_layers: int
-    num_heads: int
-    max_tokens: int
+    family: str = "gpt2"
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
-    stop_ids: tuple[int, ...] = ()
-    dtype: str = ""
-    notes: tuple[str, ...] = ()
-    family: str = "gpt2"
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @property
     def num_parameters(self) -> int:
@@ -75,13 +59,6 @@ class GPT2Config:
         tables = 1 if self.tie_word_embeddings else 2
         embeddings = (tables * self.vocab_size + self.max_tokens) * hidden
         return self.num_layers * layer + embeddings + 2 * hidden
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.num_heads
-
-    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
 
 
 def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:
@@ -97,12 +74,15 @@ def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Con
                 hint=OTHER_CHECKPOINT,
             )
     vocab_size, hidden_size = raw.integer("vocab_size"), raw.integer("n_embd")
+    num_heads = raw.integer("n_head")
     config = GPT2Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=raw.integer("n_inner", 4 * hidden_size),
         num_layers=raw.integer("n_layer", most=MAX_LAYERS),
-        num_heads=raw.integer("n_head"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
         max_tokens=raw.integer("n_positions"),
         layer_norm_eps=raw.number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=raw.flag("tie_word_embeddings", default=True),
@@ -122,25 +102,14 @@ def _check_heads(where: str, config: GPT2Config) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
     """Sizes and options of a decoder of the Llama family.
 
-    `max_tokens` is the window in which this decoder equals the original; `notes` are sentences
-    for the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid.
     `qk_norm` normalises every query and key head before it turns. `fused_tensors` says that the
     files hold q, k and v as one matrix, and gate and up as one.
     """
 
-    family: str
-    vocab_size: int
-    hidden_size: int
-    ffn_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_tokens: int
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
     tie_word_embeddings: bool = False
@@ -149,13 +118,6 @@ class LlamaConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     fused_tensors: bool = False
-    stop_ids: tuple[int, ...] = ()
-    dtype: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def num_parameters(self) -> int:
@@ -168,9 +130,6 @@ class LlamaConfig:
         tables = 1 if self.tie_word_embeddings else 2
         embeddings = tables * self.vocab_size * self.hidden_size
         return self.num_layers * layer + embeddings + self.hidden_size
-
-    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        return spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
 
 
 def _no_window(raw: JsonObject) -> int | None:

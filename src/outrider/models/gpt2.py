@@ -16,21 +16,15 @@ Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.cache.compaction import Keep
-from outrider.cache.paged_kv import PagedKV
-from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Passes, Room, Scratch, compact
+from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
 from outrider.models.families import GPT2Config
 from outrider.models.weights import Placement, WeightReader, Weights
 
@@ -117,7 +111,7 @@ class GPT2Reader:
         )
 
 
-class GPT2Model:
+class GPT2Model(PassDecoder):
     """CausalLM over a PagedKV that it owns. Reads every weight when built."""
 
     def __init__(
@@ -141,34 +135,6 @@ class GPT2Model:
         self._sin_TH = torch.zeros_like(self._cos_TH)
         self._scale = config.head_dim**-0.5
         self._passes = Passes(self._spec, up_size=config.ffn_size, place=place, room=room)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def state(self) -> PagedKV:
-        return self._passes.kv
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffers of a step; rounds that have buffers of their own make them alike."""
-        return self._passes.scratch
-
-    def twin(self) -> GPT2Model | None:
-        if self.kernels.twin is None:
-            return None
-        other = copy(self)
-        other.kernels, other._passes = self.kernels.twin(), self._passes.twin()
-        return other
-
-    def compact(self, seq_id: int, keep: Keep) -> None:
-        """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
-        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
-
-    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
-        return self._passes.step(self, rows, needs)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         tables = self._tables

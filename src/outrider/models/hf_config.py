@@ -1,17 +1,16 @@
 """Reads a Hugging Face `config.json` by the family that its `model_type` names. No tensors.
 
-Each family has a config of its own (families.py, qwen_hybrid_config.py); `DecoderConfig` is the
-part that memory plans and reports need.
+Each family has a config of its own (families.py, qwen_hybrid_config.py); `DecoderConfig` is what
+they have in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from outrider.core.errors import CheckpointError, nearest
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import DecoderConfig
 from outrider.models.families import (
     LLAMA_FAMILIES,
     GPT2Config,
@@ -34,28 +33,6 @@ _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] 
     **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
 }
 FAMILIES = tuple(sorted(_PARSERS))
-
-
-class DecoderConfig(Protocol):
-    """What loading, the API and the command line need of any model's config.
-
-    `max_tokens` is the window in which the decoder equals the original; `notes` are sentences for
-    the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid.
-    """
-
-    @property
-    def family(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def stop_ids(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec: ...
 
 
 def read_config(folder: Path) -> DecoderConfig:

@@ -24,15 +24,11 @@ from itertools import count, takewhile
 import torch
 from torch import Tensor
 
-from outrider.cache.compaction import Keep
-from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
-from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
 from outrider.kernels.native.forward import Forward, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Passes, Room, Scratch, compact
+from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.parallel.comm import Alone, Comm
 from outrider.models.parallel.shard import WHOLE, LogitParts, Share
@@ -224,7 +220,7 @@ class CheaperParts:
     depths: Sequence[int]
 
 
-class LlamaModel:
+class LlamaModel(PassDecoder):
     """CausalLM over a PagedKV that it owns. Reads every weight when built.
 
     With a `comm` of several ranks it holds one rank's share of weights and KV, and every rank has
@@ -260,19 +256,6 @@ class LlamaModel:
         self._made_by, self._forward = kernels, self._make_forward()
 
     @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def state(self) -> PagedKV:
-        return self._passes.kv
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffers of a step; rounds that have buffers of their own make them alike."""
-        return self._passes.scratch
-
-    @property
     def logits(self) -> Tensor:
         """Room for the logits of one step, of shape [M, V]; every step writes over it."""
         return self._passes.logits_MV
@@ -297,21 +280,10 @@ class LlamaModel:
         return other
 
     def twin(self) -> LlamaModel | None:
-        if self.kernels.twin is None:
-            return None
-        other = copy(self)
-        other.kernels = other._made_by = self.kernels.twin()
-        other._passes = self._passes.twin()
-        other._forward = other._make_forward()
+        other = super().twin()
+        if other is not None:
+            other._made_by, other._forward = other.kernels, other._make_forward()
         return other
-
-    def compact(self, seq_id: int, keep: Keep) -> None:
-        """Drop keys of the text that `seq_id` has committed (`decoder.compact`)."""
-        compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
-
-    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
-        return self._passes.step(self, rows, needs)
 
     @property
     def tables(self) -> Tables:

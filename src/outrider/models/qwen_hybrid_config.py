@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec, spec_of
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.reference.delta import StateShape
 from outrider.models.json_object import (
     CONTRADICTION,
@@ -43,19 +43,10 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenHybridConfig:
+class QwenHybridConfig(DecoderConfig):
     """Sizes and options of a hybrid decoder. `attention_layers` attend, the others are recurrent;
     `sparse_layers` are those whose feed-forward is a mixture of `experts`."""
 
-    family: str
-    vocab_size: int
-    hidden_size: int
-    ffn_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_tokens: int
     attention_layers: tuple[int, ...]
     delta: StateShape
     experts: Experts | None = None
@@ -63,13 +54,6 @@ class QwenHybridConfig:
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
     tie_word_embeddings: bool = False
-    stop_ids: tuple[int, ...] = ()
-    dtype: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def value_size(self) -> int:
@@ -103,7 +87,8 @@ class QwenHybridConfig:
         return self.hidden_size * (each + sizes.num_experts + 1)
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        plain = spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = DecoderConfig.spec(self, name, **sizes)
         experts = self.experts
         num_experts = experts.num_experts if experts else 0
         each = 3 * self.hidden_size * experts.ffn_size if experts else 0

@@ -25,10 +25,9 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
 from outrider.core.files import FileKind, open_regular
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
-from outrider.models.hf_config import DecoderConfig
 from outrider.models.json_object import JsonObject
 
 HEAD = "lm_head.weight"

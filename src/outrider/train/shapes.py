@@ -9,12 +9,10 @@ published, where it is the fourth. Of fewer than three the last one attends.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from outrider.core.errors import ConfigError
-from outrider.core.spec import ConfigSizes
 from outrider.kernels.reference.delta import StateShape
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
@@ -24,15 +22,6 @@ HEAD_DIM = 64
 _DRAFT_LAYERS = 2
 _MOST_HIDDEN = 1024
 _LEAST_HIDDEN = 64
-
-
-class LayerSizes(ConfigSizes, Protocol):
-    """What configurations of all families that teach have in common."""
-
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def rope(self) -> Rope: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +49,7 @@ def widths_of(hidden_size: int) -> Widths:
     )
 
 
-def plain_layers(sizes: LayerSizes, num_layers: int) -> LlamaConfig:
+def plain_layers(sizes: LlamaConfig | QwenHybridConfig, num_layers: int) -> LlamaConfig:
     """Layers of a Llama with these sizes, without biases, at positions that are not stretched."""
     return LlamaConfig(
         family="llama",

@@ -19,7 +19,7 @@ from outrider.core.errors import CheckpointError, OutriderError, VocabularyError
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.drafters.eagle import load_eagle
-from outrider.drafters.head_net import BlockNet
+from outrider.drafters.head_net import EntranceNet
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
@@ -48,7 +48,7 @@ def heads_in(folder: Path, layers: tuple[int, ...]) -> HeadsToLoad:
     return HeadsToLoad(folder, "eagle", Room(num_slots=256, page_size=4, hidden_layers=layers))
 
 
-def loaded(folder: Path, written: EagleFolder, target: LlamaModel) -> BlockNet:
+def loaded(folder: Path, written: EagleFolder, target: LlamaModel) -> EntranceNet:
     layers = LAYERS if written.fused else (2,)
     return load_eagle(heads_in(written.write(folder), layers), target)
 

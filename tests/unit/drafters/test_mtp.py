@@ -23,7 +23,7 @@ from doubles.tiny_mtp import (
 )
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
-from outrider.drafters.head_net import BlockNet
+from outrider.drafters.head_net import EntranceNet
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.decoder import Room
 from outrider.models.heads import hidden_layers_of, kind_of
@@ -47,7 +47,7 @@ def table(name: str) -> Tensor:
     return random_tensors(variant("llama2").config, seed=0)[name]
 
 
-def loaded(folder: Path, target: LlamaModel) -> tuple[BlockNet, ...]:
+def loaded(folder: Path, target: LlamaModel) -> tuple[EntranceNet, ...]:
     return load_mtp(folder, read_mtp_config(folder, target.spec), target, ROOM)
 
 

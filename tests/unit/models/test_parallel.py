@@ -184,7 +184,17 @@ def test_what_cannot_be_shared_out_is_refused(name: str, size: int, reason: str,
 
 
 def test_ranks_need_equal_parts_of_the_ffn() -> None:
-    config = LlamaConfig("llama", 96, 64, 97, 2, 4, 4, 16, 256)
+    config = LlamaConfig(
+        family="llama",
+        vocab_size=96,
+        hidden_size=64,
+        ffn_size=97,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        max_tokens=256,
+    )
     with pytest.raises(ConfigError, match="97 features of the FFN"):
         check_split(config, 2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import ModelSpec, spec_of
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.models.adapter.transformers import Anatomy, read_hf_config, survey, transformers
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, bounded_window, stop_ids
 
@@ -22,32 +22,22 @@ _ACTIVE_KEYS = ("num_experts_per_tok", "moe_top_k", "moe_topk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterConfig:
-    """Sizes of a decoder that transformers runs, as LlamaConfig has them.
+class AdapterConfig(DecoderConfig):
+    """Sizes of a decoder that transformers runs; `max_tokens` is the window in which the arena's
+    attention equals the original."""
 
-    `max_tokens` is the window in which the arena's attention equals the original; `notes` are
-    sentences for the user. `dtype` is the checkpoint's own, "" if unsaid.
-    """
-
-    family: str
-    vocab_size: int
-    hidden_size: int
-    ffn_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_tokens: int
-    num_parameters: int
+    num_weights: int
     num_experts: int = 0
     num_active_experts: int = 0
     expert_parameters: int = 0
-    stop_ids: tuple[int, ...] = ()
-    dtype: str = ""
-    notes: tuple[str, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_weights
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
-        plain = spec_of(self, name, bytes_per_weight=bytes_per_weight, bytes_per_kv=bytes_per_kv)
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = DecoderConfig.spec(self, name, **sizes)
         return replace(
             plain,
             num_experts=self.num_experts,
@@ -78,7 +68,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         num_kv_heads=anatomy.num_kv_heads,
         head_dim=anatomy.head_dim,
         max_tokens=max_tokens,
-        num_parameters=anatomy.num_parameters,
+        num_weights=anatomy.num_parameters,
         **_experts(text, anatomy),
         stop_ids=_stop_ids(raw, text, folder),
         dtype=str(text.dtype or "").removeprefix("torch."),

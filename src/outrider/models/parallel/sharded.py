@@ -19,11 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 from outrider.core.protocols import CacheStore, DraftNeeds, StepOutput, StepRow
-from outrider.core.spec import ModelSpec
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder
-from outrider.models.hf_config import DecoderConfig
 from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
 from outrider.models.parallel import messages
 from outrider.models.parallel.comm import RankError, TorchComm
