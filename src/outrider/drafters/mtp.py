@@ -205,11 +205,8 @@ def read_blocks(
         if isinstance(config.block, QwenHybridConfig):
             parts = _gated_parts(reader, config.block, turns)
         else:
-            first = config.first_layer
-            indices, operators = (
-                range(first, first + config.depth),
-                LayerOperators(config.block, turns),
-            )
+            first, operators = config.first_layer, LayerOperators(config.block, turns)
+            indices = range(first, first + config.depth)
             parts = [_llama_part(reader, operators, index) for index in indices]
             if first == 0:
                 weights.check_all_taken(ignored=(*DERIVED, *_COPIES))

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -279,7 +280,7 @@ class LlamaModel(PassDecoder):
         other._forward = other._make_forward()
         return other
 
-    def twin(self) -> LlamaModel | None:
+    def twin(self) -> Self | None:
         other = super().twin()
         if other is not None:
             other._made_by, other._forward = other.kernels, other._make_forward()
