@@ -25,8 +25,8 @@ MUTANTS = (
     Mutant(
         "a key without the token",
         TABLE,
-        "self.branches.get((row.last.num_accepted, row.tokens[-1]))",
-        "next((b for k, b in self.branches.items() if k[0] == row.last.num_accepted), None)",
+        "self.branches.get((last.num_accepted, row.tokens[-1]))",
+        "next((b for k, b in self.branches.items() if k[0] == last.num_accepted), None)",
         check_ahead_is_the_text_in_turns,
     ),
     Mutant(

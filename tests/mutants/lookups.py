@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "requests do not share what they wrote",
         MEMORY,
-        "self._growing = Writer(memory.growing)\n        self._others",
-        "self._growing = Writer(SuffixAutomaton())\n        self._others",
+        "self._growing = TextWriter(memory.growing)\n        self._others",
+        "self._growing = TextWriter(SuffixAutomaton())\n        self._others",
         check_suffix,
     ),
     Mutant(

@@ -26,7 +26,7 @@ from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardP
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LayerOperators
@@ -47,7 +47,7 @@ class BlockLayer(Protocol):
         kernels: Kernels,
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
         reads: Tensor | None,
     ) -> None:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
@@ -77,7 +77,7 @@ class LlamaLayer:
         kernels: Kernels,
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
         reads: Tensor | None,
     ) -> None:
         self.operators.run(kernels, self.native, plan, scratch, kv, reads)
@@ -97,7 +97,7 @@ class GatedLayer:
         kernels: Kernels,
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
         reads: Tensor | None,
     ) -> None:
         del reads
@@ -112,9 +112,7 @@ class GatedLayer:
         kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
         kernels.linear(scratch.activated_NF, feed.down, scratch.x_ND, accumulate=True)
 
-    def _attend(
-        self, kernels: Kernels, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def _attend(self, kernels: Kernels, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         config, mixer, qkv_NE = self.config, self.weights.mixer, scratch.qkv_NE
         if not isinstance(mixer, AttentionWeights):
             raise ContractError("mixer is no AttentionWeights")
@@ -240,9 +238,7 @@ class EntranceNet:
             given_ND = scratch.norm_ND
         half_ND.copy_(given_ND)
 
-    def layer(
-        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         if depth != 0:
             raise ContractError("a block has one layer")
         reads = None

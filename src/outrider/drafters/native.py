@@ -123,12 +123,7 @@ class FusedChains:
     """
 
     def __init__(
-        self,
-        passes: HeadPass,
-        fuse: Fuse,
-        sampler: DraftSampler,
-        *,
-        batch_size: int,
+        self, passes: HeadPass, fuse: Fuse, sampler: DraftSampler, *, batch_size: int
     ) -> None:
         self._passes, self._fuse, self._sampler = passes, fuse, sampler
         self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)

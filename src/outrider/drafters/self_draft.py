@@ -91,13 +91,7 @@ class SelfDrafter:
 
     needs = DraftNeeds(shares_memory=True)
 
-    def __init__(
-        self,
-        model: CausalLM,
-        sampler: DraftSampler,
-        *,
-        name: str,
-    ) -> None:
+    def __init__(self, model: CausalLM, sampler: DraftSampler, *, name: str) -> None:
         self.name = name
         self._memory = BorrowedMemory(model.state)
         borrower = _Borrower(model, self._memory)

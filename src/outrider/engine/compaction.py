@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.protocols import CacheStore, CausalLM, Drafter
 from outrider.core.sequence import LiveSequence
-from outrider.engine.round import Chunk
+from outrider.engine.round import Batch, Chunk, Chunks
 
 
 @runtime_checkable
@@ -60,8 +60,8 @@ class Compaction:
     def before(
         self,
         target: CausalLM,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
+        batch: Batch,
+        chunks: Chunks,
         read: Callable[[Sequence[Chunk]], object],
     ) -> Sequence[Chunk]:
         """Before a pass over rounds of `batch` and `chunks`: `read` the prompts that end in it and

@@ -16,9 +16,8 @@ from outrider.core.draft import Outcome
 from outrider.core.errors import ordinary
 from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import AheadRow, DraftAhead
-from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import Proposals, guarded_ahead
-from outrider.engine.round import Chunk, Round
+from outrider.engine.round import Batch, Chunks, Round
 from outrider.engine.stages import Stages
 from outrider.sched.jobs import Job, JobKind, Stage
 
@@ -34,9 +33,9 @@ class LaneTask:
     were made in other jobs took `draft_seconds`."""
 
     job: Job
-    batch: Sequence[LiveSequence]
+    batch: Batch
     rounds: Sequence[int]
-    chunks: Sequence[Chunk]
+    chunks: Chunks
     ahead: Sequence[AheadRow]
     num_waiting: int
     num_live: int

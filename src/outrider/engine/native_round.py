@@ -22,7 +22,7 @@ from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp
+from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.rounds import (
@@ -53,9 +53,7 @@ class NativeRound:
     draft: LlamaModel | None = None
     drafter: ModelDrafter | None = None
 
-    def run(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
-    ) -> list[Outcome]:
+    def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         if chunks or not self._takes(batch):
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.allot(batch)
@@ -74,12 +72,7 @@ class NativeRound:
         return self.stages.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
     def verify(
-        self,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
-        *,
-        num_waiting: int = 0,
-        draft_seconds: float = 0.0,
+        self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
         began = perf_counter() - draft_seconds
         if self.draft is None and not chunks and self._takes(batch):
@@ -92,7 +85,7 @@ class NativeRound:
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
 
-    def _takes(self, batch: Sequence[LiveSequence]) -> bool:
+    def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
         if self.stages.drops_keys(batch):
             return False
@@ -101,7 +94,7 @@ class NativeRound:
             for seq in batch
         )
 
-    def _drafting_rows(self, batch: Sequence[LiveSequence]) -> list[RoundRow] | None:
+    def _drafting_rows(self, batch: Batch) -> list[RoundRow] | None:
         """None if the draft model fails; the stages then find out for whom."""
         try:
             return [self._row(seq, len(batch)) for seq in batch]
@@ -141,7 +134,7 @@ class NativeRound:
 
     def _finish(
         self,
-        batch: Sequence[LiveSequence],
+        batch: Batch,
         rows: Sequence[RoundRow],
         decided: Decided,
         began: float,

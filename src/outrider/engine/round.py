@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Draft, Outcome
@@ -25,6 +25,10 @@ class Chunk:
     num_tokens: int
 
 
+Batch: TypeAlias = Sequence[LiveSequence]
+Chunks: TypeAlias = Sequence[Chunk]
+
+
 class Round(Protocol):
     """Runs a round of `batch`, with prompt `chunks` of other sequences in the same target pass.
 
@@ -33,17 +37,10 @@ class Round(Protocol):
     controllers.
     """
 
-    def run(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
-    ) -> list[Outcome]: ...
+    def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]: ...
 
     def verify(
-        self,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
-        *,
-        num_waiting: int = 0,
-        draft_seconds: float = 0.0,
+        self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
         """The same, with the drafts that the sequences already have, which took `draft_seconds`."""
         ...

@@ -39,7 +39,17 @@ from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
-from outrider.engine.round import Chunk, FinishedRow, Gaps, PassTimes, RoundTiming, clamp, settle
+from outrider.engine.round import (
+    Batch,
+    Chunk,
+    Chunks,
+    FinishedRow,
+    Gaps,
+    PassTimes,
+    RoundTiming,
+    clamp,
+    settle,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class TargetRow:
 
 
 def read_pass(
-    batch: Sequence[LiveSequence],
+    batch: Batch,
     logits_MV: Tensor,
     argmax: Callable[[Tensor], list[int]],
     *,
@@ -91,7 +101,7 @@ def read_pass(
     return readings
 
 
-def _shape(batch: Sequence[LiveSequence], logits_MV: Tensor) -> None:
+def _shape(batch: Batch, logits_MV: Tensor) -> None:
     start = 0
     for seq in batch:
         num_rows = 1 + len(seq.draft)
@@ -143,16 +153,14 @@ class Stages:
     passes: Iterator[int] = field(default_factory=count)
     gaps: Gaps = field(default_factory=Gaps)
 
-    def run(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
-    ) -> list[Outcome]:
+    def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         seconds = 0.0
         if batch:
             self.allot(batch)
             seconds = self.draft(batch)
         return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
 
-    def allot(self, batch: Sequence[LiveSequence]) -> None:
+    def allot(self, batch: Batch) -> None:
         """Give each sequence the budget of its next draft."""
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
         for seq, budget in zip(batch, budgets, strict=True):
@@ -163,7 +171,7 @@ class Stages:
                 seq.budget = budget.cut(min(budget.depth, left))
             seq.rested = budget.why or seq.rested
 
-    def draft(self, batch: Sequence[LiveSequence]) -> float:
+    def draft(self, batch: Batch) -> float:
         """Give each sequence its next draft; the seconds that they took.
 
         A drafter in the target's memory needs texts that are read to their pending tokens. They
@@ -177,7 +185,7 @@ class Stages:
         proposals.give(batch)
         return proposals.seconds
 
-    def propose(self, batch: Sequence[LiveSequence]) -> Proposals:
+    def propose(self, batch: Batch) -> Proposals:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
         trusted: see engine/drafting.py."""
         started = perf_counter()
@@ -186,12 +194,7 @@ class Stages:
         return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(
-        self,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
-        *,
-        num_waiting: int = 0,
-        draft_seconds: float = 0.0,
+        self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
         """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
 
@@ -202,12 +205,7 @@ class Stages:
         return self._pass(batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds)
 
     def _pass(
-        self,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
-        *,
-        num_waiting: int,
-        draft_seconds: float = 0.0,
+        self, batch: Batch, chunks: Chunks, *, num_waiting: int, draft_seconds: float = 0.0
     ) -> list[Outcome]:
         if not batch and not chunks:
             return []
@@ -263,7 +261,7 @@ class Stages:
             self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent))
         return [one.outcome for one in settled]
 
-    def drops_keys(self, batch: Sequence[LiveSequence]) -> bool:
+    def drops_keys(self, batch: Batch) -> bool:
         """Whether some of `batch` has fewer rows in memory than tokens, or will have."""
         gate = self.compaction
         return gate is not None and any(gate.drops(self.target, seq) for seq in batch)
@@ -278,7 +276,7 @@ class Stages:
 
     def _settled(
         self,
-        batch: Sequence[LiveSequence],
+        batch: Batch,
         offers: Sequence[StepRow],
         readings: Sequence[TargetRow],
         likely: Sequence[tuple[int, ...]],
@@ -297,9 +295,7 @@ class Stages:
             settled.append(FinishedRow(seq, row.logits_from + 1, told, reason))
         return settled
 
-    def _judge(
-        self, batch: Sequence[LiveSequence], readings: Sequence[TargetRow]
-    ) -> Sequence[Verdict]:
+    def _judge(self, batch: Batch, readings: Sequence[TargetRow]) -> Sequence[Verdict]:
         """Raises SequenceError for the sequence whose laws are no laws; its cause is a DrafterError
         if they are the draft's."""
         try:

@@ -26,7 +26,7 @@ from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
 from outrider.lab.gemm_shape import GemmShape
-from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES, LoadOptions, pick_device
 from outrider.models.rope import turns_of
@@ -127,9 +127,7 @@ class GemmModel(PassDecoder):
         del plan
         scratch.x_ND.copy_(self._start_D)
 
-    def layer(
-        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         weights = self._layers[depth]
         if self.costs.fused:
             self._attend(weights, plan, scratch, kv)
@@ -169,7 +167,7 @@ class GemmModel(PassDecoder):
         weights: Mapping[str, PackedLinear],
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
     ) -> None:
         kernels, qkv_NE, attended_NA = self.kernels, scratch.qkv_NE, scratch.attended_NA
         kernels.linear(self._normed(scratch), weights["qkv"], qkv_NE)

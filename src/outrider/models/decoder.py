@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -91,6 +91,10 @@ class Scratch:
         return ForwardBuffers(*(getattr(self, buffer.name) for buffer in fields(ForwardBuffers)))
 
 
+# A layer's part of the arena: (k_GSD, v_GSD).
+LayerKV: TypeAlias = tuple[Tensor, Tensor]
+
+
 class Stack(Protocol):
     """A family's arithmetic. Every call reads and writes `scratch`."""
 
@@ -98,9 +102,7 @@ class Stack(Protocol):
         """Leave the first residual in `x_ND`."""
         ...
 
-    def layer(
-        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         """Add layer `depth` to `x_ND`; `kv` is its part of the arena, (k_GSD, v_GSD)."""
         ...
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import GPT2Config
 from outrider.models.weights import Placement, WeightReader, Weights
 
@@ -142,9 +142,7 @@ class GPT2Model(PassDecoder):
         torch.index_select(tables.positions_TD, 0, plan.positions_N, out=scratch.x_ND)
         scratch.x_ND.add_(scratch.rows_ND)
 
-    def layer(
-        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         self._attend(self._layers[depth], plan, scratch, kv)
         self._feed(self._layers[depth], scratch)
 
@@ -155,9 +153,7 @@ class GPT2Model(PassDecoder):
     def forward(self) -> None:
         """No kernel knows this family's order of operators."""
 
-    def _attend(
-        self, layer: Gpt2Layer, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def _attend(self, layer: Gpt2Layer, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         kernels, qkv_NE, attended_NA = self.kernels, scratch.qkv_NE, scratch.attended_NA
         k_GSD, v_GSD = kv
         self._norm(scratch.x_ND, layer.attention_norm, scratch.norm_ND)

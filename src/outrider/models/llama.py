@@ -29,7 +29,7 @@ from outrider.core.errors import ContractError
 from outrider.kernels.native.forward import Forward, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.parallel.comm import Alone, Comm
 from outrider.models.parallel.shard import WHOLE, LogitParts, Share
@@ -155,7 +155,7 @@ class LayerOperators:
         layer: LayerWeights,
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
         reads: Tensor | None = None,
     ) -> None:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
@@ -174,7 +174,7 @@ class LayerOperators:
         reads: Tensor,
         plan: PackedPlan,
         scratch: Scratch,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
     ) -> None:
         config, qkv_NE = self.config, scratch.qkv_NE
         kernels.linear(reads, layer.qkv, qkv_NE)
@@ -300,9 +300,7 @@ class LlamaModel(PassDecoder):
         torch.index_select(self._tables.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
         scratch.x_ND.copy_(scratch.rows_ND)
 
-    def layer(
-        self, depth: int, plan: PackedPlan, scratch: Scratch, kv: tuple[Tensor, Tensor]
-    ) -> None:
+    def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         if depth in self._depths:
             self._operators.run(self.kernels, self._layers[depth], plan, scratch, kv)
 

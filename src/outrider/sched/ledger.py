@@ -69,11 +69,7 @@ class Ledger:
         return bool(self._waiting[Stage.PREFILL])
 
     def pool(
-        self,
-        num_free_tokens: int,
-        *,
-        patient: bool = True,
-        most_prompt_tokens: int | None = None,
+        self, num_free_tokens: int, *, patient: bool = True, most_prompt_tokens: int | None = None
     ) -> ReadyQueues:
         return ReadyQueues(
             self._works(Stage.PREFILL),

@@ -53,7 +53,8 @@ class PreparedRound:
 
     def find(self, row: DraftRow) -> Draft | None:
         """The branch of the verdict that came, within the depth that is asked for now."""
-        branch = self.branches.get((given(row.last, "round").num_accepted, row.tokens[-1]))
+        last = given(row.last, "round")
+        branch = self.branches.get((last.num_accepted, row.tokens[-1]))
         return None if branch is None else _beginning(branch, row.budget.depth)
 
     def rank(self, row: DraftRow) -> int | None:

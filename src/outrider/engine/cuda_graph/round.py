@@ -13,7 +13,6 @@ Shapes:  R = numbers of a row's report.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -22,7 +21,7 @@ from outrider.core.errors import CapacityError, NumericsError, SequenceError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
-from outrider.engine.round import Chunk, FinishedRow, RoundTiming, clamp
+from outrider.engine.round import Batch, Chunk, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 
 _log = logging.getLogger(__name__)
@@ -32,11 +31,11 @@ _log = logging.getLogger(__name__)
 class _Flight:
     """A launched round of `batch`; reports beyond it are those of idle rows."""
 
-    batch: Sequence[LiveSequence]
+    batch: Batch
     ticket: Ticket
     launched: float
 
-    def carries(self, batch: Sequence[LiveSequence]) -> bool:
+    def carries(self, batch: Batch) -> bool:
         return len(batch) == len(self.batch) and all(
             ours is theirs for ours, theirs in zip(self.batch, batch, strict=True)
         )
@@ -56,21 +55,14 @@ class GraphRound:
     _told: set[str] = field(default_factory=set[str])
 
     def verify(
-        self,
-        batch: Sequence[LiveSequence],
-        chunks: Sequence[Chunk],
-        *,
-        num_waiting: int = 0,
-        draft_seconds: float = 0.0,
+        self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
         """Drafts that are already there are the stages' affair."""
         return self.stages.verify(
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
 
-    def run(
-        self, batch: Sequence[LiveSequence], chunks: Sequence[Chunk], *, num_waiting: int = 0
-    ) -> list[Outcome]:
+    def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
         # Whatever fails below leaves nothing in flight: rounds that nobody read are run again from
         # what the host knows, with the same numbers.
         flight, self._flight = self._flight, None
@@ -89,7 +81,7 @@ class GraphRound:
         self._flight = ahead
         return outcomes
 
-    def refusal(self, batch: Sequence[LiveSequence]) -> str | None:
+    def refusal(self, batch: Batch) -> str | None:
         """Why this batch needs rounds of another kind; None when it does not."""
         if self._failed is not None:
             return self._failed
@@ -102,20 +94,18 @@ class GraphRound:
             self._told.add(refusal)
             _log.info("Rounds go stage by stage: %s.", refusal)
 
-    def _read(self, chunks: Sequence[Chunk], num_waiting: int) -> None:
+    def _read(self, chunks: Chunks, num_waiting: int) -> None:
         """Prompt chunks have a pass of their own, behind the round on the device."""
         if chunks:
             self.stages.verify([], chunks, num_waiting=num_waiting)
 
-    def _prompts(self, batch: Sequence[LiveSequence]) -> list[Chunk]:
+    def _prompts(self, batch: Batch) -> list[Chunk]:
         """What the target has not read of `batch`, but for pending tokens: prompts of new ones."""
         state = self.stages.target.state
         counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
         return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
 
-    def _entered(
-        self, batch: Sequence[LiveSequence], num_waiting: int, *, told: bool
-    ) -> _Flight | None:
+    def _entered(self, batch: Batch, num_waiting: int, *, told: bool) -> _Flight | None:
         """A first round of `batch`; None where it needs another kind, or if there is no room yet
         that outcomes are `told` before. A device that captures nothing leaves all to the stages."""
         try:
@@ -129,27 +119,25 @@ class GraphRound:
             self._failed = f"a capture failed ({str(error).strip().splitlines()[0]})"
         return None
 
-    def _enter(self, batch: Sequence[LiveSequence]) -> _Flight:
+    def _enter(self, batch: Batch) -> _Flight:
         """Write rows for `batch`, whose text the target has read up to the pending tokens."""
         self._budgets = self._wanted(batch)
         pairs = zip(batch, self._budgets, strict=True)
         self.table.enter([self.memory.enter(seq, budget) for seq, budget in pairs])
         return self._launch(batch)
 
-    def _wanted(self, batch: Sequence[LiveSequence]) -> list[int]:
+    def _wanted(self, batch: Batch) -> list[int]:
         self.stages.allot(batch)
         return [seq.budget.depth for seq in batch]
 
-    def _launch(self, batch: Sequence[LiveSequence]) -> _Flight:
+    def _launch(self, batch: Batch) -> _Flight:
         budgets = self._wanted(batch)
         if budgets != self._budgets:
             self._budgets = budgets
             self.table.write_budgets(budgets)
         return _Flight(tuple(batch), self.table.launch(), perf_counter())
 
-    def _land(
-        self, flight: _Flight, batch: Sequence[LiveSequence], num_waiting: int
-    ) -> list[Outcome]:
+    def _land(self, flight: _Flight, batch: Batch, num_waiting: int) -> list[Outcome]:
         """Read what `flight` decided for those of its sequences that are still in `batch`."""
         reports = read_reports(flight.ticket.read(), self.table.k)
         arrived = perf_counter()

@@ -206,12 +206,7 @@ class NativeOps(NativeLinear):
         self._layer_norm(self.team, x, weight, bias, eps, out_ND.data_ptr(), num_rows, size)
 
     def head_norm(
-        self,
-        qkv_NE: Tensor,
-        q_weight_D: Tensor,
-        k_weight_D: Tensor,
-        num_kv_heads: int,
-        eps: float,
+        self, qkv_NE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, num_kv_heads: int, eps: float
     ) -> None:
         num_rows, row_size = qkv_NE.shape
         dim = q_weight_D.shape[0]

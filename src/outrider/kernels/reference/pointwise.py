@@ -71,12 +71,7 @@ def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:
 
 
 def rope_append(
-    qkv_NE: Tensor,
-    cos_TH: Tensor,
-    sin_TH: Tensor,
-    plan: PackedPlan,
-    k_GSD: Tensor,
-    v_GSD: Tensor,
+    qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
     """Rotates the query and key heads of `qkv_NE` in place and writes keys and values."""
     num_kv_heads, _, head_dim = k_GSD.shape

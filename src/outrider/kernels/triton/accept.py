@@ -30,7 +30,7 @@ def ratio_kernel(
     tokens_ptr, lengths_ptr, p_ptr, p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr,
     q_ptr, q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, ratio_ptr,
     num_drafted, size, num_pieces,
-    P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr, PIECES: tl.constexpr,
+    P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """p / q of drafted token i of chain b, float64; 0 where q is, or where no token is."""
     chain, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -67,7 +67,7 @@ def _times(share, ratio):
 @triton.jit
 def _weights(
     index, mask, share, p_ptr, p_law, q_ptr, q_law, p_row, q_row, covered, token, size,
-    P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr,
+    P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr
 ):  # fmt: skip
     """(max(share * p - q, 0), p) at `index`, float64; q is 0 unless `covered`."""
     value = tl.load(p_ptr + p_row * size + index, mask=mask, other=0.0).to(tl.float32)
@@ -87,7 +87,7 @@ def uncovered_kernel(
     q_ptr, q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, ratio_ptr, left_ptr,
     num_drafted, size, num_pieces,
     P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr,
-    PIECE: tl.constexpr, PIECES: tl.constexpr,
+    PIECE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """A piece of the sum of max(share * p - q, 0) after n tokens, for n of 1 to the length - 1."""
     chain, kept = (tl.program_id(0) // num_drafted).to(tl.int64), tl.program_id(0) % num_drafted
@@ -116,7 +116,7 @@ def uncovered_kernel(
 @triton.jit
 def decide_kernel(
     lengths_ptr, seed_ptr, sample_ptr, start_ptr, ratio_ptr, left_ptr, kept_ptr, share_ptr,
-    num_drafted, num_pieces, BLOCK_RULE: tl.constexpr, PIECES: tl.constexpr,
+    num_drafted, num_pieces, BLOCK_RULE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """How many tokens of a chain are kept, and the share that what is left is taken of."""
     chain = tl.program_id(0).to(tl.int64)
@@ -169,7 +169,7 @@ def left_kernel(
     q_ptr, q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, sums_ptr,
     num_drafted, size, num_pieces,
     P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr, CHAINS: tl.constexpr,
-    PIECE: tl.constexpr, PIECES: tl.constexpr,
+    PIECE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """A piece of the sums that the next token is drawn by: what is left, and p itself."""
     chain, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -205,7 +205,7 @@ def pick_kernel(
     seed_ptr, sample_ptr, start_ptr, num_accepted_ptr, next_ptr,
     node_word, num_drafted, size, num_pieces,
     P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr, CHAINS: tl.constexpr,
-    GIVEN: tl.constexpr, ROLE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr,
+    GIVEN: tl.constexpr, ROLE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """The index at which the running sum of what is left (of p, if nothing is) first exceeds a
     uniform share of its total: first the piece, then the place in it. With GIVEN, `seed_ptr` holds

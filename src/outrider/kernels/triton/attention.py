@@ -30,7 +30,7 @@ def _num_keys(visible_ptr, offsets_ptr, row, LISTED: tl.constexpr):
 @triton.jit
 def _tables(
     token, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr, num_columns,
-    LISTED: tl.constexpr,
+    LISTED: tl.constexpr
 ):  # fmt: skip
     """How many keys lie in a token's pages, where its page table begins, and where its list."""
     if LISTED:
@@ -85,7 +85,7 @@ def attend_kernel(
     best_ptr, total_ptr, mixed_ptr, first_row, end_row, tokens, num_parts, num_columns, page_size,
     row_stride, group_stride, slot_stride, scale,
     LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SHARED: tl.constexpr,
-    HEADS: tl.constexpr, KEYS: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """One program takes a tile of 16 rows (the query heads that share a key head, of one or more
     tokens of a sequence) and one part of the context: PART positions from a multiple of PART. It
@@ -156,7 +156,7 @@ def attend_kernel(
 def merge_kernel(
     visible_ptr, offsets_ptr, best_ptr, total_ptr, mixed_ptr, out_ptr, first_row, num_parts,
     out_stride,
-    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
+    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr
 ):  # fmt: skip
     """One query head of one token."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -39,7 +39,7 @@ def _read(first_ptr, lines_ptr, number, layer, row_stride, channel, mask):
 @triton.jit
 def _keep(
     address, first_line, first_ptr, lines_ptr, layer, row_stride, channel, mask,
-    WINDOW: tl.constexpr, CHANNELS: tl.constexpr,
+    WINDOW: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """A window of lines, into the cell at `address`."""
     to_ptr = address.to(FLOATS) + layer * WINDOW * CHANNELS + channel
@@ -51,7 +51,7 @@ def _keep(
 @triton.jit
 def _convolved(
     first_ptr, conv_ptr, lines_ptr, token_ptr, token, layer, row_stride, channel, mask,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """These channels of one token, after SiLU; what cells keep of them is written."""
     line = token * TAPS
@@ -105,7 +105,7 @@ def prepare_kernel(
     first_ptr, conv_ptr, rate_ptr, bias_ptr, lines_ptr, tokens_ptr,
     query_ptr, key_ptr, value_ptr, rates_ptr, decays_ptr, layer, row_stride, gates, query_scale,
     KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr,
+    TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr
 ):  # fmt: skip
     """Convolution, norms and gates: a program takes one token and one key head's value heads.
 
@@ -164,7 +164,7 @@ def prepare_kernel(
 @triton.jit
 def _inputs(
     query_ptr, key_ptr, value_ptr, rates_ptr, decays_ptr, token, head, place, column,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr
 ):  # fmt: skip
     """What one token brings to a value head: query, key, value, rate and decay."""
     row = token * HEADS + head
@@ -185,7 +185,7 @@ def recur_kernel(
     query_ptr, key_ptr, value_ptr, rates_ptr, decays_ptr, tokens_ptr, runs_ptr, replayed_ptr,
     groups_ptr, out_ptr, layer,
     HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """One program takes some columns of one value head's matrix through a group of runs, token by
     token; the columns stay in its registers from a run's first token to its last.

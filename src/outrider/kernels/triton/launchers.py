@@ -130,12 +130,7 @@ class TritonProbs:
         self._pick(laws, numbers, out_B, node_word=0, GIVEN=True, ROLE=0)
 
     def leftover(
-        self,
-        p_V: Tensor,
-        proposal: int | Tensor,
-        share_1: Tensor,
-        out_V: Tensor,
-        sums_C: Tensor,
+        self, p_V: Tensor, proposal: int | Tensor, share_1: Tensor, out_V: Tensor, sums_C: Tensor
     ) -> None:
         """max(share * p - q, 0) into `out_V`, which may be `p_V`, and its sum in each of
         `num_pieces(V)` pieces; a token id is a point mass. Share and sums are float64."""

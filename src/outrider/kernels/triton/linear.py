@@ -25,7 +25,7 @@ def linear_kernel(
     x_ptr, weight_ptr, out_ptr,
     num_rows, num_in, num_out, x_stride, out_stride,
     ACCUMULATE: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -97,7 +97,7 @@ def int8_kernel(
     values_ptr, row_scale_ptr, weight_ptr, scale_ptr, out_ptr,
     num_rows, padded_in, num_out, out_stride,
     ACCUMULATE: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):  # fmt: skip
     """out (+)= sum * (row's scale * output's scale)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -126,7 +126,7 @@ def int4_kernel(
     values_ptr, row_scale_ptr, weight_ptr, scale_ptr, out_ptr,
     num_rows, padded_in, num_out, out_stride,
     ACCUMULATE: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):  # fmt: skip
     """out (+)= (((sum_0 * scale_0) + sum_1 * scale_1) + ...) * row's scale."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

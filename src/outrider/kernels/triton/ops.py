@@ -90,11 +90,7 @@ class TritonOps:
         )  # fmt: skip
 
     def _linear_of_integers(
-        self,
-        x_NI: Tensor,
-        packed: PackedLinear,
-        scales: Tensor,
-        result: tuple[Tensor, bool],
+        self, x_NI: Tensor, packed: PackedLinear, scales: Tensor, result: tuple[Tensor, bool]
     ) -> None:
         out_NO, accumulate = result
         num_rows, num_in = x_NI.shape
@@ -164,12 +160,7 @@ class TritonOps:
         )  # fmt: skip
 
     def head_norm(
-        self,
-        qkv_NE: Tensor,
-        q_weight_D: Tensor,
-        k_weight_D: Tensor,
-        num_kv_heads: int,
-        eps: float,
+        self, qkv_NE: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, num_kv_heads: int, eps: float
     ) -> None:
         """RMS norm of each query and key head, in place."""
         head_dim = q_weight_D.shape[0]

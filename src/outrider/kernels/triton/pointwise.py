@@ -38,7 +38,7 @@ def _scaled(x, size, weight, eps):
 @triton.jit
 def norm_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, size, x_stride, out_stride, eps,
-    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -85,7 +85,7 @@ def head_norm_kernel(
 def rope_append_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
     k_ptr, v_ptr, num_heads, num_kv_heads, row_stride, group_stride, slot_stride, eps,
-    NORM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One head of one token: queries are rotated, keys rotated and written, values written."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -33,7 +33,7 @@ def divisor(temperature_ptr, row, rows_per_law, TEMPERED: tl.constexpr):
 @triton.jit(do_not_specialize=["rows_per_law"])
 def pieces_kernel(
     rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, size, num_pieces, rows_per_law,
-    TEMPERED: tl.constexpr, PIECE: tl.constexpr,
+    TEMPERED: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
     """For each piece of the vocabulary the kernel leaves the largest logit (divided by the
     temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
@@ -58,7 +58,7 @@ def pieces_kernel(
 @triton.jit
 def read_law(
     temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_law,
-    READY: tl.constexpr, PIECES: tl.constexpr,
+    READY: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """(temperature, divisor, largest, sum, first largest or -1) of a row; nothing if READY."""
     if READY:
@@ -103,7 +103,7 @@ def probability(value, index, law, READY: tl.constexpr):
 @triton.jit(do_not_specialize=["rows_per_law"])
 def softmax_kernel(
     rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, out_ptr, size, num_pieces,
-    rows_per_law, PIECE: tl.constexpr, PIECES: tl.constexpr,
+    rows_per_law, PIECE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
@@ -127,7 +127,7 @@ def argmax_kernel(best_ptr, first_ptr, out_ptr, num_pieces, PIECES: tl.constexpr
 @triton.jit(do_not_specialize=["token"])
 def leftover_kernel(
     p_ptr, q_ptr, share_ptr, out_ptr, sums_ptr, token, size,
-    POINT: tl.constexpr, PIECE: tl.constexpr,
+    POINT: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
     """max(share * p - q, 0) of one law, and its sum in each piece; with POINT, q is all on
     `token`."""
