@@ -32,7 +32,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
 from outrider.kernels.registry import Delta, choose
-from outrider.models.decoder import Workspace
+from outrider.models.decoder import Room
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 
@@ -60,14 +60,14 @@ def hybrid(setting: Setting, record: dict[str, Any]) -> None:
 def _kernels(setting: Setting, record: dict[str, Any]) -> None:
     try:
         from outrider.kernels.triton.delta_ops import TritonDelta
-        from outrider.kernels.triton.scratch import Workspace as Scratch
+        from outrider.kernels.triton.scratch import Workspace
         from outrider.kernels.triton.trial import delta_alike
     except ImportError as error:
         if setting.on_cuda:
             raise SkippedError(f"Triton cannot be imported: {error}") from error
         return
     shape = SMALL if setting.quick else config_of(RANDOM_HYBRID).delta
-    delta, rows = TritonDelta(Scratch(setting.device)), 2 if setting.quick else 37
+    delta, rows = TritonDelta(Workspace(setting.device)), 2 if setting.quick else 37
     error = _error(setting, delta, shape, rows)
     name = "the delta rule is near its definition"
     check(record, name, passed=error <= TOLERANCE, detail=f"{error:.1e}")
@@ -160,7 +160,7 @@ def _model(setting: Setting, rollback: str) -> QwenHybridModel:
         device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
     )
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
-    room = Workspace(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
+    room = Room(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
     return random_hybrid(QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels, place, room)[0]
 
 

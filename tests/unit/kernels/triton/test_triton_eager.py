@@ -23,7 +23,7 @@ from outrider.kernels.triton.eager import EagerProbs
 from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Workspace
 from outrider.models import loading
-from outrider.models.decoder import Workspace as Space
+from outrider.models.decoder import Room as Space
 from outrider.models.llama import LlamaModel
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import CPU, cut_attention_small
