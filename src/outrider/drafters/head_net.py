@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -169,10 +169,19 @@ class HeadBlock:
     gives_normed: bool = False
 
 
-def entrance_buffers(room: Room, size: int, device: torch.device) -> dict[str, Tensor]:
-    """Memory of an entrance for as many packed tokens as there is room for."""
-    sizes = {"states_ND": size, "pair_N2D": 2 * size, "own_ND": size}
-    return {name: torch.empty(room.max_rows, n, device=device) for name, n in sizes.items()}
+class EntranceBuffers(TypedDict):
+    """Memory of an entrance."""
+
+    states_ND: Tensor
+    pair_N2D: Tensor
+    own_ND: Tensor
+
+
+def entrance_buffers(room: Room, size: int, device: torch.device) -> EntranceBuffers:
+    """For as many packed tokens as there is room for."""
+    states_ND, own_ND = (torch.empty(room.max_rows, size, device=device) for _ in range(2))
+    pair_N2D = torch.empty(room.max_rows, 2 * size, device=device)
+    return {"states_ND": states_ND, "pair_N2D": pair_N2D, "own_ND": own_ND}
 
 
 class EntranceNet:
