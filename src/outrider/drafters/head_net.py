@@ -24,14 +24,13 @@ from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.native import HeadPass, head_pass
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LayerOperators
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.qwen_hybrid_weights import AttentionWeights, DenseWeights, HybridLayer, mix
+from outrider.models.qwen_hybrid_weights import AttentionWeights, HybridLayer, HybridOperators
 from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 
@@ -87,10 +86,13 @@ class LlamaLayer:
 class GatedLayer:
     """BlockLayer of Qwen3-Next and Qwen3.5, whose attention always reads the normed residual."""
 
-    config: QwenHybridConfig
+    operators: HybridOperators
     weights: HybridLayer
-    turns: Turns
     native: None = None
+
+    @property
+    def turns(self) -> Turns:
+        return self.operators.turns
 
     def run(
         self,
@@ -101,31 +103,13 @@ class GatedLayer:
         reads: Tensor | None,
     ) -> None:
         del reads
-        eps, feed = self.config.rms_norm_eps, self.weights.ffn
-        kernels.rms_norm(scratch.x_ND, self.weights.mixer_norm_D, eps, scratch.norm_ND)
-        self._attend(kernels, plan, scratch, kv)
-        kernels.rms_norm(scratch.x_ND, self.weights.ffn_norm_D, eps, scratch.norm_ND)
-        if not isinstance(feed, DenseWeights):
-            scratch.x_ND.add_(mix(kernels, feed, scratch.norm_ND))
-            return
-        kernels.linear(scratch.norm_ND, feed.gate_up, scratch.up_NU)
-        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
-        kernels.linear(scratch.activated_NF, feed.down, scratch.x_ND, accumulate=True)
-
-    def _attend(self, kernels: Kernels, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
-        config, mixer, qkv_NE = self.config, self.weights.mixer, scratch.qkv_NE
+        mixer = self.weights.mixer
         if not isinstance(mixer, AttentionWeights):
             raise ContractError("mixer is no AttentionWeights")
+        self.operators.norm(kernels, self.weights.mixer_norm_D, scratch)
         gate_NA = torch.empty_like(scratch.attended_NA)
-        kernels.linear(scratch.norm_ND, mixer.qkv, qkv_NE)
-        kernels.linear(scratch.norm_ND, mixer.gate, gate_NA)
-        kernels.head_norm(
-            qkv_NE, mixer.q_norm_H, mixer.k_norm_H, config.num_kv_heads, config.rms_norm_eps
-        )
-        kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
-        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
-        scratch.attended_NA.mul_(by_row(torch.sigmoid, gate_NA))
-        kernels.linear(scratch.attended_NA, mixer.out, scratch.x_ND, accumulate=True)
+        self.operators.attend(kernels, mixer, plan, scratch, gate_NA, kv)
+        self.operators.feed(kernels, self.weights, scratch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

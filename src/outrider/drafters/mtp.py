@@ -62,7 +62,7 @@ from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators, read_layer
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
-from outrider.models.qwen_hybrid_weights import HybridReader
+from outrider.models.qwen_hybrid_weights import HybridOperators, HybridReader
 from outrider.models.rope import Turns, turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 
@@ -257,7 +257,8 @@ def _gated_parts(reader: WeightReader, config: QwenHybridConfig, turns: Turns) -
     enorm, hnorm, norm = (
         names.norm(name, size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     )
-    gated = [GatedLayer(config, names.layer(index), turns) for index in layers]
+    operators = HybridOperators(config, turns)
+    gated = [GatedLayer(operators, names.layer(index)) for index in layers]
     return [(layer, join, (enorm, hnorm, norm)) for layer in gated]
 
 

@@ -14,9 +14,10 @@ Shapes:  N = packed tokens or W = tokens of the window, M = packed logits rows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Protocol, Self, TypeAlias
 
 import torch
@@ -82,8 +83,23 @@ class Scratch:
     up_NU: Tensor
     activated_NF: Tensor
 
-    def first(self, num_rows: int) -> Scratch:
-        return Scratch(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
+    @classmethod
+    def buffers(cls, spec: ModelSpec, up_size: int, place: Placement, num_rows: int) -> Scratch:
+        def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(num_rows, width, dtype=dtype, device=place.device)
+
+        return Scratch(
+            rows_ND=buffer(spec.hidden_size, place.dtype),
+            x_ND=buffer(spec.hidden_size),
+            norm_ND=buffer(spec.hidden_size),
+            qkv_NE=buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim),
+            attended_NA=buffer(spec.num_heads * spec.head_dim),
+            up_NU=buffer(up_size),
+            activated_NF=buffer(spec.ffn_size),
+        )
+
+    def first(self, num_rows: int) -> Self:
+        return type(self)(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
 
     @property
     def for_native(self) -> ForwardBuffers:
@@ -133,7 +149,7 @@ class Passes:
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (
-            _allocate(spec, up_size, place, room.max_rows),
+            Scratch.buffers(spec, up_size, place, room.max_rows),
             torch.empty(room.max_logits, spec.vocab_size, device=place.device),
         )
         self.scratch, self.logits_MV = self._make_buffers()
@@ -184,15 +200,11 @@ class Passes:
     ) -> Tensor | None:
         """Leave the last residual in `scratch.x_ND`; the captured layers in the order named."""
         stack.embed(plan, scratch)
-        captured: dict[int, Tensor] = {}
-        for depth, kv in enumerate(self.kv.layers):
-            if depth in hidden_layers:
-                captured[depth] = scratch.x_ND.clone()
-            stack.layer(depth, plan, scratch, kv)
-        if not hidden_layers:
-            return None
-        captured[len(self.kv.layers)] = scratch.x_ND
-        return torch.stack([captured[depth] for depth in hidden_layers], dim=1)
+        layers = (
+            partial(stack.layer, depth, plan, scratch, kv)
+            for depth, kv in enumerate(self.kv.layers)
+        )
+        return residuals(layers, scratch.x_ND, hidden_layers)
 
     def _logits(self, stack: Stack, scratch: Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them. Overwrites the residual unless all do."""
@@ -221,6 +233,22 @@ class Passes:
         if view is None:
             view = self._views[num_rows] = self.scratch.first(num_rows)
         return view
+
+
+def residuals(
+    layers: Iterable[Callable[[], None]], x_ND: Tensor, hidden_layers: tuple[int, ...]
+) -> Tensor | None:
+    """hidden_NKD of the captured layers in the order named, while all `layers` add to `x_ND`."""
+    captured: dict[int, Tensor] = {}
+    depth = -1
+    for depth, run in enumerate(layers):
+        if depth in hidden_layers:
+            captured[depth] = x_ND.clone()
+        run()
+    if not hidden_layers:
+        return None
+    captured[depth + 1] = x_ND
+    return torch.stack([captured[depth] for depth in hidden_layers], dim=1)
 
 
 class PassDecoder(Stack):
@@ -268,21 +296,6 @@ def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
         wanted += range(start + row.logits_from, end)
         start = end
     return wanted
-
-
-def _allocate(spec: ModelSpec, up_size: int, place: Placement, num_rows: int) -> Scratch:
-    def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(num_rows, width, dtype=dtype, device=place.device)
-
-    return Scratch(
-        rows_ND=buffer(spec.hidden_size, place.dtype),
-        x_ND=buffer(spec.hidden_size),
-        norm_ND=buffer(spec.hidden_size),
-        qkv_NE=buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim),
-        attended_NA=buffer(spec.num_heads * spec.head_dim),
-        up_NU=buffer(up_size),
-        activated_NF=buffer(spec.ffn_size),
-    )
 
 
 def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep) -> None:

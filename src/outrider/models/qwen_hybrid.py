@@ -9,10 +9,9 @@ rule (kernels/reference/delta.py) whose output is normed per head and scaled by 
 The recurrence goes token by token in every pass, prompts included, since another order of sums
 would round otherwise, and a verification must give the bits of plain decoding.
 
-Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, E = fused q, k
-         and v, A = heads x head size, P = outputs of a recurrent layer's first product, O = value
-         heads x value size, F = FFN size, K = captured layers, G = KV heads, S = slots,
-         T = positions, H = half of a head.
+Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, A = heads x
+         head size, P = outputs of a recurrent layer's first product, O = value heads x value size,
+         K = captured layers.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,43 +29,27 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.plan import PackedPlan
-from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Room, wanted_tokens
+from outrider.models.decoder import Room, Scratch, residuals, wanted_tokens
 from outrider.models.llama import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
     BESIDE,
-    AttentionWeights,
-    DenseWeights,
+    HybridLayer,
+    HybridOperators,
     HybridReader,
-    MixtureWeights,
     RecurrentWeights,
-    mix,
 )
 from outrider.models.rope import turns_of
 from outrider.models.weights import Placement, WeightReader, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
-    """The buffers of one step, float32 but for `rows_ND`."""
-
-    rows_ND: Tensor
-    x_ND: Tensor
-    norm_ND: Tensor
-    qkv_NE: Tensor
+class _Scratch(Scratch):
     gate_NA: Tensor
-    attended_NA: Tensor
     first_NP: Tensor
     out_NO: Tensor
     gated_N2O: Tensor
-    up_N2F: Tensor
-    activated_NF: Tensor
-
-    def first(self, num_rows: int) -> _Scratch:
-        return _Scratch(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
 
 
 class QwenHybridModel:
@@ -88,9 +72,11 @@ class QwenHybridModel:
         reader = HybridReader(WeightReader(weights, kernels, place), config)
         self._tables = reader.tables()
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
+        kinds = [type(layer.mixer) for layer in self._layers]
+        self._indices = [kinds[:depth].count(kind) for depth, kind in enumerate(kinds)]
         weights.check_all_taken(beside=BESIDE)
-        self._turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
-        self._scale = config.head_dim**-0.5
+        turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
+        self._operators = HybridOperators(config, turns)
         self._make_buffers()
 
     @property
@@ -146,40 +132,22 @@ class QwenHybridModel:
         tokens_N = plan.packed.tokens_N
         torch.index_select(self._tables.embedding_VD, 0, tokens_N, out=scratch.rows_ND)
         scratch.x_ND.copy_(scratch.rows_ND)
-        captured: dict[int, Tensor] = {}
-        num_attended = num_recurred = 0
-        for depth, layer in enumerate(self._layers):
-            if depth in hidden_layers:
-                captured[depth] = scratch.x_ND.clone()
-            self._norm(scratch, layer.mixer_norm_D)
-            match layer.mixer:
-                case AttentionWeights():
-                    self._attend(layer.mixer, plan.packed, scratch, num_attended)
-                    num_attended += 1
-                case RecurrentWeights():
-                    self._recur(layer.mixer, plan, scratch, num_recurred)
-                    num_recurred += 1
-            self._norm(scratch, layer.ffn_norm_D)
-            self._feed(layer.ffn, scratch)
-        if not hidden_layers:
-            return None
-        captured[len(self._layers)] = scratch.x_ND
-        return torch.stack([captured[depth] for depth in hidden_layers], dim=1)
-
-    def _attend(
-        self, weights: AttentionWeights, plan: PackedPlan, scratch: _Scratch, index: int
-    ) -> None:
-        kernels, config, qkv_NE = self.kernels, self.config, scratch.qkv_NE
-        k_GSD, v_GSD = self._state.kv.layers[index]
-        kernels.linear(scratch.norm_ND, weights.qkv, qkv_NE)
-        kernels.linear(scratch.norm_ND, weights.gate, scratch.gate_NA)
-        kernels.head_norm(
-            qkv_NE, weights.q_norm_H, weights.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+        layers = (
+            partial(self._layer, layer, index, plan, scratch)
+            for layer, index in zip(self._layers, self._indices, strict=True)
         )
-        kernels.rope_append(qkv_NE, *self._turns, plan, k_GSD, v_GSD)
-        kernels.attention(qkv_NE, k_GSD, v_GSD, plan, self._scale, scratch.attended_NA)
-        scratch.attended_NA.mul_(by_row(torch.sigmoid, scratch.gate_NA))
-        kernels.linear(scratch.attended_NA, weights.out, scratch.x_ND, accumulate=True)
+        return residuals(layers, scratch.x_ND, hidden_layers)
+
+    def _layer(self, layer: HybridLayer, index: int, plan: HybridPlan, scratch: _Scratch) -> None:
+        """`index` counts the layers before it that mix alike."""
+        kernels, operators = self.kernels, self._operators
+        operators.norm(kernels, layer.mixer_norm_D, scratch)
+        if isinstance(layer.mixer, RecurrentWeights):
+            self._recur(layer.mixer, plan, scratch, index)
+        else:
+            kv = self._state.kv.layers[index]
+            operators.attend(kernels, layer.mixer, plan.packed, scratch, scratch.gate_NA, kv)
+        operators.feed(kernels, layer, scratch)
 
     def _recur(
         self, weights: RecurrentWeights, plan: HybridPlan, scratch: _Scratch, index: int
@@ -198,20 +166,6 @@ class QwenHybridModel:
         scratch.gated_N2O[:, values:] = normed_NO
         kernels.silu_mul(scratch.gated_N2O, scratch.out_NO)
         kernels.linear(scratch.out_NO, weights.out, scratch.x_ND, accumulate=True)
-
-    def _feed(self, weights: DenseWeights | MixtureWeights, scratch: _Scratch) -> None:
-        match weights:
-            case DenseWeights():
-                self.kernels.linear(scratch.norm_ND, weights.gate_up, scratch.up_N2F)
-                self.kernels.silu_mul(scratch.up_N2F, scratch.activated_NF)
-                self.kernels.linear(
-                    scratch.activated_NF, weights.down, scratch.x_ND, accumulate=True
-                )
-            case MixtureWeights():
-                scratch.x_ND.add_(mix(self.kernels, weights, scratch.norm_ND))
-
-    def _norm(self, scratch: _Scratch, weight_D: Tensor) -> None:
-        self.kernels.rms_norm(scratch.x_ND, weight_D, self.config.rms_norm_eps, scratch.norm_ND)
 
     def _logits(self, scratch: _Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them, in a buffer that the next step overwrites."""
@@ -241,23 +195,14 @@ class QwenHybridModel:
 
     def _make_buffers(self) -> None:
         config, place, num_rows = self.config, self._place, self._room.max_rows
-        hidden, delta, values = config.hidden_size, config.delta, config.value_size
-        attended = config.num_heads * config.head_dim
-
-        def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(num_rows, width, dtype=dtype, device=place.device)
-
-        self._scratch = _Scratch(
-            rows_ND=buffer(hidden, place.dtype),
-            x_ND=buffer(hidden),
-            norm_ND=buffer(hidden),
-            qkv_NE=buffer(config.qkv_size),
-            gate_NA=buffer(attended),
-            attended_NA=buffer(attended),
-            first_NP=buffer(delta.num_channels + values + 2 * delta.num_heads),
-            out_NO=buffer(values),
-            gated_N2O=buffer(2 * values),
-            up_N2F=buffer(2 * config.ffn_size),
-            activated_NF=buffer(config.ffn_size),
-        )
+        values, delta = config.value_size, config.delta
+        sizes = {
+            "gate_NA": config.num_heads * config.head_dim,
+            "first_NP": delta.num_channels + values + 2 * delta.num_heads,
+            "out_NO": values,
+            "gated_N2O": 2 * values,
+        }
+        shared = Scratch.buffers(self._spec, 2 * config.ffn_size, place, num_rows)
+        own = {name: torch.empty(num_rows, n, device=place.device) for name, n in sizes.items()}
+        self._scratch = _Scratch(*(getattr(shared, each.name) for each in fields(shared)), **own)
         self._logits_MV = torch.empty(self._room.max_logits, config.vocab_size, device=place.device)

@@ -1,4 +1,4 @@
-"""Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and the mixture of experts.
+"""Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and what layers do with them.
 
 Norms hold the difference from 1, but for the norm inside a recurrent layer. The input projection of
 such a layer is stored by Qwen3-Next key head by key head (query, key, values and gates), by Qwen3.5
@@ -7,7 +7,8 @@ prediction are left to others.
 
 Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
          J = taps, C = channels of the convolution, O and P = rows of a matrix, N = packed tokens,
-         n = tokens of one expert, X = experts, Q = experts of a token, F = an expert's FFN size.
+         n = tokens of one expert, X = experts, Q = experts of a token, F = an FFN's size, U = 2F,
+         A = heads x head size.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_rows
-from outrider.kernels.plan import PackedLinear
+from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights, by_row
 from outrider.kernels.registry import Kernels
+from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.llama import Tables
 from outrider.models.qwen_hybrid_config import Experts, QwenHybridConfig
-from outrider.models.rope import turning_order
+from outrider.models.rope import Turns, turning_order
 from outrider.models.weights import WeightReader
 
 
@@ -122,6 +124,47 @@ class HybridLayer:
     mixer: AttentionWeights | RecurrentWeights
     ffn_norm_D: Tensor
     ffn: DenseWeights | MixtureWeights
+
+
+@dataclass(frozen=True, slots=True)
+class HybridOperators:
+    """What layers do beside the recurrence (qwen_hybrid.py). All add to `scratch.x_ND`."""
+
+    config: QwenHybridConfig
+    turns: Turns
+
+    def norm(self, kernels: Kernels, weight_D: Tensor, scratch: Scratch) -> None:
+        kernels.rms_norm(scratch.x_ND, weight_D, self.config.rms_norm_eps, scratch.norm_ND)
+
+    def attend(
+        self,
+        kernels: Kernels,
+        weights: AttentionWeights,
+        plan: PackedPlan,
+        scratch: Scratch,
+        gate_NA: Tensor,
+        kv: LayerKV,
+    ) -> None:
+        """Of the normed residual. `gate_NA` is room for the gate."""
+        config, qkv_NE = self.config, scratch.qkv_NE
+        kernels.linear(scratch.norm_ND, weights.qkv, qkv_NE)
+        kernels.linear(scratch.norm_ND, weights.gate, gate_NA)
+        kernels.head_norm(
+            qkv_NE, weights.q_norm_H, weights.k_norm_H, config.num_kv_heads, config.rms_norm_eps
+        )
+        kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
+        kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
+        scratch.attended_NA.mul_(by_row(torch.sigmoid, gate_NA))
+        kernels.linear(scratch.attended_NA, weights.out, scratch.x_ND, accumulate=True)
+
+    def feed(self, kernels: Kernels, layer: HybridLayer, scratch: Scratch) -> None:
+        self.norm(kernels, layer.ffn_norm_D, scratch)
+        if isinstance(layer.ffn, MixtureWeights):
+            scratch.x_ND.add_(mix(kernels, layer.ffn, scratch.norm_ND))
+            return
+        kernels.linear(scratch.norm_ND, layer.ffn.gate_up, scratch.up_NU)
+        kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
+        kernels.linear(scratch.activated_NF, layer.ffn.down, scratch.x_ND, accumulate=True)
 
 
 class HybridReader:
