@@ -22,7 +22,7 @@ from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gpt2 import GPT2Model
-from outrider.models.hf_config import FAMILIES, NativeConfig, read_model_type, read_native_config
+from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
@@ -112,7 +112,9 @@ def load_model(
     config = read_native_config(folder)
     device = pick_device(options.device)
     with Weights(folder) as weights:
-        dtype = _pick_dtype(options.dtype, config, weights)
+        embedding = next((found for found in EMBEDDINGS if found in weights), EMBEDDINGS[0])
+        own = config.dtype or str(weights.stored_dtype(embedding)).removeprefix("torch.")
+        dtype = pick_dtype(options.dtype, own, folder)
         kernels = choose(
             device=device,
             dtype=dtype,
@@ -186,16 +188,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _pick_dtype(name: str, config: NativeConfig, weights: Weights) -> torch.dtype:
+def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
+    """What `name` means for a checkpoint of type `own`."""
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
         return DTYPES[name]
-    embedding = next((found for found in EMBEDDINGS if found in weights), EMBEDDINGS[0])
-    own = config.dtype or str(weights.stored_dtype(embedding)).removeprefix("torch.")
     if own not in DTYPES:
         raise CheckpointError(
-            f"{weights.folder} has weights of type {own}, which no kernel takes.",
+            f"{folder} has weights of type {own}, which no kernel takes.",
             hint=f"choose one with --dtype: {', '.join(DTYPES)}",
         )
     return DTYPES[own]

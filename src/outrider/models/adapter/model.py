@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.errors import CheckpointError, ConfigError, ContractError, did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
@@ -38,7 +38,7 @@ from outrider.models.adapter.transformers import (
 )
 from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
-from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.loading import LoadOptions, pick_device, pick_dtype
 from outrider.models.weights import Weights
 
 _MOST_TOKENS = 8
@@ -242,7 +242,8 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     """
     config = read_adapter_config(folder)
     device = pick_device(options.device)
-    dtype = _pick_dtype(options.dtype, config, folder)
+    # A checkpoint that does not say is taken for float32.
+    dtype = pick_dtype(options.dtype, config.dtype or "float32", folder)
     # The files are looked at by our own reader first: safetensors alone, all of them present.
     with Weights(folder):
         pass
@@ -291,18 +292,3 @@ def _alone(body: Body, text: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         tokens_1N = torch.tensor([list(text)], device=body.device)
         return body.model(input_ids=tokens_1N, use_cache=False).logits[0].float()
-
-
-def _pick_dtype(name: str, config: AdapterConfig, folder: Path) -> torch.dtype:
-    """As for our own decoders, but that a checkpoint which does not say is taken for float32."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
-        return DTYPES[name]
-    own = config.dtype or "float32"
-    if own not in DTYPES:
-        raise CheckpointError(
-            f"{folder} has weights of type {own}, which no kernel takes.",
-            hint=f"choose one with --dtype: {', '.join(DTYPES)}",
-        )
-    return DTYPES[own]
